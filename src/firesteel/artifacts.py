@@ -1,0 +1,110 @@
+"""What was compiled and how long it took: counters, stage timers, log artifacts and stage dumps.
+
+`counters` are what users and tests read; `timed` marks a stage; `log` prints an artifact where FIRESTEEL_LOGS or
+`set_logs` asked for it; `dump` writes it under fs.config.dump_dir.  Nothing here knows the stages' data.
+"""
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from firesteel.config import config
+
+logger = logging.getLogger("firesteel")
+
+LOG_NAMES = ("graph_breaks", "recompiles", "guards", "graph", "aot", "joint", "kernels", "schedule", "autograd", "perf")
+
+
+class Counters(dict):
+    """Group -> Counter; a group is made when first named."""
+
+    def __missing__(self, group: str) -> collections.Counter:
+        counter = self[group] = collections.Counter()
+        return counter
+
+
+counters: dict[str, collections.Counter] = Counters()
+
+_times: collections.Counter = collections.Counter()     # stage -> seconds, own time only
+_runs: collections.Counter = collections.Counter()      # stage -> number of runs
+_open = threading.local()                               # .stack: list of [child seconds]
+_enabled_logs: set[str] = set()
+_dumped = collections.Counter()
+
+
+@contextlib.contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Adds the time spent inside, less that of stages within it, to the stage's total."""
+    stack = _open.__dict__.setdefault("stack", [])
+    stack.append(0.0)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        spent = time.perf_counter() - start
+        inner = stack.pop()
+        _times[stage] += spent - inner
+        _runs[stage] += 1
+        if stack:
+            stack[-1] += spent
+
+
+def stage_times() -> dict[str, float]:
+    """Seconds of own time a stage, since the start or the last reset."""
+    return dict(_times)
+
+
+def reset() -> None:
+    for counter in counters.values():
+        counter.clear()
+    counters.clear()
+    _times.clear()
+    _runs.clear()
+    _dumped.clear()
+
+
+def set_logs(**wanted: bool) -> None:
+    """Turns log artifacts on or off: set_logs(graph=True, guards=False)."""
+    for name, on in wanted.items():
+        if name not in LOG_NAMES:
+            raise ValueError(f"no log artifact {name!r}; there are {', '.join(LOG_NAMES)}")
+        (_enabled_logs.add if on else _enabled_logs.discard)(name)
+    if _enabled_logs and logger.level == logging.NOTSET:
+        logger.setLevel(logging.DEBUG)
+        if not logger.handlers and not logging.getLogger().handlers:
+            logger.addHandler(logging.StreamHandler())
+
+
+def log(artifact: str, text: Callable[[], str] | str) -> None:
+    """Logs an artifact if it was asked for; `text` may be a function, called only then."""
+    if artifact in _enabled_logs:
+        logger.debug("[%s] %s", artifact, text() if callable(text) else text)
+
+
+def logging_enabled(artifact: str) -> bool:
+    return artifact in _enabled_logs
+
+
+def dump(stage: str, extension: str, text: Callable[[], str]) -> None:
+    """Writes a stage's product as NN-stage.extension below fs.config.dump_dir, where that is set."""
+    if not config.dump_dir:
+        return
+    folder = pathlib.Path(config.dump_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _dumped["n"] += 1
+    (folder / f"{_dumped['n']:03d}-{stage}.{extension}").write_text(text(), encoding="utf-8")
+
+
+def _logs_from_environment() -> None:
+    names = [n.strip() for n in os.environ.get("FIRESTEEL_LOGS", "").split(",") if n.strip()]
+    if names:
+        set_logs(**{name: True for name in names})
+
+
+_logs_from_environment()

@@ -1,0 +1,123 @@
+"""The settings, one typed object: `fs.config`.
+
+Each knob is a row of `KNOBS`: its type, its default, one sentence, and whether it changes the code that is generated
+(then its value is part of every cache key).  `FIRESTEEL_<NAME>` in the environment sets it at import; assigning an
+unknown name is an error.
+
+    fs.config.recompile_limit = 16
+    with fs.config.patch(eager_rng=False): ...
+    @fs.config.patch(dynamic_limit=3)
+    def test(): ...
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from firesteel.table import Table
+
+
+@dataclass(frozen=True)
+class Knob:
+    type: type
+    default: Any
+    text: str
+    generates: bool = False     # does it change generated code?
+
+
+def _default_cache_dir() -> str:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if os.access(os.path.dirname(home) or "/", os.W_OK):
+        return os.path.join(home, "firesteel")
+    return os.path.join(tempfile.gettempdir(), f"firesteel-{os.getuid() if hasattr(os, 'getuid') else 0}")
+
+
+KNOBS: Table[Knob] = Table("knob", "config.py")
+for _name, _knob in {
+    "recompile_limit": Knob(int, 8, "How many variants of one function or resume point are compiled before the limit rule applies."),
+    "error_on_recompile": Knob(bool, False, "Raise RecompileError instead of compiling a second variant."),
+    "assume_static_by_default": Knob(bool, True, "With dynamic=None, sizes are constants until they change."),
+    "automatic_dynamic_shapes": Knob(bool, True, "With dynamic=None, a size, int or float that changes between calls becomes a symbol."),
+    "specialize_int": Knob(bool, False, "Treat every Python int as a constant, also after it changed."),
+    "specialize_float": Knob(bool, False, "Treat every Python float as a constant, also after it changed."),
+    "capture_scalar_outputs": Knob(bool, False, "Capture Tensor.item() and friends as fresh symbols instead of breaking."),
+    "capture_dynamic_output_shape_ops": Knob(bool, False, "Capture operators such as nonzero, whose output size depends on data."),
+    "suppress_errors": Knob(bool, False, "Run eagerly, with a warning and a counter, when the compiler itself fails."),
+    "memory_budget": Knob(float, 1.0, "Share of the activations that the backward may keep; below 1.0 more is recomputed.", True),
+    "eager_rng": Knob(bool, True, "Random numbers follow eager's for the same seed.", True),
+    "eager_rounding": Knob(bool, False, "Round to bf16/f16 after every operator, as eager does, instead of once per kernel.", True),
+    "fast_math": Knob(bool, False, "Let reductions and sums be reassociated beyond what eager does.", True),
+    "fusion_fuel": Knob(int, -1, "How many fusions may be made (for bisecting a wrong result); -1 is no limit.", True),
+    "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads."),
+    "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time."),
+    "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
+    "compiled_autograd": Knob(bool, False, "Capture every backward reached from a compiled region from the autograd engine."),
+    "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
+    "dump_dir": Knob(str, "", "Write what each stage produced into this folder."),
+}.items():
+    KNOBS.add(_name, _knob)
+
+
+def _parse(knob: Knob, text: str) -> Any:
+    if knob.type is bool:
+        return text.strip().lower() in ("1", "true", "yes", "on")
+    return knob.type(text)
+
+
+class Config:
+    """Holds the values; attributes are exactly the rows of KNOBS."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        values = {name: knob.default for name, knob in KNOBS.items()}
+        for name, knob in KNOBS.items():
+            text = os.environ.get(f"FIRESTEEL_{name.upper()}")
+            if text is not None:
+                values[name] = _parse(knob, text)
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"firesteel has no setting {name!r}; see fs.config.describe()") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        knob = KNOBS.get(name)
+        if knob is None:
+            raise AttributeError(f"firesteel has no setting {name!r}; see fs.config.describe()")
+        if knob.type is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, knob.type):
+            raise TypeError(f"fs.config.{name} takes a {knob.type.__name__}, not {value!r}")
+        self._values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return [*KNOBS, "patch", "describe", "code_key"]
+
+    @contextlib.contextmanager
+    def patch(self, **changes: Any) -> Iterator[None]:
+        """Context manager and decorator: these values inside, the old ones again outside."""
+        before = {name: getattr(self, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            self._values.update(before)
+
+    def code_key(self) -> tuple:
+        """The values that generated code depends on."""
+        return tuple((name, self._values[name]) for name, knob in KNOBS.items() if knob.generates)
+
+    def describe(self) -> str:
+        """All settings as a readable page."""
+        return "\n".join(f"{name} = {self._values[name]!r} ({knob.type.__name__})\n    {knob.text}" for name, knob in KNOBS.items())
+
+
+config = Config()

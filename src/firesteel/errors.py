@@ -1,0 +1,121 @@
+"""Every error a user can see, and every kind of graph break: a fixed sentence, a hint, the user's source line.
+
+`Break` is not an error but a signal inside capture: "this cannot be put into the graph".  It becomes a split of the
+program, or, under fullgraph=True, an `Unsupported` with the same text.  Its kinds are the rows of `BREAKS`.
+"""
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+from firesteel.table import Table
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the user's program."""
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}"
+        return f"{where} in {self.function}" if self.function else where
+
+    def source(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+
+class FiresteelError(RuntimeError):
+    """Base of all errors of ours; the message ends with the user's line where one is known."""
+
+    def __init__(self, message: str, location: Location | None = None, hint: str = ""):
+        self.reason, self.location, self.hint = message, location, hint
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        parts = [self.reason]
+        if self.location is not None:
+            parts.append(f"  at {self.location}")
+            if source := self.location.source():
+                parts.append(f"    {source}")
+        if self.hint:
+            parts.append(f"  Hint: {self.hint}")
+        return "\n".join(parts)
+
+
+class Unsupported(FiresteelError):
+    """A graph break under fullgraph=True."""
+
+
+class UserError(FiresteelError):
+    """The program asks for something that has no meaning here."""
+
+
+class RecompileError(FiresteelError):
+    """A recompile where settings or the stance forbid it."""
+
+
+class RecompileLimitExceeded(FiresteelError):
+    """More variants of one function than fs.config.recompile_limit under fullgraph=True."""
+
+
+class BackendError(FiresteelError):
+    """A backend (ours or the user's) failed on a graph."""
+
+
+class ConstraintViolation(FiresteelError):
+    """A size that the user marked as dynamic was fixed by the program."""
+
+
+class DataDependentError(FiresteelError):
+    """The program asks a yes/no question about a value that only run time knows."""
+
+
+class InternalError(FiresteelError):
+    """A verifier or an assertion of ours failed: a bug in firesteel."""
+
+
+@dataclass(frozen=True)
+class BreakKind:
+    sentence: str   # a format string over the values given when raised
+    hint: str
+
+
+BREAKS: Table[BreakKind] = Table("break kind", "errors.py")
+
+
+class Break(Exception):
+    """Raised in capture where a thing cannot be captured.  `kind` is a row of BREAKS; `values` fill its sentence."""
+
+    def __init__(self, kind: str, location: Location | None = None, **values: object):
+        row = BREAKS[kind]
+        self.kind, self.location, self.hint = kind, location, row.hint
+        self.sentence = row.sentence.format(**values)
+        super().__init__(self.sentence)
+
+    def unsupported(self) -> Unsupported:
+        """The same text as an error, for fullgraph=True."""
+        return Unsupported(self.sentence, self.location, self.hint)
+
+
+for _kind, _row in {
+    "opcode": BreakKind("The bytecode instruction {name} is not captured.", "Move this construct out of the compiled function."),
+    "call": BreakKind("A call of {name} is not captured.", "Call it outside of the compiled function, or wrap a tensor function with fs.allow_in_graph."),
+    "output": BreakKind("{name} writes output, which a graph cannot hold.", "Print outside of the compiled function, or drop the call."),
+    "asked": BreakKind("fs.graph_break was called{text}.", "Remove the call to get one graph."),
+    "disabled": BreakKind("{name} is marked with fs.disable{text}.", "Remove the mark to compile it, or call it outside."),
+    "data_branch": BreakKind("A branch depends on the data of a tensor ({value}).", "Use torch.where, or torch.cond, or compute the condition outside."),
+    "data_scalar": BreakKind("{name} turns the data of a tensor into a Python number.", "Keep the value a tensor, or set fs.config.capture_scalar_outputs."),
+    "data_shape": BreakKind("The output size of {name} depends on data.", "Set fs.config.capture_dynamic_output_shape_ops, or call it outside."),
+    "attribute": BreakKind("Attribute {name} of {value} is not captured.", "Read it outside of the compiled function and pass the value."),
+    "object": BreakKind("An object of type {name} is not captured.", "Pass tensors, numbers, containers or modules instead."),
+    "operator": BreakKind("The operator {name} on {value} is not captured.", "Compute it outside of the compiled function."),
+    "store": BreakKind("Storing {name} on {value} is not captured.", "Do it outside of the compiled function."),
+    "iterate": BreakKind("Iterating over {value} is not captured.", "Iterate over a list, a tuple, a dict or a range."),
+    "abstract_failure": BreakKind("{name} failed on abstract tensors: {text}", "If eager runs it, this is a missing rule in graph/; otherwise fix the call."),
+    "exception": BreakKind("The program raises {name} here.", "The exception itself is raised as in eager."),
+    "context": BreakKind("The context manager {name} is not captured.", "Enter it outside of the compiled function."),
+    "depth": BreakKind("Calls are nested deeper than {limit}.", "Unroll the recursion, or compile an inner function."),
+}.items():
+    BREAKS.add(_kind, _row)

@@ -1,0 +1,171 @@
+"""The loop IR: all that a compiled program can contain, on two pages.
+
+    Program  = Buffer* , (Nest | Extern)*            in execution order
+    Buffer   = name, dtype, shape, strides, offset, kind
+    Nest     = name, axes (parallel), phases         one kernel
+    Phase    = kind, axes, reduces, stores           one sweep over its own axes, for each point of the nest's axes
+    Reduce   = name, op, value, dtype                an accumulator; read by later phases as acc(name)
+    Store    = buffer, index, value, mode
+    Extern   = outputs, target, args, kwargs         a library call
+
+Scalars are `sym.expr.Expr`s with the operators of `loops/ops.py`, and four leaves that only exist here:
+
+    axis(a)                   the current value of an axis (i64)
+    load(buffer, index...)    element of a buffer at a multi-dimensional index; `masked` below for guarded reads
+    acc(name)                 the value of a Reduce: its final value in later phases; its running value (the current
+                              element included) in the stores of the same phase if that phase is a scan
+    check_index(i, n)         i, wrapped once if negative; an i outside of [-n, n) makes the kernel report IndexError
+
+What always holds
+ 1. Indices are multi-dimensional, one Expr a dimension of the buffer; strides are applied by the printers alone.  So a
+    producer `b[i, j] = e(i, j)` is inlined into a consumer's `load(b, x, y)` by substituting i := x, j := y.
+ 2. Every store of a nest writes each element at most once ("set"), or adds to it ("add"; then points may collide).
+ 3. Points of the parallel axes are independent of each other.  A phase may load what an earlier phase of the same nest
+    stored, but only at the same point of the parallel axes.
+ 4. Axis names are unique in a nest; a phase's axes are visible in that phase alone.
+ 5. Masked loads never touch memory where the mask is false.
+ 6. Sizes are ints or integer Exprs over symbols; no load stands in a size.
+ 7. A dtype of bf16 or f16 is a storage type: arithmetic on it is done in f32, and `to` rounds.
+
+Softmax over the rows of x[n, m], as one nest of three phases:
+
+    nest softmax  [i < n]
+      reduce [r < m]   m0 = max(load(x, i, r))
+      reduce [r1 < m]  s0 = sum(exp(load(x, i, r1) - acc(m0)))
+      map    [r2 < m]  y[i, r2] = exp(load(x, i, r2) - acc(m0)) / acc(s0)
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from firesteel.sym.expr import Expr, Size, as_expr, const, make
+
+BufferKind = Literal["input", "temp", "output", "constant"]
+PhaseKind = Literal["map", "reduce", "scan"]
+StoreMode = Literal["set", "add"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop: 0 <= name < extent."""
+    name: str
+    extent: Size
+
+    @property
+    def value(self) -> Expr:
+        return axis(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of one storage.  `shape` and `strides` are those of its elements as stored; strides in elements."""
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    kind: BufferKind = "temp"
+    device: str = "cpu"
+    offset: Size = 0            # in elements; other than 0 only for inputs that are views
+    value: Any = field(default=None, compare=False)     # the tensor of a "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`name` accumulates `op` over the phase's axes, starting from the op's identity.  ops: REDUCE_OPS of loops/ops.py."""
+    name: str
+    op: str
+    value: Expr
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    buffer: str
+    index: tuple[Expr, ...]
+    value: Expr
+    mode: StoreMode = "set"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """map: stores only.  reduce: accumulators, and stores that read earlier accumulators.  scan: like reduce, one axis,
+    in order, stores see the running value.  A phase without axes runs once for each point of the nest."""
+    kind: PhaseKind
+    axes: tuple[Axis, ...] = ()
+    reduces: tuple[Reduce, ...] = ()
+    stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """One kernel.  `origin` names the graph nodes it came from, for people."""
+    name: str
+    axes: tuple[Axis, ...]
+    phases: tuple[Phase, ...]
+    origin: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a buffer's storage, as a library call sees it.  Strides and offset are in elements, counted
+    from the start of the buffer's storage.  `dtype` differs from the buffer's only for view-as-dtype."""
+    buffer: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """outputs = target(*args, **kwargs).  Arguments are Views, Exprs, plain Python values, and lists of these.  `outputs`
+    name the buffers that the results become, in order (None for a result nobody reads).  `mutates`: buffers written
+    in place by the call (their Views are among the arguments)."""
+    name: str
+    outputs: tuple[str | None, ...]
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    mutates: tuple[str, ...] = ()
+    out: bool = False           # the target takes out=: it writes into preallocated outputs
+    origin: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered graph.  `inputs` are names of buffers or of scalar symbols, in the graph's order (None: unused);
+    `outputs` are Views, Exprs (scalars), or plain values such as None.  `symbols` says where each size symbol is read
+    at run time: (input number, "shape" | "stride" | "offset" | "value", dimension)."""
+    buffers: dict[str, Buffer]
+    steps: tuple[Nest | Extern, ...]
+    inputs: tuple[str | None, ...]
+    outputs: tuple[Any, ...]
+    symbols: dict[str, tuple[int, str, int]]
+
+
+# ---------------------------------------------------------------- leaves
+
+def axis(name: str) -> Expr:
+    return make("axis", "i64", (), name)
+
+
+def load(buffer: Buffer, index: tuple[Size, ...]) -> Expr:
+    return make("load", buffer.dtype, tuple(as_expr(i) for i in index), buffer.name)
+
+
+def masked(buffer: Buffer, index: tuple[Size, ...], mask: Expr, other: Expr) -> Expr:
+    """The element where `mask` holds, else `other`; args are (mask, other, *index)."""
+    return make("masked", buffer.dtype, (mask, other, *(as_expr(i) for i in index)), buffer.name)
+
+
+def acc(reduce: Reduce) -> Expr:
+    return make("acc", reduce.dtype, (), reduce.name)
+
+
+def check_index(index: Expr, size: Size) -> Expr:
+    return make("check_index", "i64", (index, as_expr(size)))
+
+
+def zero(dtype: str) -> Expr:
+    return const({"bool": False, "f": 0.0, "b": 0.0}.get(dtype if dtype == "bool" else dtype[0], 0), dtype)
