@@ -1,0 +1,107 @@
+"""compile() and its friends: what users call.
+
+    compiled = fs.compile(model)            # nothing is traced yet
+    compiled(x)                             # capture, compile, run; later calls look for an entry whose guards hold
+"""
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from firesteel import artifacts
+from firesteel.backends import lookup_backend
+from firesteel.capture import entry
+from firesteel.errors import BackendError, FiresteelError, UserError
+from firesteel.graph.abstract import AbstractWorld
+
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",
+            mode: str | None = None, options: dict | None = None, disable: bool = False) -> Any:
+    """Compiles a function or an nn.Module at its first call; with no model, a decorator."""
+    if model is None:
+        return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+    if disable:
+        return model
+    _check_arguments(model, mode, options)
+    settings = dict(backend=_checked(lookup_backend(backend)), fullgraph=fullgraph, dynamic=dynamic)
+    if isinstance(model, torch.nn.Module):
+        return _compile_module(model, settings)
+    return entry.compile_function(model, make_world=AbstractWorld, **settings)
+
+
+def reset() -> None:
+    """Forgets every compiled artifact, guard, counter and record of changing sizes in this process."""
+    entry.reset()
+    artifacts.reset()
+
+
+def _check_arguments(model: Any, mode: str | None, options: dict | None) -> None:
+    if not callable(model):
+        raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
+    if mode not in MODES:
+        raise UserError(f"There is no mode {mode!r}.", hint=f"Use one of {', '.join(map(repr, MODES))}.")
+    if options:
+        raise UserError(f"There are no options {', '.join(options)}.", hint="Settings are attributes of fs.config.")
+
+
+def _checked(backend: Callable) -> Callable:
+    """The backend, whose failures reach the user as a BackendError that names it."""
+    @functools.wraps(backend, updated=())
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        try:
+            compiled = backend(gm, example_inputs)
+        except FiresteelError:
+            raise
+        except Exception as e:
+            raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}") from e
+        if not callable(compiled):
+            raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.")
+        return compiled
+    return compile_graph
+
+
+def _name(backend: Callable) -> str:
+    return getattr(backend, "__name__", type(backend).__name__)
+
+
+# ---------------------------------------------------------------- modules
+
+def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What is captured for a module: its whole call, hooks included."""
+    return module(*args, **kwargs)
+
+
+def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
+    """The same module with a compiled call: an object of a subclass that shares the original's attribute dictionary, so that
+    state_dict keys, isinstance, train(), assignments and the original itself all stay one thing."""
+    original = getattr(module, "_firesteel_original", module)
+    compiled = object.__new__(_compiled_class(type(original)))
+    object.__setattr__(compiled, "__dict__", original.__dict__)
+    object.__setattr__(compiled, "_firesteel_original", original)
+    object.__setattr__(compiled, "_firesteel_settings", settings)
+    object.__setattr__(compiled, "_firesteel_call", entry.compile_function(call_module, make_world=AbstractWorld, **settings))
+    return compiled
+
+
+@functools.cache
+def _compiled_class(cls: type) -> type:
+    """A subclass of the module's class whose calls run compiled code."""
+    def call(self, *args, **kwargs):
+        return self._firesteel_call(self._firesteel_original, *args, **kwargs)
+
+    def deepcopy(self, memo):
+        return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)
+
+    def reduce(self, protocol):
+        return self._firesteel_original.__reduce_ex__(protocol)     # a pickle holds the original
+
+    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call"), "__call__": call, "__deepcopy__": deepcopy,
+            "__reduce_ex__": reduce, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), body)

@@ -1,0 +1,75 @@
+"""Backends: a name -> `fn(gm, example_inputs) -> callable(*inputs) -> tuple`.
+
+`gm` is what capture hands over: a `torch.fx.GraphModule` of torch-level calls (docs/contracts.md).  The rows below are
+ours; users add theirs with `register_backend`, or through the entry-point group `firesteel.backends`.
+"""
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+
+from firesteel import pipeline
+from firesteel.autograd import aot
+from firesteel.errors import UserError
+from firesteel.graph.decomp import core_decompositions
+from firesteel.table import Table
+
+Backend = Callable[[torch.fx.GraphModule, list], Callable]
+
+BACKENDS: Table[Backend] = Table("backend", "backends.py")
+
+
+@BACKENDS.row("native")
+def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+    """Ahead-of-time autograd, then our code generator."""
+    return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native,
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions())
+
+
+@BACKENDS.row("aot_eager")
+def aot_eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+    """Ahead-of-time autograd; PyTorch runs the graphs."""
+    return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop)
+
+
+@BACKENDS.row("aot_eager_partitioned")
+def aot_eager_partitioned(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+    """The same with the min-cut partitioner and our decompositions."""
+    return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop,
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions())
+
+
+@BACKENDS.row("eager")
+def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+    """The captured graph, run as it is."""
+    return gm.forward
+
+
+def register_backend(fn: Backend | None = None, *, name: str | None = None) -> Any:
+    """Adds a backend under its function's name or `name`; also a decorator."""
+    if fn is None:
+        return lambda f: register_backend(f, name=name)
+    BACKENDS.add(name or fn.__name__, fn)
+    return fn
+
+
+def list_backends() -> list[str]:
+    return sorted({*(str(name) for name in BACKENDS), *_installed()})
+
+
+def lookup_backend(backend: str | Backend) -> Backend:
+    """The function behind a name; a callable is its own backend."""
+    if callable(backend):
+        return backend
+    if backend not in BACKENDS and backend in _installed():
+        BACKENDS.add(backend, _installed()[backend].load())
+    if backend not in BACKENDS:
+        raise UserError(f"There is no backend {backend!r}.", hint=f"Use one of {', '.join(list_backends())}, or a callable.")
+    return BACKENDS[backend]
+
+
+def _installed() -> dict[str, importlib.metadata.EntryPoint]:
+    return {e.name: e for e in importlib.metadata.entry_points(group="firesteel.backends")}
