@@ -1,0 +1,186 @@
+"""Times the five reference programs with eager, torch.compile and firesteel, each in fresh processes.
+
+    python bench/reference.py [--programs gpt,mlp] [--impl eager,torch,firesteel] [--json OUT] [--repeat 3]
+
+A row a program and mode: the first call with an empty cache (cold), the first call of a second process with that cache
+(warm), the steady state (median), graphs, kernels, fall-backs, stage times, peak memory.  Absolute times mean little on a
+noisy machine: read the ratios of one run.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+NAMES = ("pointwise", "mlp", "resnet", "gpt", "lstm")
+IMPLS = ("eager", "torch", "firesteel")
+
+
+# ---------------------------------------------------------------- in the fresh process
+
+def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes: dict) -> dict:
+    """One program, one compiler: first call and steady state."""
+    import programs
+    import torch
+    program = programs.PROGRAMS[name](**sizes)
+    if device != "cpu":
+        program = _to_device(program, device)
+    sync = torch.cuda.synchronize if device != "cpu" else lambda: None
+    import_start = time.perf_counter()
+    fn = _compiler(impl)(program.fn)
+    imported = time.perf_counter() - import_start
+    start = time.perf_counter()
+    programs.step(fn, program, train)
+    sync()
+    first = time.perf_counter() - start
+    for _ in range(3):
+        programs.step(fn, program, train)
+    sync()
+    times = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 10 or time.perf_counter() < deadline and len(times) < 2000:
+        start = time.perf_counter()
+        programs.step(fn, program, train)
+        sync()
+        times.append(time.perf_counter() - start)
+    row = {"first": first, "import": imported, "steady": statistics.median(times),
+           "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    if impl == "firesteel":
+        row.update(_firesteel_facts())
+    return row
+
+
+def _compiler(impl: str):
+    import torch
+    if impl == "eager":
+        return lambda fn: fn
+    if impl == "torch":
+        return torch.compile
+    import firesteel as fs
+    return fs.compile
+
+
+def _to_device(program, device):
+    import torch
+    if isinstance(program.fn, torch.nn.Module):
+        program.fn.to(device)
+        program.leaves = list(program.fn.parameters())
+    inputs = tuple(x.detach().to(device).requires_grad_(x.requires_grad) for x in program.inputs)
+    if not isinstance(program.fn, torch.nn.Module):
+        program.leaves = list(inputs)
+    program.inputs = inputs
+    return program
+
+
+def _firesteel_facts() -> dict:
+    import firesteel as fs
+    native = fs.counters["native"]
+    return {"graphs": fs.counters["stats"]["unique_graphs"], "kernels": native["kernels"], "fallbacks": native["fallbacks"],
+            "library_calls": native["library_calls"], "stages": {k: round(v, 4) for k, v in fs.stage_times().items()}}
+
+
+# ---------------------------------------------------------------- the driver
+
+def fresh(name: str, train: bool, impl: str, cache: str, options) -> dict:
+    """The worker in a new process; its caches are in `cache`."""
+    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "torch"), FIRESTEEL_CACHE_DIR=os.path.join(cache, "firesteel"),
+               TRITON_CACHE_DIR=os.path.join(cache, "triton"))
+    command = [sys.executable, __file__, "--worker", json.dumps([name, train, impl, options.device, options.seconds, options.sizes])]
+    done = subprocess.run(command, env=env, text=True, capture_output=True)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1] if done.stderr else f"status {done.returncode}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(name: str, train: bool, impl: str, options) -> dict:
+    """Cold and warm first call and steady state; medians over --repeat pairs of processes."""
+    pairs = []
+    for _ in range(options.repeat if impl != "torch" else 1):
+        with tempfile.TemporaryDirectory() as cache:
+            print(f"  {name} {'train' if train else 'infer'} {impl} ...", file=sys.stderr, flush=True)
+            cold = fresh(name, train, impl, cache, options)
+            if "error" in cold:
+                return cold
+            warm = fresh(name, train, impl, cache, options) if impl != "eager" else cold
+            if "error" in warm:
+                return warm
+            pairs.append((cold, warm))
+    row = dict(pairs[0][0])
+    row["cold"] = statistics.median(c["first"] for c, _ in pairs)
+    row["warm"] = statistics.median(w["first"] for _, w in pairs)
+    row["steady"] = statistics.median([r["steady"] for pair in pairs for r in pair])
+    return row
+
+
+def show(rows: list[dict]) -> str:
+    lines = ["| program | cold: torch.compile / firesteel | warm: torch.compile / firesteel | steady: eager / torch.compile / firesteel "
+             "| graphs | kernels | library calls | fall-backs | peak MB: eager / firesteel |", "|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        e, t, f = (row.get(i, {}) for i in IMPLS)
+        lines.append(f"| {row['program']} {row['mode']} | {_pair(t, f, 'cold', 1, 's')} | {_pair(t, f, 'warm', 1, 's')} | "
+                     f"{_ms(e)} / {_ms(t)} / {_ms(f)} | {f.get('graphs', '-')} | {f.get('kernels', '-')} | {f.get('library_calls', '-')} | "
+                     f"{f.get('fallbacks', '-')} | {e.get('peak_mb', 0):.0f} / {f.get('peak_mb', 0):.0f} |")
+        lines += [f"|   error: {impl}: {row[impl]['error']} |" for impl in IMPLS if "error" in row.get(impl, {})]
+    return "\n".join(lines)
+
+
+def _pair(t: dict, f: dict, key: str, scale: float, unit: str) -> str:
+    if key not in f:
+        return "-"
+    text = f"{f[key] * scale:.2f} {unit}"
+    return f"{t[key] * scale:.1f} / {text} ({t[key] / f[key]:.0f}x)" if key in t else f"- / {text}"
+
+
+def _ms(row: dict) -> str:
+    return f"{row['steady'] * 1e3:.2f} ms" if "steady" in row else "-"
+
+
+def show_stages(rows: list[dict]) -> str:
+    """Where firesteel's cold first call goes, in ms."""
+    lines = []
+    for row in rows:
+        stages = sorted(row.get("firesteel", {}).get("stages", {}).items(), key=lambda s: -s[1])
+        lines.append(f"{row['program']} {row['mode']}: " + ", ".join(f"{name} {spent * 1e3:.0f}" for name, spent in stages if spent >= 0.001))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", default=",".join(NAMES))
+    parser.add_argument("--modes", default="infer,train")
+    parser.add_argument("--impl", default=",".join(IMPLS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of steady state in each process")
+    parser.add_argument("--sizes", type=json.loads, default={}, help='e.g. \'{"layers": 16}\'')
+    parser.add_argument("--json", help="write all figures there")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(worker(*json.loads(options.worker))))
+        return 0
+    rows = []
+    for name in options.programs.split(","):
+        for mode in options.modes.split(","):
+            row = {"program": name, "mode": mode}
+            for impl in options.impl.split(","):
+                row[impl] = measure(name, mode == "train", impl, options)
+            rows.append(row)
+            print(show([row]).splitlines()[2], file=sys.stderr, flush=True)
+    print(show(rows))
+    print("\nstages of firesteel's cold first call (ms of own time)\n" + show_stages(rows))
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
