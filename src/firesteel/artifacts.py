@@ -13,6 +13,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from firesteel.config import config
 
@@ -30,6 +31,16 @@ class Counters(dict):
 
 
 counters: dict[str, collections.Counter] = Counters()
+
+@dataclass(frozen=True)
+class BreakRecord:
+    """A graph break that was compiled: why, where, and what to change."""
+    reason: str
+    location: str
+    hint: str
+
+
+breaks: collections.deque[BreakRecord] = collections.deque(maxlen=1000)
 
 _times: collections.Counter = collections.Counter()     # stage -> seconds, own time only
 _runs: collections.Counter = collections.Counter()      # stage -> number of runs
@@ -60,7 +71,16 @@ def stage_times() -> dict[str, float]:
     return dict(_times)
 
 
+def note_break(reason: str, location: object, hint: str) -> None:
+    """Counts, keeps and logs a graph break."""
+    counters["graph_break"][reason] += 1
+    record = BreakRecord(reason, str(location), hint)
+    breaks.append(record)
+    log("graph_breaks", lambda: f"{record.reason}\n  at {record.location}\n  Hint: {record.hint}")
+
+
 def reset() -> None:
+    breaks.clear()
     for counter in counters.values():
         counter.clear()
     counters.clear()
