@@ -14,7 +14,8 @@ Scalars are `sym.expr.Expr`s with the operators of `loops/ops.py`, and four leav
     load(buffer, index...)    element of a buffer at a multi-dimensional index; `masked` below for guarded reads
     acc(name)                 the value of a Reduce: its final value in later phases; its running value (the current
                               element included) in the stores of the same phase if that phase is a scan
-    check_index(i, n)         i, wrapped once if negative; an i outside of [-n, n) makes the kernel report IndexError
+    check_index(i, n)         i, wrapped once if negative; an i outside of [-n, n) makes the kernel report IndexError;
+                              with attr "strict" a negative i is an error too
 
 What always holds
  1. Indices are multi-dimensional, one Expr a dimension of the buffer; strides are applied by the printers alone.  So a
@@ -25,7 +26,11 @@ What always holds
  4. Axis names are unique in a nest; a phase's axes are visible in that phase alone.
  5. Masked loads never touch memory where the mask is false.
  6. Sizes are ints or integer Exprs over symbols; no load stands in a size.
- 7. A dtype of bf16 or f16 is a storage type: arithmetic on it is done in f32, and `to` rounds.
+ 7. A dtype of bf16 or f16 is a storage type: arithmetic on it is done in f32, and `to` rounds.  A rounding with attr
+    "loose" stands where eager only stores between two operators: to(f32, to(bf16, e, "loose")) may become e.  One with
+    attr None was asked for by the program (or by config.eager_rounding) and is never dropped.
+ 8. A store's index is, for each dimension, an axis of the nest or phase, the constant 0 (a dimension of size 1), or any
+    other Expr where a view is written; a nest that writes a whole buffer has the first two only.
 
 Softmax over the rows of x[n, m], as one nest of three phases:
 
@@ -163,8 +168,8 @@ def acc(reduce: Reduce) -> Expr:
     return make("acc", reduce.dtype, (), reduce.name)
 
 
-def check_index(index: Expr, size: Size) -> Expr:
-    return make("check_index", "i64", (index, as_expr(size)))
+def check_index(index: Expr, size: Size, strict: bool = False) -> Expr:
+    return make("check_index", "i64", (index, as_expr(size)), "strict" if strict else None)
 
 
 def zero(dtype: str) -> Expr:

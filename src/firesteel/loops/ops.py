@@ -1,0 +1,500 @@
+"""The scalar operators of loop bodies: one row an operator, all facts about it together.
+
+In: nothing.  Out: `OPS` (what may stand in a body), `REDUCE_OPS` (what an accumulator may do), `DECOMPOSED` (an operator in
+terms of simpler ones, for targets that cannot spell it), `DTYPES` (short names <-> torch dtypes), and builders.
+
+What always holds
+ - A body is typed: `result_dtype` derives the dtype of a node from those of its arguments, or raises TypeError.
+ - All arguments of arithmetic have one dtype; `to` converts.  bf16 and f16 are storage dtypes: `to`, `where`, loads and
+   constants may carry them, arithmetic may not.
+ - `meaning` is the operator on torch tensors of exactly these dtypes: eager's own kernels are the specification.  Integers wrap.
+ - `mod` has the sign of the divisor (Python), `fmod` that of the dividend (C); `min`/`max` give NaN if an argument is NaN.
+
+    S.where(S.gt(x, 0), x, S.expm1(x))      # elu of an f32 Expr; plain numbers become constants of the others' dtype
+"""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from firesteel.sym.expr import Expr, const, make
+from firesteel.table import Table
+
+# ---------------------------------------------------------------- dtypes
+
+DTYPES: Table[torch.dtype] = Table("dtype", "loops/ops.py")
+for _name, _dtype in {
+    "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+    "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64,
+    "c32": torch.complex32, "c64": torch.complex64, "c128": torch.complex128,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
+}.items():
+    DTYPES.add(_name, _dtype)
+SHORT: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+FLOATS = frozenset({"f32", "f64"})
+STORAGE_FLOATS = frozenset({"f16", "bf16"})
+INTS = frozenset({"i64", "i32", "i16", "i8", "u8"})
+BOOL = frozenset({"bool"})
+LOOP_DTYPES = FLOATS | STORAGE_FLOATS | INTS | BOOL     # what a Nest can hold; others are left to library calls
+ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return DTYPES[name]
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """The short name; a dtype without one (quantised, packed) is named by torch's own word for it."""
+    return SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def compute_dtype(name: str) -> str:
+    """The dtype in which arithmetic on values stored as `name` is done."""
+    return "f32" if name in STORAGE_FLOATS else name
+
+
+def is_float(name: str) -> bool:
+    return name in FLOATS or name in STORAGE_FLOATS
+
+
+# ---------------------------------------------------------------- dtype rules: (argument dtypes, allowed dtypes) -> dtype
+
+DtypeRule = Callable[[tuple[str, ...], frozenset[str]], str]
+
+
+def _same(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
+    first = dtypes[0]
+    if first not in allowed or any(d != first for d in dtypes):
+        raise TypeError(f"takes arguments of one dtype out of {sorted(allowed)}, not {dtypes}")
+    return first
+
+
+def _to_bool(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
+    _same(dtypes, allowed)
+    return "bool"
+
+
+def _select(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
+    if dtypes[0] != "bool":
+        raise TypeError(f"takes a bool first, not {dtypes[0]}")
+    return _same(dtypes[1:], allowed)
+
+
+# ---------------------------------------------------------------- the operators
+
+@dataclass(frozen=True)
+class Op:
+    """One scalar operator.  `domain`: an interval for each argument from which tests sample."""
+    name: str
+    arity: int
+    rule: DtypeRule
+    allowed: frozenset[str]
+    meaning: Callable[..., torch.Tensor]
+    domain: tuple[tuple[float, float], ...]
+    variadic: bool = False      # takes more arguments too, as integer sums and products of `sym` have them
+
+
+OPS: Table[Op] = Table("scalar operator", "loops/ops.py")
+
+_ALL = FLOATS | INTS | BOOL
+_NUMBERS = FLOATS | INTS
+_BITS = INTS | BOOL
+_REAL = (-20.0, 20.0)
+
+
+def _fold(binary: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A binary meaning for any number of arguments, from left to right."""
+    def meaning(*args: Any) -> Any:
+        result = args[0]
+        for arg in args[1:]:
+            result = binary(result, arg)
+        return result
+    return meaning
+
+
+def _ops(rule: DtypeRule, allowed: frozenset[str], arity: int, rows: dict[str, Any], variadic: bool = False) -> None:
+    """Adds rows name: meaning, or name: (meaning, interval or intervals)."""
+    for name, row in rows.items():
+        meaning, domain = row if isinstance(row, tuple) else (row, _REAL)
+        intervals = domain if isinstance(domain[0], tuple) else (domain,) * arity
+        OPS.add(name, Op(name, arity, rule, allowed, _fold(meaning) if variadic else meaning, intervals, variadic))
+
+
+def _floor_div(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+_ops(_same, _NUMBERS, 2, {"add": torch.add, "mul": torch.mul}, variadic=True)
+_ops(_same, _ALL, 2, {"min": torch.minimum, "max": torch.maximum}, variadic=True)
+_ops(_same, _NUMBERS, 2, {
+    "sub": torch.sub,
+    "floordiv": (_floor_div, (_REAL, (1.0, 9.0))),
+    "mod": (torch.remainder, (_REAL, (1.0, 9.0))),
+    "fmod": (torch.fmod, (_REAL, (1.0, 9.0))),
+})
+_ops(_same, _NUMBERS, 1, {"neg": torch.neg, "abs": torch.abs, "sign": torch.sign})
+_ops(_same, FLOATS, 2, {
+    "div": (torch.div, (_REAL, (0.5, 9.0))),
+    "pow": (torch.pow, ((0.1, 5.0), (-3.0, 3.0))),
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "copysign": torch.copysign,
+    "nextafter": torch.nextafter,
+})
+_ops(_same, FLOATS, 1, {
+    "sqrt": (torch.sqrt, (0.0, 90.0)), "rsqrt": (torch.rsqrt, (0.1, 90.0)), "recip": (torch.reciprocal, (0.1, 90.0)),
+    "exp": (torch.exp, (-30.0, 30.0)), "exp2": torch.exp2, "expm1": torch.expm1,
+    "log": (torch.log, (0.01, 90.0)), "log2": (torch.log2, (0.01, 90.0)), "log10": (torch.log10, (0.01, 90.0)),
+    "log1p": (torch.log1p, (-0.9, 90.0)),
+    "sin": torch.sin, "cos": torch.cos, "tan": (torch.tan, (-1.4, 1.4)),
+    "asin": (torch.asin, (-1.0, 1.0)), "acos": (torch.acos, (-1.0, 1.0)), "atan": torch.atan,
+    "sinh": (torch.sinh, (-9.0, 9.0)), "cosh": (torch.cosh, (-9.0, 9.0)), "tanh": torch.tanh,
+    "asinh": torch.asinh, "acosh": (torch.acosh, (1.0, 90.0)), "atanh": (torch.atanh, (-0.99, 0.99)),
+    "sigmoid": torch.sigmoid, "erf": (torch.erf, (-4.0, 4.0)), "erfc": (torch.erfc, (-4.0, 4.0)),
+    "erfinv": (torch.erfinv, (-0.999, 0.999)), "lgamma": (torch.lgamma, (0.05, 30.0)), "digamma": (torch.digamma, (0.05, 30.0)),
+    "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc,
+})
+_ops(_to_bool, FLOATS, 1, {"isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit})
+_ops(_to_bool, _ALL, 2, {
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+})
+_ops(_same, _BITS, 2, {"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor}, variadic=True)
+_ops(_same, _BITS, 1, {"not": torch.bitwise_not})
+_ops(_same, INTS, 2, {
+    "shl": (torch.bitwise_left_shift, (_REAL, (0.0, 7.0))),
+    "shr": (torch.bitwise_right_shift, (_REAL, (0.0, 7.0))),
+})
+_ops(_select, LOOP_DTYPES, 3, {"where": (torch.where, ((0.0, 1.0), _REAL, _REAL))})
+
+
+def result_dtype(node: Expr) -> str:
+    """The dtype that the row of `node.op` gives for the dtypes of its arguments; TypeError where they do not fit.
+    `to` is not a row: its dtype is what it converts to."""
+    if node.op == "to":
+        return _converted(node)
+    row = OPS[node.op]
+    if len(node.args) != row.arity and not (row.variadic and len(node.args) > row.arity):
+        raise TypeError(f"{node.op} takes {row.arity} arguments, not {len(node.args)}")
+    try:
+        return row.rule(tuple(a.dtype for a in node.args), row.allowed)
+    except TypeError as error:
+        raise TypeError(f"{node.op} {error}") from None
+
+
+def _converted(node: Expr) -> str:
+    if len(node.args) != 1 or node.dtype not in LOOP_DTYPES or node.args[0].dtype not in LOOP_DTYPES:
+        raise TypeError(f"to({node.dtype}) of {[a.dtype for a in node.args]}")
+    return node.dtype
+
+
+# ---------------------------------------------------------------- reductions
+
+@dataclass(frozen=True)
+class ReduceOp:
+    """An accumulator: starts at `identity(dtype)`, takes elements in with the scalar operator `combine`.  `along` reduces
+    dimensions of a tensor (the meaning of a reduce phase), `running` is the meaning of a scan.  Which index holds an
+    extreme value (argmax) is written as two reductions: the extreme, then the least position that has it."""
+    name: str
+    combine: str
+    identity: Callable[[str], int | float | bool]
+    along: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+    running: Callable[[torch.Tensor, int], torch.Tensor]
+
+
+REDUCE_OPS: Table[ReduceOp] = Table("reduction", "loops/ops.py")
+
+
+def _one_dim_at_a_time(reduce: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]:
+    def along(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        for dim in sorted(dims, reverse=True):
+            x = reduce(x, dim)
+        return x
+    return along
+
+
+def lowest(dtype: str) -> int | float | bool:
+    """The identity of max."""
+    return False if dtype == "bool" else -math.inf if is_float(dtype) else torch.iinfo(DTYPES[dtype]).min
+
+
+def highest(dtype: str) -> int | float | bool:
+    """The identity of min."""
+    return True if dtype == "bool" else math.inf if is_float(dtype) else torch.iinfo(DTYPES[dtype]).max
+
+
+def _number(value: int) -> Callable[[str], int | float | bool]:
+    return lambda dtype: float(value) if is_float(dtype) else bool(value) if dtype == "bool" else value
+
+
+for _reduce in (
+    ReduceOp("sum", "add", _number(0), lambda x, d: torch.sum(x, d, dtype=x.dtype), lambda x, d: torch.cumsum(x, d, dtype=x.dtype)),
+    ReduceOp("prod", "mul", _number(1), _one_dim_at_a_time(lambda x, d: torch.prod(x, d, dtype=x.dtype)),
+             lambda x, d: torch.cumprod(x, d, dtype=x.dtype)),
+    ReduceOp("max", "max", lowest, torch.amax, lambda x, d: torch.cummax(x, d).values),
+    ReduceOp("min", "min", highest, torch.amin, lambda x, d: torch.cummin(x, d).values),
+    ReduceOp("any", "or", _number(0), torch.any, lambda x, d: torch.cummax(x, d).values),
+    ReduceOp("all", "and", _number(1), torch.all, lambda x, d: torch.cummin(x, d).values),
+):
+    REDUCE_OPS.add(_reduce.name, _reduce)
+
+
+# ---------------------------------------------------------------- builders
+
+def literal(value: int | float | bool, dtype: str) -> Expr:
+    """A constant of the dtype, its Python value normalised to the dtype's kind."""
+    if dtype == "bool":
+        return const(bool(value), "bool")
+    return const(float(value) if is_float(dtype) else int(value), dtype)
+
+
+def op(name: str, *args: Expr | int | float | bool) -> Expr:
+    """The node of operator `name`; plain numbers become constants of the dtype of the Expr arguments."""
+    if not all(isinstance(a, Expr) for a in args):
+        kind = next(a.dtype for a in args[name == "where":] if isinstance(a, Expr))
+        args = tuple(a if isinstance(a, Expr) else literal(a, kind) for a in args)
+    row = OPS[name]
+    dtype = "bool" if row.rule is _to_bool else args[-1].dtype  # type: ignore[union-attr]
+    return make(name, dtype, args)  # type: ignore[arg-type]
+
+
+def to(value: Expr, dtype: str, loose: bool = False) -> Expr:
+    """Conversion as torch does it.  A `loose` rounding to bf16 or f16 stands where eager stores between two operators: it may be
+    dropped when the value is used at once in f32.  A strict one was asked for by the program and is never dropped."""
+    if value.dtype == dtype:
+        return value
+    if value.op == "const":
+        return literal(value.attr, dtype) if _converts_exactly(value, dtype) else make("to", dtype, (value,))
+    return make("to", dtype, (value,), "loose" if loose and dtype in STORAGE_FLOATS else None)
+
+
+def _converts_exactly(value: Expr, dtype: str) -> bool:
+    """Constants are converted here where Python's conversion is torch's: not out of range, not NaN to an integer."""
+    if is_float(dtype) or dtype == "bool":
+        return dtype not in STORAGE_FLOATS and not (dtype == "f32" and value.dtype == "f64")
+    return math.isfinite(value.attr) and lowest(dtype) <= int(value.attr) <= highest(dtype)
+
+
+class _Scalars:
+    """`S.exp(x)`: a builder for each row of OPS, made on first use.  Python's keywords get an underscore: `S.and_`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Expr]:
+        row = OPS[name.rstrip("_")]
+        builder = lambda *args: op(row.name, *args)
+        setattr(self, name, builder)
+        return builder
+
+
+S = _Scalars()
+
+
+# ---------------------------------------------------------------- decompositions, for targets that lack a spelling
+
+DECOMPOSED: Table[Callable[..., Expr]] = Table("scalar decomposition", "loops/ops.py")
+
+
+def _spelled(**rows: Callable[..., Expr]) -> None:
+    for name, body in rows.items():
+        DECOMPOSED.add(name, body)
+
+
+def _sum_of(*terms: Expr) -> Expr:
+    result = terms[0]
+    for term in terms[1:]:
+        result = S.add(result, term)
+    return result
+
+
+def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
+    """Horner's scheme, highest power first."""
+    result = literal(coefficients[0], x.dtype)
+    for c in coefficients[1:]:
+        result = S.add(S.mul(result, x), c)
+    return result
+
+
+def _signs_differ(x: Expr, y: Expr) -> Expr:
+    return S.ne(S.lt(x, 0), S.lt(y, 0))
+
+
+def _mod(x: Expr, y: Expr) -> Expr:
+    rest = S.fmod(x, y)
+    return S.where(S.and_(S.ne(rest, 0), _signs_differ(rest, y)), S.add(rest, y), rest)
+
+
+def _floordiv(x: Expr, y: Expr) -> Expr:
+    """For floats: exact where the quotient is an integer, as torch computes it from the remainder."""
+    rest = S.fmod(x, y)
+    quotient = S.div(S.sub(x, rest), y)
+    quotient = S.where(S.and_(S.ne(rest, 0), _signs_differ(rest, y)), S.sub(quotient, 1), quotient)
+    floor = S.floor(quotient)
+    floor = S.where(S.gt(S.sub(quotient, floor), 0.5), S.add(floor, 1), floor)
+    ratio = S.div(x, y)
+    result = S.where(S.eq(quotient, 0), S.copysign(literal(0, x.dtype), ratio), floor)
+    return S.where(S.eq(y, 0), ratio, result)
+
+
+def _tanh(x: Expr) -> Expr:
+    """1 - 2/(exp(2|x|)+1) with the sign put back: no overflow, and expm1 keeps small arguments exact."""
+    e = S.expm1(S.mul(S.abs(x), 2))
+    return S.copysign(S.where(S.isinf(e), literal(1, x.dtype), S.div(e, S.add(e, 2))), x)
+
+
+def _sinh(x: Expr) -> Expr:
+    half = S.exp(S.mul(S.abs(x), 0.5))      # two halves: exp(x) itself would overflow before sinh does
+    e = S.expm1(S.abs(x))
+    small = S.mul(S.add(e, S.div(e, S.add(e, 1))), 0.5)
+    return S.copysign(S.where(S.gt(S.abs(x), 1), S.sub(S.mul(S.mul(half, 0.5), half), S.div(S.div(literal(0.5, x.dtype), half), half)), small), x)
+
+
+def _cosh(x: Expr) -> Expr:
+    half = S.exp(S.mul(S.abs(x), 0.5))
+    return S.add(S.mul(S.mul(half, 0.5), half), S.div(S.div(literal(0.5, x.dtype), half), half))
+
+
+def _asinh(x: Expr) -> Expr:
+    a = S.abs(x)
+    big = S.add(S.log(a), math.log(2.0))
+    square = S.mul(a, a)
+    small = S.log1p(S.add(a, S.div(square, S.add(S.sqrt(S.add(square, 1)), 1))))
+    return S.copysign(S.where(S.gt(a, 1e9), big, small), x)
+
+
+def _acosh(x: Expr) -> Expr:
+    less = S.sub(x, 1)
+    small = S.log1p(S.add(less, S.sqrt(S.add(S.mul(less, less), S.mul(less, 2)))))
+    return S.where(S.gt(x, 1e9), S.add(S.log(x), math.log(2.0)), small)
+
+
+def _erf(x: Expr) -> Expr:
+    """A rational approximation (Abramowitz and Stegun 7.1.26 has 1.5e-7 of error) is too rough: a Maclaurin series near 0,
+    the complement's continued fraction further out."""
+    a = S.abs(x)
+    near = S.mul(a, _polynomial(S.mul(a, a), _ERF_SERIES))
+    return S.copysign(S.where(S.lt(a, 2.0), near, S.sub(1.0, _erfc_tail(a))), x)
+
+
+_ERF_SERIES = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(27, -1, -1))
+
+
+def _erfc_tail(a: Expr) -> Expr:
+    """exp(-a*a)/sqrt(pi) / (a + (1/2)/(a + 1/(a + (3/2)/(a + ...)))), for a >= 2."""
+    fraction = a
+    for k in range(30, 0, -1):
+        fraction = S.add(a, S.div(literal(k / 2, a.dtype), fraction))
+    return S.div(S.mul(S.exp(S.neg(S.mul(a, a))), 1 / math.sqrt(math.pi)), fraction)
+
+
+def _erfc(x: Expr) -> Expr:
+    a = S.abs(x)
+    tail = _erfc_tail(S.max(a, literal(2, x.dtype)))
+    far = S.where(S.lt(x, 0), S.sub(2.0, tail), tail)
+    return S.where(S.lt(a, 2.0), S.sub(1.0, S.erf(x)), far)
+
+
+def _erfinv(x: Expr) -> Expr:
+    """Giles' two polynomials in log(1-x*x), then two steps of Newton."""
+    w = S.neg(S.log(S.mul(S.sub(1.0, x), S.add(x, 1))))
+    centre = _polynomial(S.sub(w, 2.5), (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+                                        -0.00125372503, -0.00417768164, 0.246640727, 1.50140941))
+    tail = _polynomial(S.sub(S.sqrt(S.max(w, literal(5, x.dtype))), 3.0),
+                       (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+                        -0.0076224613, 0.00943887047, 1.00167406, 2.83297682))
+    y = S.mul(S.where(S.lt(w, 5), centre, tail), x)
+    for _ in range(2):
+        slope = S.mul(S.exp(S.neg(S.mul(y, y))), 2 / math.sqrt(math.pi))
+        y = S.sub(y, S.div(S.sub(S.erf(y), x), slope))
+    edge = S.where(S.eq(S.abs(x), 1), S.copysign(literal(math.inf, x.dtype), x), literal(math.nan, x.dtype))
+    return S.where(S.lt(S.abs(x), 1), y, edge)
+
+
+def _lgamma(x: Expr) -> Expr:
+    """Stirling's series after moving the argument up to 8; the reflection formula below 1/2."""
+    mirrored = S.lt(x, 0.5)
+    y = S.where(mirrored, S.sub(1.0, x), x)
+    product, z = literal(1, x.dtype), y
+    for _ in range(8):
+        small = S.lt(z, 8)
+        product, z = S.where(small, S.mul(product, z), product), S.where(small, S.add(z, 1), z)
+    inverse = S.recip(z)
+    series = S.mul(inverse, _polynomial(S.mul(inverse, inverse), (-1 / 1680, 1 / 1260, -1 / 360, 1 / 12)))
+    value = S.sub(_sum_of(S.sub(S.mul(S.sub(z, 0.5), S.log(z)), z), literal(0.5 * math.log(2 * math.pi), x.dtype), series), S.log(product))
+    turn = S.abs(S.sin(S.mul(S.sub(x, S.floor(x)), math.pi)))
+    reflected = S.sub(S.sub(literal(math.log(math.pi), x.dtype), S.log(turn)), value)
+    value = S.where(mirrored, reflected, value)
+    return S.where(S.isinf(x), literal(math.inf, x.dtype), value)
+
+
+def _digamma(x: Expr) -> Expr:
+    mirrored = S.lt(x, 0)
+    y = S.where(mirrored, S.sub(1.0, x), x)
+    total = literal(0, x.dtype)
+    for _ in range(10):
+        small = S.lt(y, 10)
+        total = S.where(small, S.sub(total, S.recip(y)), total)
+        y = S.where(small, S.add(y, 1), y)
+    inverse = S.recip(S.mul(y, y))
+    series = S.mul(inverse, _polynomial(inverse, (-691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)))
+    value = S.sub(S.add(total, S.log(y)), S.add(S.div(literal(0.5, x.dtype), y), series))
+    reflected = S.sub(value, S.div(literal(math.pi, x.dtype), S.tan(S.mul(S.sub(x, S.trunc(x)), math.pi))))
+    return S.where(mirrored, reflected, value)
+
+
+def _round(x: Expr) -> Expr:
+    """Half to even: floor(x + 1/2), one less where that went up from a tie to an odd number."""
+    up = S.floor(S.add(x, 0.5))
+    tie = S.eq(S.sub(up, x), 0.5)
+    odd = S.ne(S.fmod(up, literal(2, x.dtype)), 0)
+    near = S.where(S.and_(tie, odd), S.sub(up, 1), up)
+    whole = 2.0 ** (23 if x.dtype == "f32" else 52)     # from here on every float is an integer
+    return S.copysign(S.where(S.lt(S.abs(x), whole), near, x), x)
+
+
+_spelled(
+    sigmoid=lambda x: S.recip(S.add(S.exp(S.neg(x)), 1)),
+    recip=lambda x: S.div(literal(1, x.dtype), x),
+    rsqrt=lambda x: S.recip(S.sqrt(x)),
+    neg=lambda x: S.sub(literal(-0.0 if is_float(x.dtype) else 0, x.dtype), x),
+    sign=lambda x: S.where(S.gt(x, 0), literal(1, x.dtype), S.where(S.lt(x, 0), literal(-1 if x.dtype != "u8" else 0, x.dtype), x)),
+    exp2=lambda x: S.exp(S.mul(x, math.log(2.0))),
+    expm1=lambda x: S.sub(S.exp(x), 1),
+    log2=lambda x: S.mul(S.log(x), 1 / math.log(2.0)),
+    log10=lambda x: S.mul(S.log(x), 1 / math.log(10.0)),
+    log1p=lambda x: S.log(S.add(x, 1)),
+    tan=lambda x: S.div(S.sin(x), S.cos(x)),
+    asin=lambda x: S.atan2(x, S.sqrt(S.mul(S.sub(1.0, x), S.add(x, 1)))),
+    acos=lambda x: S.atan2(S.sqrt(S.mul(S.sub(1.0, x), S.add(x, 1))), x),
+    sinh=_sinh, cosh=_cosh, tanh=_tanh, asinh=_asinh, acosh=_acosh,
+    atanh=lambda x: S.mul(S.log1p(S.div(S.mul(x, 2), S.sub(1.0, x))), 0.5),
+    pow=lambda x, y: S.exp(S.mul(S.log(x), y)),
+    hypot=lambda x, y: S.sqrt(S.add(S.mul(x, x), S.mul(y, y))),
+    erf=_erf, erfc=_erfc, erfinv=_erfinv, lgamma=_lgamma, digamma=_digamma,
+    mod=_mod, floordiv=_floordiv,
+    fmod=lambda x, y: S.sub(x, S.mul(S.trunc(S.div(x, y)), y)),
+    trunc=lambda x: S.copysign(S.floor(S.abs(x)), x), ceil=lambda x: S.neg(S.floor(S.neg(x))), round=_round,
+    isnan=lambda x: S.ne(x, x), isinf=lambda x: S.eq(S.abs(x), math.inf),
+)
+
+
+# ---------------------------------------------------------------- meaning of a whole node
+
+def meaning(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
+    """The node's value for its arguments' values (`interp.py` deals with the leaves)."""
+    if node.op == "to":
+        return args[0].to(DTYPES[node.dtype])
+    return OPS[node.op].meaning(*args)
+
+
+PYTHON: dict[str, Callable[..., Any]] = {     # integer operators on plain numbers, to evaluate sizes
+    "add": _fold(operator.add), "mul": _fold(operator.mul), "sub": operator.sub, "neg": operator.neg, "abs": abs,
+    "floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max, "div": operator.truediv,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "and": _fold(operator.and_), "or": _fold(operator.or_), "not": operator.not_,
+    "where": lambda c, a, b: a if c else b,
+}
