@@ -1,0 +1,320 @@
+"""Partitioners: a joint graph in, a forward and a backward graph out.
+
+A joint graph has placeholders `primals_*` and `tangents_*` and returns the forward's outputs followed by the gradients.
+    forward:   primals                    -> outputs, saved tensors, saved sizes
+    backward:  saved tensors, saved sizes, tangents -> gradients
+What always holds: no value of the backward is computed from a tangent in the forward; random and heavy operators of the
+forward run once; an input that the program overwrites is copied before it is saved.
+
+`default_partition` saves what eager would: each forward value that the backward reads.  `min_cut_partition` chooses the
+cheapest set of values from which the backward can compute the rest again.  Each value is an edge whose capacity is the
+cost of saving it (recompute.py); values that cannot be recomputed hang on the source, values that the backward reads on
+the sink; a cut is a set to save, and the minimum cut nearest to the sink recomputes least.
+
+    fw, bw = min_cut_partition(joint_gm, inputs, num_fwd_outputs=1)
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
+from firesteel.autograd.recompute import bytes_of, is_size, op_class, policy, reads_much_more, save_cost
+from firesteel.config import config
+from firesteel.errors import InternalError
+
+Partition = tuple[GraphModule, GraphModule]
+
+
+def default_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, **_: Any) -> Partition:
+    """Saves every forward value that the backward reads, as eager does."""
+    roles = Roles.of(joint, num_fwd_outputs)
+    return build(roles, [node for node in roles.nodes if node in roles.forward])
+
+
+def min_cut_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, memory_budget: float | None = None,
+                      **_: Any) -> Partition:
+    """Saves the cheapest set of values; below a budget of 1.0 heavy operators are run again until the saved bytes fit."""
+    roles = Roles.of(joint, num_fwd_outputs)
+    budget = config.memory_budget if memory_budget is None else memory_budget
+    saved = choose_saved(roles)
+    if budget < 1.0:
+        saved = fit_budget(roles, saved, budget)
+    return build(roles, saved)
+
+
+# ---------------------------------------------------------------- who is who in a joint graph
+
+@dataclass(eq=False)
+class Roles:
+    """The nodes of a joint graph by what they are for."""
+    joint: GraphModule
+    nodes: list[Node]               # all but the output, in order
+    primals: list[Node]
+    tangents: list[Node]
+    outputs: list[Any]              # of the forward
+    gradients: list[Any]            # nodes or None
+    forward: set[Node]              # what the outputs are computed from
+    after_tangents: set[Node]       # what is computed from a tangent
+    backward: set[Node]             # what the gradients are computed from
+    costs: dict[Node, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, joint: GraphModule, num_fwd_outputs: int) -> Roles:
+        *nodes, output = joint.graph.nodes
+        results = list(output.args[0])
+        outputs, gradients = results[:num_fwd_outputs], results[num_fwd_outputs:]
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        tangents = [node for node in placeholders if is_tangent(node)]
+        effects = [node for node in nodes if not node.users and _returns_nothing(node)]
+        forward = ancestors([*outputs, *effects])
+        forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
+        return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients,
+                   forward, descendants(tangents, nodes), ancestors(gradients))
+
+    def read_by_backward(self) -> list[Node]:
+        """Values that do not depend on tangents and that the part which does reads, in order."""
+        tail = self.after_tangents & self.backward
+        results = {node for node in self.gradients if isinstance(node, Node)}
+        return [node for node in self.nodes if node in self.backward and node not in tail
+                and (node in results or any(user in tail for user in node.users))]
+
+
+def is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and str(node.target).startswith("tangents")
+
+
+def ancestors(roots: Iterable[Any]) -> set[Node]:
+    """The roots that are nodes, and all that they are computed from."""
+    seen = {node for node in roots if isinstance(node, Node)}
+    stack = list(seen)
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            if node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return seen
+
+
+def descendants(roots: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
+    """The roots and all that is computed from them; `nodes` are in topological order."""
+    seen = set(roots)
+    for node in nodes:
+        if node not in seen and any(before in seen for before in node.all_input_nodes):
+            seen.add(node)
+    return seen
+
+
+def _returns_nothing(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+
+
+# ---------------------------------------------------------------- the minimum cut
+
+def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Node]:
+    """The values to save.  Heavy operators in `again` may be recomputed."""
+    needed = roles.read_by_backward()
+    must_save = set(needed)
+    part = _taking_part(roles, needed, again)
+    stored = in_memory(roles)
+    net, enter, leave = Network(), {}, {}
+    for node in part:
+        once = not may_recompute(roles, node, again)
+        savable = policy(node).save and _one_value(node) or node.op == "placeholder"
+        if not savable and once and node in must_save:
+            raise InternalError(f"The backward reads {node}, which can be neither saved nor computed again.")
+        enter[node] = SOURCE if once else SINK if node in must_save and not savable else net.vertex()
+        leave[node] = SINK if node in must_save else net.vertex() if savable else enter[node]
+        if savable:
+            net.edge(enter[node], leave[node], _cost(roles, node, stored))
+        if not once:
+            for before in node.all_input_nodes:
+                if leave[before] != SINK:
+                    net.edge(leave[before], enter[node], INFINITE)
+    kept = net.sink_side()
+    return [node for node in part if leave[node] in kept and enter[node] not in kept]
+
+
+def _taking_part(roles: Roles, needed: Sequence[Node], again: frozenset[Node]) -> list[Node]:
+    """What the backward reads and what would have to be computed for it again, in order."""
+    seen, stack = set(needed), list(needed)
+    while stack:
+        node = stack.pop()
+        if may_recompute(roles, node, again):
+            for before in node.all_input_nodes:
+                if before not in seen:
+                    seen.add(before)
+                    stack.append(before)
+    return [node for node in roles.nodes if node in seen]
+
+
+def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()) -> bool:
+    """May the backward compute this?  What only the backward needs is computed there in any case, and thus once."""
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    if node not in roles.forward and not is_size(node):
+        return True
+    if node in again:
+        return True
+    return policy(node).recompute and not (op_class(node) == "reduce" and "recompute" not in node.meta and reads_much_more(node))
+
+
+def _one_value(node: Node) -> bool:
+    return not isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _cost(roles: Roles, node: Node, stored: set[Node]) -> int:
+    cost = roles.costs.get(node)
+    if cost is None:
+        is_input = node.op == "placeholder" and not node.meta.get("mutated")
+        cost = roles.costs[node] = 1 if is_size(node) else save_cost(bytes_of(node), is_input, node in stored, node in roles.forward)
+    return cost
+
+
+def in_memory(roles: Roles) -> set[Node]:
+    """Values that fused kernels would write out anyway: results, operands of heavy operators, and what is read again after one.
+    A level counts the heavy operators on the longest way to a value; readers of a higher level run in another kernel."""
+    level: dict[Node, int] = {}
+    fused = {node: node.op == "call_function" and policy(node).fusible for node in roles.nodes if node not in roles.after_tangents}
+    for node in fused:
+        step = 0 if fused[node] else 1
+        level[node] = max((level[b] + (step or (0 if fused[b] else 1)) for b in node.all_input_nodes), default=0)
+    stored = {node for node in roles.outputs if isinstance(node, Node)}
+    for node in reversed(fused):
+        if not fused[node] or any(_stores(node, user, fused, level, stored) for user in node.users):
+            stored.add(node)
+    return stored
+
+
+def _stores(node: Node, user: Node, fused: dict, level: dict, stored: set[Node]) -> bool:
+    """Does this reader need the value in memory?  A view asks on behalf of its own readers."""
+    if user not in fused:
+        return False
+    return not fused[user] or level[user] > level[node] or (user in stored and op_class(user) == "view")
+
+
+# ---------------------------------------------------------------- less memory than the minimum cut
+
+def saved_bytes(saved: Iterable[Node]) -> int:
+    """Bytes kept beyond the inputs."""
+    return sum(bytes_of(node) for node in saved if node.op != "placeholder")
+
+
+def fit_budget(roles: Roles, saved: list[Node], budget: float) -> list[Node]:
+    """Runs heavy operators again, those that free most bytes first, until the saved bytes are at most `budget` of what they
+    were.  The number of such operators is found by bisection: more of them never save more."""
+    limit = budget * saved_bytes(saved)
+    heavy = sorted((node for node in saved if _may_run_twice(node)), key=lambda node: -bytes_of(node))
+    first = set(heavy)
+    heavy += [node for node in roles.nodes if node in roles.forward and node not in first and _may_run_twice(node)]
+    low, high, best = 1, len(heavy), choose_saved(roles, _with_tuples(heavy))
+    while low < high:
+        middle = (low + high) // 2
+        tried = choose_saved(roles, _with_tuples(heavy[:middle]))
+        if saved_bytes(tried) <= limit:
+            high, best = middle, tried
+        else:
+            low = middle + 1
+    return best
+
+
+def _may_run_twice(node: Node) -> bool:
+    return node.op == "call_function" and op_class(node) in ("heavy", "reduce")
+
+
+def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
+    """With an item of a tuple goes the operator that makes it, and its other items."""
+    found: set[Node] = set()
+    for node in nodes:
+        maker = node.args[0] if node.target is operator.getitem else node
+        found.add(maker)
+        found.update(user for user in maker.users if user.target is operator.getitem)
+    return frozenset(found)
+
+
+# ---------------------------------------------------------------- building the two graphs
+
+def build(roles: Roles, saved: Iterable[Node]) -> Partition:
+    """Cuts the joint graph: the backward takes what it needs of `saved` and computes the rest."""
+    available = set(saved)
+    backward = Copier(roles.joint)
+    reached = backward.reach(roles.gradients, stop=available | set(roles.tangents))
+    kept = sorted((node for node in reached if node in available), key=is_size)      # stable: tensors first, then sizes
+    for node in [*kept, *roles.tangents]:
+        backward.placeholder(node)
+    for node in roles.nodes:
+        if node in reached and node in roles.after_tangents:
+            backward.copy(node)
+    bw = backward.finish(roles.gradients)
+    forward = Copier(roles.joint)
+    for node in roles.primals:
+        forward.placeholder(node)
+    needed = forward.reach([*roles.outputs, *kept, *(n for n in roles.nodes if _returns_nothing(n) and not n.users)], stop=set(roles.primals))
+    for node in roles.nodes:
+        if node in needed and node.op != "placeholder":
+            forward.copy(node)
+    return forward.finish([*roles.outputs, *map(forward.kept, kept)]), bw
+
+
+class Copier:
+    """Builds a graph from nodes of another one; a node is copied just before its first reader, so that recomputed values
+    live shortly."""
+
+    def __init__(self, root: GraphModule):
+        self.root, self.graph = root, Graph()
+        self.copies: dict[Node, Node] = {}
+
+    def reach(self, roots: Iterable[Any], stop: set[Node]) -> dict[Node, None]:
+        """What the roots are computed from, not looking behind `stop`; in the order of the joint graph."""
+        seen = {node for node in roots if isinstance(node, Node)}
+        stack = [node for node in seen if node not in stop]
+        while stack:
+            for node in stack.pop().all_input_nodes:
+                if node not in seen:
+                    seen.add(node)
+                    if node not in stop:
+                        stack.append(node)
+        return dict.fromkeys(node for node in self.root.graph.nodes if node in seen)
+
+    def placeholder(self, node: Node) -> None:
+        copy = self.copies[node] = self.graph.create_node("placeholder", node.name, name=node.name)
+        copy.meta = dict(node.meta)
+
+    def copy(self, node: Node) -> None:
+        """Copies the node and, before it, what it reads and what is not there yet."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            missing = [n for n in top.all_input_nodes if n not in self.copies]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if top not in self.copies:
+                self.copies[top] = self.graph.node_copy(top, self.copies.__getitem__)
+
+    def kept(self, node: Node) -> Node:
+        """What the forward returns for a saved value: a copy, where the value is an input that will be overwritten."""
+        if not (node.op == "placeholder" and node.meta.get("mutated")) or is_size(node):
+            return node
+        clone = self.graph.call_function(torch.ops.aten.clone.default, (self.copies[node],))
+        clone.meta = {key: value for key, value in node.meta.items() if key != "mutated"}
+        self.copies[clone] = clone
+        return clone
+
+    def finish(self, results: Sequence[Any]) -> GraphModule:
+        for node in results:
+            if isinstance(node, Node) and node not in self.copies:
+                self.copy(node)
+        output = self.graph.output(tuple(self.copies[r] if isinstance(r, Node) else r for r in results))
+        output.meta["val"] = tuple(r.meta.get("val") if isinstance(r, Node) else r for r in results)
+        return _LazyGraphModule(self.root, self.graph)
+
+
+PartitionFn = Callable[..., Partition]
