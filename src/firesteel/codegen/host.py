@@ -1,0 +1,461 @@
+"""The host function: one straight line of Python that allocates, launches kernels, makes library calls and returns.
+
+In: a Plan, and for each Nest a `Launch` (where the kernel is, which buffers and sizes it wants).  Out: a callable
+`fn(*inputs) -> tuple`, whose text is kept as `fn.source`.
+
+What always holds
+ - Kernels in a row, with no library call between them, are one native call.  `launcher` makes it: a Python function in machine
+   code (METH_FASTCALL) that takes addresses and sizes as ints, lets the GIL go, and runs the kernels one after the other.
+ - A kernel is `void k(int64* args)`: buffer addresses, then sizes, then the address of the error slot.
+ - The function touches no global state, so threads may run it at the same time.
+ - Autograd never sees inside: grad mode is off while it runs.
+ - A library call's result has the strides that were planned; where the library chose others it is copied once.
+
+    def call(x0, x1):
+        s0 = x0.shape[0]
+        b_y = empty((s0, 256), (256, 1), f32)
+        if run_0(x0.data_ptr(), x1.data_ptr(), b_y.data_ptr(), s0): raise index_error()
+        return (b_y,)
+"""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from firesteel.artifacts import counters
+from firesteel.loops.ir import Extern, Nest, View
+from firesteel.loops.ops import DTYPES
+from firesteel.loops.plan import Alloc, Free, Plan, Return, Run
+from firesteel.sym.expr import Expr, Size
+from firesteel.table import Table
+
+CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one Nest is run: the address of its kernel, the buffers whose addresses it wants, and the values of its symbols."""
+    address: int
+    buffers: tuple[str, ...]
+    symbols: tuple[Size, ...] = ()
+
+
+# ---------------------------------------------------------------- fast doors of torch, with their plain twins
+
+def _empty_plain(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _reinterpret_plain(x: torch.Tensor, shape: tuple, strides: tuple, offset: int) -> torch.Tensor:
+    return torch.as_strided(x, shape, strides, x.storage_offset() + offset)
+
+
+_doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
+_reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
+
+_aten = torch.ops.aten
+QUICK_CALLS: Table[Callable] = Table("quick call", "codegen/host.py")   # torch's own functions cost 1.5 us less than an OpOverload
+for _overload, _function in {
+    _aten.mm.default: torch.mm, _aten.mm.out: torch.mm, _aten.addmm.default: torch.addmm, _aten.addmm.out: torch.addmm,
+    _aten.bmm.default: torch.bmm, _aten.bmm.out: torch.bmm, _aten.baddbmm.default: torch.baddbmm,
+    _aten.convolution.default: torch.convolution,
+}.items():
+    QUICK_CALLS.add(_overload, _function)
+
+_ROW_MAJOR_RESULTS = ("mm", "addmm", "bmm", "baddbmm")      # their results are always contiguous: nothing to check
+
+
+def laid_out(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The result of a library call in the strides that its readers were compiled for."""
+    actual = result.stride()
+    if actual == strides or all(a == s or n <= 1 for a, s, n in zip(actual, strides, result.shape)) or result.numel() == 0:
+        return result
+    counters["native"]["restrided"] += 1
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def index_error() -> IndexError:
+    return IndexError("index out of range in self")
+
+
+def double_bits(value: float) -> int:
+    """A float symbol as the i64 that kernels take."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+# ---------------------------------------------------------------- the launcher
+
+# What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
+# of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
+LAUNCHER = r"""
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare ptr @PyLong_AsVoidPtr(ptr)
+
+define i64 @firesteel_run(ptr %recipe, ptr %frame) {
+entry:
+  %error = alloca i64
+  store i64 0, ptr %error
+  %kernels = load i64, ptr %recipe
+  %most_at = getelementptr i64, ptr %recipe, i64 1
+  %most = load i64, ptr %most_at
+  %args = alloca i64, i64 %most
+  %first = getelementptr i64, ptr %recipe, i64 2
+  %error_address = ptrtoint ptr %error to i64
+  br label %kernel
+kernel:
+  %k = phi i64 [0, %entry], [%k_next, %launched]
+  %at = phi ptr [%first, %entry], [%slot_at, %launched]
+  %more = icmp slt i64 %k, %kernels
+  br i1 %more, label %arguments, label %done
+arguments:
+  %address = load ptr, ptr %at
+  %count_at = getelementptr i64, ptr %at, i64 1
+  %count = load i64, ptr %count_at
+  %slots = getelementptr i64, ptr %at, i64 2
+  br label %argument
+argument:
+  %a = phi i64 [0, %arguments], [%a_next, %stored]
+  %slot_at = phi ptr [%slots, %arguments], [%slot_next, %stored]
+  %unfinished = icmp slt i64 %a, %count
+  br i1 %unfinished, label %one, label %launched
+one:
+  %slot = load i64, ptr %slot_at
+  %addend_at = getelementptr i64, ptr %slot_at, i64 1
+  %addend = load i64, ptr %addend_at
+  switch i64 %slot, label %framed [ i64 -1, label %error_slot
+                                    i64 -2, label %literal ]
+framed:
+  %value_at = getelementptr i64, ptr %frame, i64 %slot
+  %value = load i64, ptr %value_at
+  %sum = add i64 %value, %addend
+  br label %stored
+error_slot:
+  br label %stored
+literal:
+  br label %stored
+stored:
+  %argument_value = phi i64 [%sum, %framed], [%error_address, %error_slot], [%addend, %literal]
+  %place = getelementptr i64, ptr %args, i64 %a
+  store i64 %argument_value, ptr %place
+  %a_next = add i64 %a, 1
+  %slot_next = getelementptr i64, ptr %slot_at, i64 2
+  br label %argument
+launched:
+  call void %address(ptr %args)
+  %k_next = add i64 %k, 1
+  br label %kernel
+done:
+  %result = load i64, ptr %error
+  ret i64 %result
+}
+
+define ptr @firesteel_launch(ptr %self, ptr %objects, i64 %count) {
+entry:
+  %recipe = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %frame = alloca i64, i64 %count
+  br label %next
+next:
+  %i = phi i64 [0, %entry], [%i_next, %convert]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %convert, label %ready
+convert:
+  %object_at = getelementptr ptr, ptr %objects, i64 %i
+  %object = load ptr, ptr %object_at
+  %value = call i64 @PyLong_AsLongLong(ptr %object)
+  %place = getelementptr i64, ptr %frame, i64 %i
+  store i64 %value, ptr %place
+  %i_next = add i64 %i, 1
+  br label %next
+ready:
+  %thread = call ptr @PyEval_SaveThread()
+  %error = call i64 @firesteel_run(ptr %recipe, ptr %frame)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %result = call ptr @PyLong_FromLongLong(i64 %error)
+  ret ptr %result
+}
+"""
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+_METH_FASTCALL = 0x80
+_launcher_method: list[_MethodDef] = []     # made once a process; must outlive every launcher
+_recipes: list[ctypes.Array] = []           # machine code points into these, so they are never given back
+
+
+def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
+    """A function of the frame's values that runs the recipe's kernels; its result is not 0 where an index was out of range."""
+    words = (ctypes.c_int64 * len(recipe))(*recipe)
+    if compile_text is None:
+        return _plain_launcher(recipe)
+    _recipes.append(words)
+    if not _launcher_method:
+        address = compile_text(LAUNCHER, "firesteel_launch")
+        _launcher_method.append(_MethodDef(b"run_kernels", address, _METH_FASTCALL, None))
+    new = ctypes.pythonapi.PyCMethod_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
+    return new(ctypes.addressof(_launcher_method[0]), ctypes.addressof(words), None, None)
+
+
+def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
+    """The launcher without machine code: one call through ctypes a kernel."""
+    kernels, at = [], 2
+    for _ in range(recipe[0]):
+        address, count = recipe[at:at + 2]
+        slots = list(itertools.batched(recipe[at + 2:at + 2 + 2 * count], 2)) if hasattr(itertools, "batched") else [
+            tuple(recipe[i:i + 2]) for i in range(at + 2, at + 2 + 2 * count, 2)]
+        kernels.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), slots))
+        at += 2 + 2 * count
+
+    def run(*frame: int) -> int:
+        error = ctypes.c_int64(0)
+        for function, slots in kernels:
+            values = [ctypes.addressof(error) if slot == -1 else addend if slot == -2 else frame[slot] + addend for slot, addend in slots]
+            function((ctypes.c_int64 * len(values))(*values))
+        return error.value
+    return run
+
+
+# ---------------------------------------------------------------- the source text
+
+def build(plan: Plan, launches: Mapping[str, Launch], compile_text: CompileText | None = None) -> Callable[..., tuple]:
+    """The callable of a Plan.  `launches` has an entry for each Nest by its name."""
+    return _Writer(plan, launches, compile_text).build()
+
+
+class _Writer:
+    """Writes the function line by line; a builder."""
+
+    def __init__(self, plan: Plan, launches: Mapping[str, Launch], compile_text: CompileText | None):
+        self.plan, self.program, self.launches, self.compile_text = plan, plan.program, launches, compile_text
+        self.buffers = plan.program.buffers
+        self.lines: list[str] = []
+        self.names: dict[str, str] = {}             # buffer -> Python variable
+        self.scope: dict[str, Any] = {"empty": _empty, "view": _reinterpret, "as_strided": torch.as_strided, "laid_out": laid_out,
+                                      "index_error": index_error, "double_bits": double_bits, "Tensor": torch.Tensor,
+                                      "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "min": min, "max": max}
+        self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
+        self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
+        self.group: list[Nest] = []                 # kernels that the next launch will run
+        self.freed: list[str] = []                  # buffers to let go after it
+        self.launched = 0
+        self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
+
+    def build(self) -> Callable[..., tuple]:
+        self._inputs()
+        self._symbols()
+        if self.plan.arena != 0:
+            self.lines.append(f"arena = empty(({self._size(self.plan.arena)},), (1,), {self._dtype('u8')})")
+        for step in self.plan.steps:
+            _STEP_WRITERS[type(step)](self, step)
+        return self._compiled()
+
+    def _compiled(self) -> Callable[..., tuple]:
+        head = f"def call({', '.join(self.parameters)}):"
+        grad = [f"if grad_on():", f"    with no_grad(): return call({', '.join(self.parameters)})"] if self._calls_library() else []
+        source = "\n    ".join([head, *grad, *self.lines]) + "\n"
+        exec(compile(source, "<firesteel host>", "exec"), self.scope)
+        call = self.scope["call"]
+        call.source = source
+        return call
+
+    def _calls_library(self) -> bool:
+        return any(isinstance(step, Extern) for step in self.program.steps)
+
+    # ------------------------------------------------ names
+
+    def _inputs(self) -> None:
+        self.parameters = [f"x{number}" for number in range(len(self.program.inputs))]
+        for parameter, name in zip(self.parameters, self.program.inputs):
+            if name is not None and name in self.buffers:
+                self.names.setdefault(name, parameter)
+        for name, buffer in self.buffers.items():
+            if buffer.kind == "constant":
+                self.names[name] = self._object(buffer.value, "constant")
+
+    def _symbols(self) -> None:
+        """Each symbol is read from the input that has it; only those that the program uses."""
+        for symbol, (number, kind, dim) in self.program.symbols.items():
+            self.lines.append(f"{symbol} = {_SYMBOL_SOURCES[kind].format(x=self.parameters[number], d=dim)}")
+
+    def _variable(self, buffer: str) -> str:
+        if buffer not in self.names:
+            text = re.sub(r"\W", "_", buffer)
+            self.names[buffer] = f"b_{text}" if f"b_{text}" not in self.names.values() else f"b_{text}_{len(self.names)}"
+        return self.names[buffer]
+
+    def _object(self, value: Any, stem: str) -> str:
+        """A name in the function's scope for a Python object."""
+        if id(value) not in self.objects:
+            self.objects[id(value)] = name = f"{stem}_{len(self.objects)}"
+            self.scope[name] = value
+        return self.objects[id(value)]
+
+    def _dtype(self, name: str) -> str:
+        self.scope[name] = DTYPES[name]
+        return name
+
+    def _size(self, size: Size) -> str:
+        return str(size)
+
+    def _sizes(self, sizes: tuple[Size, ...]) -> str:
+        return f"({''.join(self._size(s) + ', ' for s in sizes)})"
+
+    # ------------------------------------------------ steps
+
+    def alloc(self, step: Alloc) -> None:
+        if step.at is not None:
+            self.places[step.buffer] = step.at
+            return
+        if step.reuse is not None:
+            self.names[step.buffer] = self._variable(step.reuse)
+            return
+        buffer = self.buffers[step.buffer]
+        self.lines.append(f"{self._variable(step.buffer)} = empty({self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}, {self._dtype(buffer.dtype)})")
+
+    def run(self, step: Run) -> None:
+        if isinstance(step.step, Nest):
+            self.group.append(step.step)
+        else:
+            self._flush()
+            self._extern(step.step)
+
+    def free(self, step: Free) -> None:
+        if step.buffer not in self.places and step.buffer not in self.reused:
+            self.freed.append(self._variable(step.buffer))
+        if not self.group:
+            self._let_go()
+
+    def finish(self, step: Return) -> None:
+        self.freed.clear()      # the return lets everything go
+        self._flush()
+        while self.lines and self.lines[-1].startswith("del "):
+            self.lines.pop()
+        self.lines.append(f"return ({''.join(self._argument(output, aliases=True) + ', ' for output in step.outputs)})")
+
+    def _let_go(self) -> None:
+        if self.freed:
+            self.lines.append(f"del {', '.join(self.freed)}")
+            self.freed.clear()
+
+    # ------------------------------------------------ launches
+
+    def _flush(self) -> None:
+        """The launch of the kernels gathered so far."""
+        if not self.group:
+            return
+        frame: dict[str, int] = {}      # text of a value -> its slot
+        recipe = [len(self.group), 0]
+        for nest in self.group:
+            launch = self.launches[nest.name]
+            slots = [*(self._address(name, frame) for name in launch.buffers), *(self._value(s, frame) for s in launch.symbols), (-1, 0)]
+            recipe[1] = max(recipe[1], len(slots))
+            recipe += [launch.address, len(slots), *itertools.chain.from_iterable(slots)]
+        name = f"run_{self.launched}"
+        self.scope[name] = launcher(recipe, self.compile_text)
+        self.lines.append(f"if {name}({', '.join(frame)}): raise index_error()")
+        self.launched += 1
+        self.group.clear()
+        self._let_go()
+
+    def _address(self, buffer: str, frame: dict[str, int]) -> tuple[int, int]:
+        """(slot, addend) that give the buffer's address."""
+        place = self.places.get(buffer)
+        if place is None:
+            if self.buffers[buffer].kind == "constant":
+                return -2, self.buffers[buffer].value.data_ptr()
+            return _slot(f"{self._variable(buffer)}.data_ptr()", frame), 0
+        if isinstance(place, int):
+            return _slot("arena.data_ptr()", frame), place
+        return _slot(f"arena.data_ptr() + {self._size(place)}", frame), 0
+
+    def _value(self, symbol: Size, frame: dict[str, int]) -> tuple[int, int]:
+        if not isinstance(symbol, Expr):
+            return -2, symbol
+        text = self._size(symbol)
+        return _slot(f"double_bits({text})" if symbol.dtype == "f64" else text, frame), 0
+
+    # ------------------------------------------------ library calls
+
+    def _extern(self, step: Extern) -> None:
+        function = self._object(QUICK_CALLS.get(step.target, step.target), _call_stem(step.target))
+        arguments = [self._argument(arg) for arg in step.args] + [f"{key}={self._argument(value)}" for key, value in step.kwargs.items()]
+        if step.out:
+            arguments += [f"{key}={self._variable(name)}" for key, name in zip(_out_names(step), step.outputs) if name is not None]
+            self.lines.append(f"{function}({', '.join(arguments)})")
+            return
+        call = f"{function}({', '.join(arguments)})"
+        if not any(step.outputs):
+            self.lines.append(call)
+            return
+        targets = [self._variable(name) if name is not None else "_" for name in step.outputs]
+        self.lines.append(f"{', '.join(targets)} = {call}" if _returns_one(step) else f"{', '.join(targets)}, = {call}")
+        if _call_stem(step.target) not in _ROW_MAJOR_RESULTS:
+            self.lines += [f"{t} = laid_out({t}, {self._sizes(self.buffers[n].strides)})" for t, n in zip(targets, step.outputs) if n is not None]
+
+    def _argument(self, value: Any, aliases: bool = False) -> str:
+        """Source text of an argument or an output; `aliases`: a view must be one that autograd and users can see through."""
+        if isinstance(value, View):
+            return self._view(value, aliases)
+        if isinstance(value, Expr):
+            return self._size(value)
+        if isinstance(value, (tuple, list)):
+            return f"[{', '.join(self._argument(item, aliases) for item in value)}]"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self._object(value, type(value).__name__)
+
+    def _view(self, view: View, aliases: bool) -> str:
+        buffer, variable = self.buffers[view.buffer], self._variable(view.buffer)
+        if (view.shape, view.strides, view.offset, view.dtype) == (buffer.shape, buffer.strides, buffer.offset, buffer.dtype):
+            return variable
+        if view.dtype != buffer.dtype:
+            variable = f"Tensor.view({variable}, {self._dtype(view.dtype)})"
+        distance = view.offset - buffer.offset
+        layout = f"{self._sizes(view.shape)}, {self._sizes(view.strides)}"
+        if not aliases:
+            return f"view({variable}, {layout}, {self._size(distance)})"
+        return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {self._size(distance)})"
+
+
+def _slot(text: str, frame: dict[str, int]) -> int:
+    return frame.setdefault(text, len(frame))
+
+
+def _call_stem(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", target)
+    return re.sub(r"\W", "_", getattr(packet, "__name__", "call"))
+
+
+def _returns_one(step: Extern) -> bool:
+    schema = getattr(step.target, "_schema", None)
+    if schema is None:
+        return len(step.outputs) == 1
+    return len(schema.returns) == 1 and not str(schema.returns[0].type).startswith("List")
+
+
+def _out_names(step: Extern) -> list[str]:
+    """Names of the keyword arguments that the call writes its results into."""
+    return [a.name for a in step.target._schema.arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write]
+
+
+_SYMBOL_SOURCES: Table[str] = Table("place of a symbol", "codegen/host.py")
+for _kind, _text in {"shape": "{x}.shape[{d}]", "stride": "{x}.stride({d})", "offset": "{x}.storage_offset()", "value": "{x}"}.items():
+    _SYMBOL_SOURCES.add(_kind, _text)
+
+_STEP_WRITERS: Table[Callable[[_Writer, Any], None]] = Table("plan step writer", "codegen/host.py")
+for _type, _writer in {Alloc: _Writer.alloc, Run: _Writer.run, Free: _Writer.free, Return: _Writer.finish}.items():
+    _STEP_WRITERS.add(_type, _writer)

@@ -1,0 +1,127 @@
+"""What a step of a Program reads and writes: the questions that fusion, planning and the host function ask.
+
+In: Exprs, Phases, Nests, Externs.  Out: loads, buffer names, symbol names.  Walks share subtrees (Exprs are hash-consed), so
+each costs the number of distinct nodes, not the size of the tree written out; answers about single Exprs are kept.
+
+    reads(nest)      # ('x', 'w'): buffers loaded, in the order of their first load
+    writes(nest)     # ('y',)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from firesteel.loops.ir import Extern, Nest, Phase, Program, Store, View
+from firesteel.sym.expr import Expr, make
+
+LOADS = ("load", "masked")
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node below the roots, arguments before users."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
+
+
+def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> Expr:
+    """`root` with every node replaced by change(node, new arguments), or made again from those where that gives None."""
+    for node in _unknown(root, memo):
+        args = tuple([memo[arg] for arg in node.args])
+        new = change(node, args)
+        if new is None:
+            new = node if args == node.args else make(node.op, node.dtype, args, node.attr)
+        memo[node] = new
+    return memo[root]
+
+
+def _unknown(root: Expr, memo: dict[Expr, Expr]) -> Iterator[Expr]:
+    """Nodes below the root that the memo lacks, arguments first."""
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in memo:
+            stack.pop()
+            continue
+        missing = [arg for arg in node.args if arg not in memo]
+        if missing:
+            stack.extend(missing)
+        else:
+            yield node
+            stack.pop()
+
+
+def phase_exprs(phase: Phase) -> Iterator[Expr]:
+    """All Exprs of a phase: accumulators' values, then each store's value and index."""
+    for reduce in phase.reduces:
+        yield reduce.value
+    for store in phase.stores:
+        yield store.value
+        yield from store.index
+
+
+def nest_exprs(nest: Nest) -> Iterator[Expr]:
+    for phase in nest.phases:
+        yield from phase_exprs(phase)
+
+
+def loads(exprs: Iterable[Expr]) -> list[Expr]:
+    """Distinct loads, plain and masked, in order of appearance."""
+    return [node for node in walk(*exprs) if node.op in LOADS]
+
+
+def load_index(load: Expr) -> tuple[Expr, ...]:
+    return load.args if load.op == "load" else load.args[2:]
+
+
+def stores(nest: Nest) -> Iterator[Store]:
+    for phase in nest.phases:
+        yield from phase.stores
+
+
+def extern_views(extern: Extern) -> list[View]:
+    """The Views among the arguments of a library call, however nested."""
+    found: list[View] = []
+    _collect_views((*extern.args, *extern.kwargs.values()), found)
+    return found
+
+
+def _collect_views(value: Any, found: list[View]) -> None:
+    if isinstance(value, View):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect_views(item, found)
+
+
+def reads(step: Nest | Extern) -> tuple[str, ...]:
+    """Buffers whose contents the step may read.  A store that adds reads too."""
+    if isinstance(step, Extern):
+        return tuple(dict.fromkeys(view.buffer for view in extern_views(step)))
+    names = dict.fromkeys(node.attr for node in loads(nest_exprs(step)))
+    names.update(dict.fromkeys(store.buffer for store in stores(step) if store.mode == "add"))
+    return tuple(names)
+
+
+def writes(step: Nest | Extern) -> tuple[str, ...]:
+    if isinstance(step, Extern):
+        return tuple(dict.fromkeys((*(name for name in step.outputs if name is not None), *step.mutates)))
+    return tuple(dict.fromkeys(store.buffer for store in stores(step)))
+
+
+def output_buffers(program: Program) -> set[str]:
+    """Buffers that outlive the call: those that an output is a View of."""
+    return {view.buffer for view in program.outputs if isinstance(view, View)}
+
+
+def symbols(values: Iterable[Any]) -> tuple[str, ...]:
+    """Names of the symbols in Exprs (plain numbers have none), in order of appearance."""
+    roots = [value for value in values if isinstance(value, Expr)]
+    return tuple(dict.fromkeys(node.attr for node in walk(*roots) if node.op == "symbol"))

@@ -1,0 +1,205 @@
+"""The host function on hand-made programs with hand-written kernels: allocation, launches, library calls, views, errors."""
+import ctypes
+import gc
+import weakref
+
+import pytest
+import torch
+
+from firesteel.codegen import host
+from firesteel.codegen.host import Launch, build
+from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
+from firesteel.loops.ops import S
+from firesteel.loops.plan import plan
+from firesteel.sym.expr import symbol
+
+aten = torch.ops.aten
+KERNELS: dict[str, object] = {}
+
+
+@pytest.fixture(scope="module")
+def compile_text():
+    """JIT of a piece of LLVM text, as the runtime gives it."""
+    llvm = pytest.importorskip("llvmlite.binding")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    engines = []
+
+    def compile_(text: str, name: str) -> int:
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
+        engine.finalize_object()
+        engines.append(engine)
+        return engine.get_function_address(name)
+    return compile_
+
+
+def buffer(name, shape, kind="temp", dtype="f32"):
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return Buffer(name, dtype, tuple(shape), tuple(reversed(strides)), kind)
+
+
+def whole(b: Buffer) -> View:
+    return View(b.name, b.shape, b.strides, 0, b.dtype)
+
+
+def python_kernel(function, pointers: int, symbols: int = 1) -> int:
+    """A kernel written in Python: function(pointers, sizes) returns the error code."""
+    def kernel(args):
+        words = (ctypes.c_int64 * (pointers + symbols + 1)).from_address(args)
+        error = function(list(words[:pointers]), list(words[pointers:-1]))
+        if error:
+            ctypes.c_int64.from_address(words[-1]).value = error
+    made = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel)
+    KERNELS[id(made)] = made
+    return ctypes.cast(made, ctypes.c_void_p).value
+
+
+def floats(address: int, count: int):
+    return (ctypes.c_float * count).from_address(address) if count else []
+
+
+def double(pointers, sizes):
+    """y[i] = 2 * x[i], i < n."""
+    x, y = (floats(p, sizes[0]) for p in pointers)
+    for i in range(sizes[0]):
+        y[i] = 2 * x[i]
+
+
+def copy_nest(name, source, target):
+    n = target.shape[0]
+    return Nest(name, (Axis("i", n),), (Phase("map", stores=(Store(target.name, (axis("i"),), S.mul(load(source, (axis("i"),)), 2.0)),)),))
+
+
+def doubling_chain(n):
+    """x -> t0 -> t1 -> t2 -> y, each twice the one before."""
+    names = ["x", "t0", "t1", "t2", "y"]
+    kinds = ["input", "temp", "temp", "temp", "output"]
+    buffers = {name: buffer(name, (n,), kind) for name, kind in zip(names, kinds)}
+    steps = tuple(copy_nest(f"k{i}", buffers[a], buffers[b]) for i, (a, b) in enumerate(zip(names, names[1:])))
+    symbols = {} if isinstance(n, int) else {"s0": (0, "shape", 0)}
+    return Program(buffers, steps, ("x",), (whole(buffers["y"]),), symbols)
+
+
+def doubling_launches(program, n):
+    address = python_kernel(double, 2)
+    return {step.name: Launch(address, (step.phases[0].stores[0].value.args[0].attr, step.phases[0].stores[0].buffer), (n,)) for step in program.steps}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("n", [5, 0])
+def test_kernels_in_a_row_are_one_launch(n, native, compile_text):
+    program = doubling_chain(n)
+    call = build(plan(program), doubling_launches(program, n), compile_text if native else None)
+    x = torch.randn(n)
+    y, = call(x)
+    assert torch.equal(y, x * 16)
+    assert call.source.count("run_") == 1
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_symbols_are_read_from_the_inputs(native, compile_text):
+    n = symbol("s0")
+    program = doubling_chain(n)
+    call = build(plan(program), doubling_launches(program, n), compile_text if native else None)
+    for size in (3, 8, 0, 1):
+        x = torch.randn(size)
+        assert torch.equal(call(x)[0], x * 16)
+    assert "s0 = x0.shape[0]" in call.source
+
+
+def test_temporaries_share_the_arena():
+    text = str(plan(doubling_chain(100)))
+    assert text.splitlines()[0] == "arena 896 bytes"     # two places of 400 bytes, each rounded up to 448
+    assert text.count("at 0\n") == 2 and text.count("at 448") == 1
+
+
+def test_library_calls_take_views_and_outputs_alias_inputs():
+    x, w, y = buffer("x", (4, 3), "input"), buffer("w", (5, 3), "input"), buffer("y", (4, 5), "output")
+    step = Extern("mm", ("y",), aten.mm.default, (whole(x), View("w", (3, 5), (1, 3), 0, "f32")))
+    outputs = (whole(y), View("x", (3, 4), (1, 3), 0, "f32"), View("y", (2, 5), (10, 1), 5, "f32"), None, 7)
+    call = build(plan(Program({"x": x, "w": w, "y": y}, (step,), ("x", "w"), outputs, {})), {})
+    tx, tw = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    y, xt, rows, none, seven = call(tx, tw)
+    torch.testing.assert_close(y, tx @ tw.t())
+    assert not y.requires_grad and torch.equal(xt, tx.t()) and xt.data_ptr() == tx.data_ptr()
+    assert torch.equal(rows, y[1::2]) and rows.data_ptr() == y[1].data_ptr()
+    assert none is None and seven == 7
+
+
+def test_an_input_that_is_a_view_keeps_its_own_offset():
+    x, y = Buffer("x", "f32", (3, 4), (4, 1), "input", offset=4), buffer("y", (4, 4), "output")
+    step = Extern("mm", ("y",), aten.mm.default, (View("x", (4, 3), (1, 4), 4, "f32"), View("x", (3, 4), (4, 1), 4, "f32")))
+    call = build(plan(Program({"x": x, "y": y}, (step,), ("x",), (whole(y),), {})), {})
+    base = torch.randn(6, 4)
+    for part in (base[1:4], base[2:5]):
+        torch.testing.assert_close(call(part)[0], part.t() @ part)
+
+
+def test_results_in_other_strides_are_laid_out():
+    x, y = buffer("x", (4, 3), "input"), Buffer("y", "f32", (4, 3), (1, 4), "output")
+    step = Extern("clone", ("y",), aten.clone.default, (whole(x),))
+    call = build(plan(Program({"x": x, "y": y}, (step,), ("x",), (whole(y),), {})), {})
+    tx = torch.randn(4, 3)
+    assert torch.equal(call(tx)[0], tx) and call(tx)[0].stride() == (1, 4)
+
+
+def test_calls_with_several_results_and_scalars():
+    x = buffer("x", (4, 3), "input")
+    v, i = buffer("v", (4, 2), "output"), buffer("i", (4, 2), "output", "i64")
+    n = symbol("s0")
+    step = Extern("topk", ("v", "i"), aten.topk.default, (whole(x), n), {"largest": False})
+    call = build(plan(Program({"x": x, "v": v, "i": i}, (step,), ("x", "s0"), (whole(v), whole(i)), {"s0": (1, "value", 0)})), {})
+    tx = torch.randn(4, 3)
+    want = tx.topk(2, largest=False)
+    got = call(tx, 2)
+    assert torch.equal(got[0], want.values) and torch.equal(got[1], want.indices)
+
+
+def test_calls_that_write_into_out():
+    x, t, y = buffer("x", (4, 4), "input"), buffer("t", (4, 4)), buffer("y", (4, 4), "output")
+    steps = tuple(Extern(name, (b.name,), aten.mm.out, (whole(a), whole(x)), out=True) for name, a, b in (("a", x, t), ("b", t, y)))
+    p = plan(Program({"x": x, "t": t, "y": y}, steps, ("x",), (whole(y),), {}))
+    tx = torch.randn(4, 4)
+    torch.testing.assert_close(build(p, {})(tx)[0], tx @ tx @ tx)
+    assert str(p).splitlines() == ["alloc t", "run a", "alloc y", "run b", "free t", "return y"]
+
+
+def test_dead_tensors_are_taken_over_or_let_go():
+    names = ["x", "t0", "t1", "t2", "y"]
+    buffers = {name: buffer(name, (4, 4), {"x": "input", "y": "output"}.get(name, "temp")) for name in names}
+    steps = tuple(Extern(f"m{i}", (b,), aten.mm.out, (whole(buffers[a]), whole(buffers["x"])), out=True) for i, (a, b) in enumerate(zip(names, names[1:])))
+    p = plan(Program(buffers, steps, ("x",), (whole(buffers["y"]),), {}))
+    assert "alloc t2 reusing t0" in str(p) and "alloc y\n" in str(p)
+    call = build(p, {})
+    tx = torch.randn(4, 4)
+    torch.testing.assert_close(call(tx)[0], torch.linalg.matrix_power(tx, 5))
+    assert call.source.count("del") == 1 and "del b_t1" in call.source
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_bad_index_raises_as_eager_does(native, compile_text):
+    x, y = buffer("x", (3,), "input"), buffer("y", (3,), "output")
+    program = Program({"x": x, "y": y}, (copy_nest("k", x, y),), ("x",), (whole(y),), {})
+    address = python_kernel(lambda pointers, sizes: 1, 2, 0)
+    call = build(plan(program), {"k": Launch(address, ("x", "y"))}, compile_text if native else None)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        call(torch.zeros(3))
+
+
+def test_constants_are_kept_alive():
+    c, y = torch.randn(3), buffer("y", (3,), "output")
+    x = Buffer("c", "f32", (3,), (1,), "constant", value=c)
+    program = Program({"c": x, "y": y}, (copy_nest("k", x, y),), (), (whole(y), whole(x)), {})
+    call = build(plan(program), {"k": Launch(python_kernel(double, 2), ("c", "y"), (3,))})
+    want, watch = c * 2, weakref.ref(c)
+    del c, x, program
+    gc.collect()
+    assert torch.equal(call()[0], want) and watch() is not None
+
+
+def test_float_symbols_travel_as_bits():
+    assert ctypes.c_double.from_buffer_copy(ctypes.c_int64(host.double_bits(0.1))).value == 0.1
