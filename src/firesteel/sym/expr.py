@@ -15,75 +15,464 @@ int wherever the result is known, so code over sizes costs nothing when sizes ar
     n == m               # identity, never a question; `sym.env` asks questions and records guards
 
 dtypes are short names: i64 (every size and index), bool, f64; loop bodies also f32 f16 bf16 i32 i16 i8 u8.
+The ops that come out for integers: add mul floordiv mod min max abs where pow lshift rshift bitand bitor bitxor, eq ne le,
+and or not, to (conversion to the node's dtype); for f64 also sub neg truediv lt floor ceil and the functions of `math`.  All
+integers are exact (an index never overflows): rules such as (n * 4) // 4 -> n are for sizes and indices, not for int64 data.
 """
 from __future__ import annotations
 
-from typing import Any, Union
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-Size = Union[int, "Expr"]
+import firesteel.sym.rules  # noqa: F401  (fills the engine's table)
+from firesteel.sym.meaning import MATH_FUNCTIONS, meaning
+from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
+    Expr,
+    Size,
+    as_expr,
+    as_size,
+    const,
+    free_symbols,
+    is_const,
+    make,
+    order,
+    postorder,
+    symbol,
+)
+from firesteel.sym.poly import accumulate, from_poly, poly
+from firesteel.sym.rewrite import FREE, Context
+from firesteel.sym.rules import join_divmod
 
-
-class Expr:
-    """A node; made by `make` alone."""
-
-    __slots__ = ("op", "dtype", "args", "attr", "_hash")
-    op: str
-    dtype: str
-    args: tuple["Expr", ...]
-    attr: Any
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("an Expr is frozen")
-
-    def __reduce__(self):
-        return make, (self.op, self.dtype, self.args, self.attr)
-
-    def __copy__(self) -> "Expr":
-        return self
-
-    def __deepcopy__(self, memo: dict) -> "Expr":
-        return self
-
-
-_nodes: dict[tuple, Expr] = {}
-_set = object.__setattr__
+Number = int | float | bool
+_memo: dict[tuple, Any] = {}
+COMPARISONS = frozenset(("eq", "ne", "lt", "le"))
 
 
-def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
-    """The node (op, dtype, args, attr), as it is: no rule is applied."""
-    # the attr's type is part of the key: 1, 1.0 and True are equal in Python; so are 0.0 and -0.0, told apart by repr
-    key = (op, dtype, args, attr, type(attr) if type(attr) is not float else repr(attr))
-    node = _nodes.get(key)
-    if node is None:
-        node = Expr.__new__(Expr)
-        _set(node, "op", op)
-        _set(node, "dtype", dtype)
-        _set(node, "args", args)
-        _set(node, "attr", attr)
-        _set(node, "_hash", hash(key))
-        node = _nodes.setdefault(key, node)
-    return node
+# ---------------------------------------------------------------- building
+
+def _dtype(value: Any) -> str:
+    kind = type(value)
+    return value.dtype if kind is Expr else "i64" if kind is int else "bool" if kind is bool else "f64"
 
 
-def const(value: int | float | bool, dtype: str | None = None) -> Expr:
-    """A literal as a node (for loop bodies and for code that wants Exprs only)."""
-    if dtype is None:
-        dtype = {bool: "bool", int: "i64", float: "f64"}[type(value)]
-    return make("const", dtype, (), value)
+def _common_dtype(op: str, dtypes: list[str]) -> str:
+    """Python's promotion: bool < int < float; other dtypes (loop bodies) only meet themselves and plain numbers."""
+    for dtype in ("f64", "i64", "bool"):
+        if dtype in dtypes:
+            others = set(dtypes) - {"f64", "i64", "bool"}
+            if others:
+                raise TypeError(f"{op} of dtypes {', '.join(dtypes)}: convert one with `to` first")
+            return dtype
+    if len(set(dtypes)) != 1:
+        raise TypeError(f"{op} of dtypes {', '.join(dtypes)}: convert one with `to` first")
+    return dtypes[0]
 
 
-def symbol(name: str, dtype: str = "i64") -> Expr:
-    """A named unknown: a size `s0`, an unbacked size `u0`, a float `f0`."""
-    return make("symbol", dtype, (), name)
+def to(value: Any, dtype: str) -> Any:
+    """Conversion; float to integer drops the fraction.  A plain number stays a plain number."""
+    have = _dtype(value)
+    if have == dtype:
+        return as_size(value) if type(value) is Expr else value
+    if is_const(value):
+        return meaning("to", dtype).compute(as_size(value))
+    return make("to", dtype, (value,))
 
 
-def as_expr(value: Size | float | bool) -> Expr:
-    return value if isinstance(value, Expr) else const(value)
+def build(op: str, *args: Any) -> Any:
+    """`op` on plain numbers and Exprs of any dtype: folded, promoted as Python does, and simplified if integer."""
+    args = tuple(as_size(arg) if type(arg) is Expr else arg for arg in args)
+    if not any(type(arg) is Expr for arg in args):
+        return meaning(op, "").compute(*args)
+    exprs = [arg.dtype for arg in args if type(arg) is Expr]
+    foreign = [dtype for dtype in exprs if dtype not in ("f64", "i64", "bool")]
+    dtype = _common_dtype(op, exprs if foreign else [_dtype(arg) for arg in args])
+    if dtype == "i64" or (dtype == "bool" and op not in ("eq", "ne")):
+        return FREE.build(op, *[to(arg, "i64") for arg in args])
+    if dtype == "bool":
+        return FREE.build(op, *args)
+    nodes = tuple(arg if type(arg) is Expr and arg.dtype == dtype else _literal(arg, dtype) for arg in args)
+    return make(op, "bool" if op in COMPARISONS else dtype, nodes)
 
 
-def as_size(expr: Size) -> Size:
-    """A constant node becomes a plain number; everything else stays."""
-    return expr.attr if isinstance(expr, Expr) and expr.op == "const" else expr
+def _literal(value: Any, dtype: str) -> Expr:
+    if type(value) is Expr:
+        return make("to", dtype, (value,))
+    return const(value if dtype[0] in "iu" else float(value), dtype)
+
+
+def _binary(op: str, plain: Callable) -> Callable[[Any, Any], Any]:
+    """The public function of a binary op: numbers are computed, repeated questions are one dict lookup."""
+    def function(a, b):
+        kind, other = type(a), type(b)
+        if kind is not Expr and other is not Expr:
+            return plain(a, b)
+        if (kind is not Expr and kind is not int) or (other is not Expr and other is not int):
+            return build(op, a, b)      # a float or bool equals an int as a key: not memoised
+        key = (op, a, b)
+        found = _memo.get(key)
+        if found is None:
+            found = _memo[key] = build(op, a, b)
+        return found
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"{plain.__name__}(a, b) on Sizes."
+    return function
+
+
+def _unary(op: str, plain: Callable) -> Callable[[Any], Any]:
+    def function(a):
+        return build(op, a) if type(a) is Expr else plain(a)
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"{plain.__name__}(a) on a Size."
+    return function
+
+
+add = _binary("add", operator.add)
+sub = _binary("sub", operator.sub)
+mul = _binary("mul", operator.mul)
+floordiv = _binary("floordiv", operator.floordiv)
+mod = _binary("mod", operator.mod)
+min_ = _binary("min", min)
+max_ = _binary("max", max)
+lshift = _binary("lshift", operator.lshift)
+rshift = _binary("rshift", operator.rshift)
+bitand = _binary("bitand", operator.and_)
+bitor = _binary("bitor", operator.or_)
+bitxor = _binary("bitxor", operator.xor)
+eq = _binary("eq", operator.eq)
+ne = _binary("ne", operator.ne)
+lt = _binary("lt", operator.lt)
+le = _binary("le", operator.le)
+neg = _unary("neg", operator.neg)
+abs_ = _unary("abs", abs)
+
+
+def gt(a: Any, b: Any) -> Any:
+    return lt(b, a)
+
+
+def ge(a: Any, b: Any) -> Any:
+    return le(b, a)
+
+
+# ---------------------------------------------------------------- logic
+
+def _truth(value: Any) -> Any:
+    """A plain bool or a bool Expr."""
+    value = as_size(value)
+    if type(value) is not Expr:
+        return bool(value)
+    return value if value.dtype == "bool" else ne(value, 0)
+
+
+def and_(a: Any, b: Any) -> Any:
+    return FREE.build("and", _truth(a), _truth(b))
+
+
+def or_(a: Any, b: Any) -> Any:
+    return FREE.build("or", _truth(a), _truth(b))
+
+
+def not_(a: Any) -> Any:
+    return FREE.build("not", _truth(a))
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes if condition else no`."""
+    condition = _truth(condition)
+    if type(condition) is not Expr:
+        return yes if condition else no
+    dtype = _common_dtype("where", [_dtype(yes), _dtype(no)])
+    if dtype == "i64":
+        return FREE.build("where", condition, to(yes, "i64"), to(no, "i64"))
+    if dtype == "bool":
+        return or_(and_(condition, yes), and_(not_(condition), no))
+    return make("where", dtype, (condition, _as_dtype(yes, dtype), _as_dtype(no, dtype)))
+
+
+def _as_dtype(value: Any, dtype: str) -> Expr:
+    return value if type(value) is Expr and value.dtype == dtype else _literal(value, dtype)
+
+
+# ---------------------------------------------------------------- integers and floats
+
+def to_float(a: Any) -> Any:
+    return to(a, "f64")
+
+
+def to_int(a: Any) -> Any:
+    """int(a): drops the fraction."""
+    return to(a, "i64")
+
+
+def truediv(a: Any, b: Any) -> Any:
+    if type(a) is not Expr and type(b) is not Expr:
+        return a / b
+    return build("truediv", *[a if _dtype(a) not in ("i64", "bool") else to_float(a) for a in (a, b)])
+
+
+def pow_(a: Any, b: Any) -> Any:
+    """a ** b; an integer power of an integer must not be negative."""
+    return build("pow", a, b)
+
+
+def ceildiv(a: Size, b: Size) -> Size:
+    return neg(floordiv(neg(a), b))
+
+
+def floor(a: Any) -> Any:
+    """math.floor; of a quotient of integers, their floor division (exact below 2**53)."""
+    return _round_float(a, "floor", math.floor, floordiv)
+
+
+def ceil(a: Any) -> Any:
+    return _round_float(a, "ceil", math.ceil, ceildiv)
+
+
+def _round_float(a: Any, op: str, plain: Callable, of_quotient: Callable) -> Any:
+    if type(a) is not Expr:
+        return plain(a)
+    if a.dtype in ("i64", "bool"):
+        return to_int(a)
+    if a.op == "truediv" and all(_integer_inside(arg) is not None for arg in a.args):
+        return of_quotient(*[_integer_inside(arg) for arg in a.args])
+    return to_int(make(op, a.dtype, (a,)))
+
+
+def _integer_inside(node: Expr) -> Any:
+    """The integer that a float expression was converted from."""
+    if node.op == "to" and node.args[0].dtype == "i64":
+        return node.args[0]
+    return int(node.attr) if node.op == "const" and float(node.attr).is_integer() else None
+
+
+def trunc(a: Any) -> Any:
+    return math.trunc(a) if type(a) is not Expr else to_int(a)
+
+
+def round_(a: Any, digits: int | None = None) -> Any:
+    """Python's round: to even, an int without digits."""
+    if type(a) is not Expr:
+        return round(a, digits)
+    if a.dtype != "f64":
+        return a if digits is None or digits >= 0 else _round_integer(a, digits)
+    return to_int(make("round", "f64", (a,))) if digits is None else make("round_digits", "f64", (a, const(digits)))
+
+
+def _round_integer(a: Expr, digits: int) -> Expr:
+    raise TypeError(f"round({a!r}, {digits}): a symbolic integer is not rounded to tens")
+
+
+def is_integer(a: Any) -> Any:
+    """float.is_integer."""
+    if type(a) is not Expr:
+        return float(a).is_integer()
+    return True if a.dtype != "f64" else make("is_integer", "bool", (a,))
+
+
+def _math_function(op: str) -> Callable[[Any], Any]:
+    plain = getattr(math, op)
+
+    def function(a):
+        return plain(a) if type(a) is not Expr else build(op, to_float(a) if a.dtype in ("i64", "bool") else a)
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"math.{op} on a Size or float."
+    return function
+
+
+MATH: dict[str, Callable[[Any], Any]] = {op: _math_function(op) for op in MATH_FUNCTIONS if hasattr(math, op)}
+sqrt, exp, log, sin, cos = (MATH[op] for op in ("sqrt", "exp", "log", "sin", "cos"))
+
+
+# ---------------------------------------------------------------- many at once
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product; 1 for none (numel of a shape)."""
+    result: Size = 1
+    for size in sizes:
+        result = mul(result, size)
+    return result
+
+
+def sum_(sizes: Iterable[Size]) -> Size:
+    """The sum; linear in the number of terms."""
+    sizes = list(sizes)
+    if not any(type(size) is Expr for size in sizes):
+        return sum(sizes)       # type: ignore[arg-type]
+    if any(_dtype(size) != "i64" for size in sizes):
+        result: Any = 0
+        for size in sizes:
+            result = add(result, size)
+        return result
+    total: dict = {}
+    for size in sizes:
+        accumulate(total, poly(size))
+    return from_poly(join_divmod(FREE, total))
+
+
+# ---------------------------------------------------------------- simplifying, substituting, evaluating
+
+_contexts: dict[tuple, Context] = {}
+
+
+def simplify(expr: Size, ranges: Mapping[Expr, tuple[Size | None, Size | None]]) -> Size:
+    """The same value for all leaves within `ranges` (leaf -> inclusive (lo, hi), each an int, None or an Expr).
+
+    With 0 <= i <= T-1: (b*T + i) // T -> b and (b*T + i) % T -> i.  A leaf is an axis, a symbol, or any opaque node.  A leaf
+    with bounds exists, so 0 <= i <= T-1 also tells that T >= 1; other facts about symbols must be given."""
+    return expr if type(expr) is not Expr else context_of(ranges).simplify(expr)
+
+
+def context_of(ranges: Mapping[Expr, tuple[Size | None, Size | None]]) -> Context:
+    """The Context of some ranges, with all it has learnt; for many expressions under the same ranges."""
+    key = tuple(ranges.items())
+    context = _contexts.get(key)
+    if context is None:
+        if len(_contexts) >= 256:
+            _contexts.clear()
+        context = _contexts[key] = Context(ranges)
+    return context
+
+
+def rebuild(node: Expr, args: tuple) -> Any:
+    """The node with other arguments (Sizes or Exprs), folded and simplified where that is ours to do."""
+    if node.op == "where":
+        return where(*args)
+    if node.op == "to" and node.dtype in ("f64", "i64", "bool"):
+        return to(args[0], node.dtype)
+    if node.dtype in ("i64", "bool", "f64") and node.op in ("and", "or", "not"):
+        return {"and": and_, "or": or_, "not": not_}[node.op](*args)
+    if node.op in _OPS and node.dtype in ("i64", "bool", "f64"):
+        return build(node.op, *args)
+    return make(node.op, node.dtype, tuple(_as_dtype(arg, old.dtype) for arg, old in zip(args, node.args)), node.attr)
+
+
+_OPS = frozenset(("add sub mul neg floordiv mod truediv pow min max abs lshift rshift bitand bitor bitxor eq ne lt le "
+                  "floor ceil trunc round").split()) | frozenset(MATH)
+
+
+def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:
+    """The expression with nodes replaced by Sizes; linear in the number of different nodes."""
+    if type(expr) is not Expr:
+        return expr
+    done: dict[Expr, Any] = {}
+    for node in postorder(expr):
+        if node in values:
+            done[node] = values[node]
+        elif not node.args:
+            done[node] = node
+        else:
+            args = tuple(done[arg] for arg in node.args)
+            done[node] = node if args == node.args else rebuild(node, args)
+    return as_size(done[expr])
+
+
+def evaluate(expr: Any, values: Mapping[str, Number]) -> Any:
+    """The number that an expression over named leaves (symbols, axes) has."""
+    if type(expr) is not Expr:
+        return expr
+    done: dict[Expr, Any] = {}
+    for node in postorder(expr):
+        if node.op == "const":
+            done[node] = node.attr
+        elif node.op in ("symbol", "axis"):
+            done[node] = values[node.attr]
+        else:
+            done[node] = meaning(node.op, node.dtype).compute(*[done[arg] for arg in node.args])
+    return done[expr]
+
+
+# ---------------------------------------------------------------- text
+
+_SWAPPED = {"le": ">=", "lt": ">"}
+
+
+def python_text(expr: Any, names: Mapping[str, str] | None = None) -> str:
+    """Python source that computes the expression; leaves are written by name, or as `names` says."""
+    return _text(expr, names or {})[0]
+
+
+def _text(expr: Any, names: Mapping[str, str]) -> tuple[str, int]:
+    """(source, binding strength)."""
+    if type(expr) is not Expr or expr.op == "const":
+        return _number_text(as_size(expr))
+    if expr.op in ("symbol", "axis"):
+        return names.get(expr.attr, str(expr.attr)), 9
+    if expr.op == "add":
+        return _sum_text(expr, names), 5
+    if expr.op in _SWAPPED and expr.args[0].op == "const" and expr.args[1].op != "const":
+        return f"{_inside(expr.args[1], 5, names)} {_SWAPPED[expr.op]} {_inside(expr.args[0], 5, names)}", 4
+    if expr.op == "mul" and expr.dtype == "i64":
+        return _product_text(expr, names), 6
+    return _call_text(expr, names)
+
+
+def _number_text(value: Any) -> tuple[str, int]:
+    if type(value) is float and not math.isfinite(value):
+        return f"float('{value}')", 9
+    return repr(value), 9 if not (value < 0) else 7
+
+
+def _inside(expr: Expr, strength: int, names: Mapping[str, str]) -> str:
+    text, own = _text(expr, names)
+    return text if own >= strength else f"({text})"
+
+
+def _product_text(expr: Expr, names: Mapping[str, str]) -> str:
+    factors = []
+    while expr.op == "mul":
+        factors.append(expr.args[1])
+        expr = expr.args[0]
+    factors.append(expr)
+    texts = [_inside(factor, 7, names) for factor in reversed(factors) if factor.op != "const"]
+    for factor in factors:
+        if factor.op == "const" and factor.attr == -1:
+            texts[0] = "-" + texts[0]
+        elif factor.op == "const":
+            texts.insert(0, str(factor.attr))
+    return "*".join(texts)
+
+
+def _is_negative(term: Expr) -> bool:
+    factor = term.args[1] if term.op == "mul" else term
+    return term.dtype == "i64" and factor.op == "const" and factor.attr < 0
+
+
+def _sum_text(expr: Expr, names: Mapping[str, str]) -> str:
+    terms = []
+    while expr.op == "add":
+        terms.append(expr.args[1])
+        expr = expr.args[0]
+    text = _inside(expr, 5, names)
+    for term in reversed(terms):
+        own = _inside(term, 6, names)
+        text += f" - {own[1:]}" if _is_negative(term) else f" + {own}"
+    return text
+
+
+def _call_text(expr: Expr, names: Mapping[str, str]) -> tuple[str, int]:
+    try:
+        row = meaning(expr.op, expr.dtype)
+    except KeyError:        # an op of loop bodies: for people only
+        inside = ", ".join([*([str(expr.attr)] if expr.attr is not None else []), *[_text(arg, names)[0] for arg in expr.args]])
+        return f"{expr.op}({inside})", 9
+    if row.strength == 9:
+        return row.text.format(*[_text(arg, names)[0] for arg in expr.args]), 9
+    # the right side of // and % binds tighter than the operator itself; comparisons do not chain
+    first = row.strength + (row.strength in (3, 4))
+    texts = [_inside(arg, first if i == 0 else row.strength + 1, names) for i, arg in enumerate(expr.args)]
+    return row.text.format(*texts), row.strength
+
+
+# ---------------------------------------------------------------- operators
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(other, self)
+
+
+for _name, _function in {"add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "truediv": truediv}.items():
+    setattr(Expr, f"__{_name}__", _function)
+    setattr(Expr, f"__r{_name}__", _reflected(_function))
+for _name, _function in {"lt": lt, "le": le, "gt": gt, "ge": ge, "neg": neg, "repr": python_text, "str": python_text}.items():
+    setattr(Expr, f"__{_name}__", _function)

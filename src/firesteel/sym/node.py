@@ -1,0 +1,129 @@
+"""The node itself: what an Expr is made of, and walks over it.  Everybody else imports these names from `sym.expr`.
+
+An Expr is (op, dtype, args, attr), frozen and hash-consed by `make`: equal is identical, so hashing and comparing are
+those of the object, at C speed.  Every op has a fixed number of arguments: a sum of four terms is three `add`s.
+
+    n = symbol("s0")
+    make("add", "i64", (n, const(1))) is make("add", "i64", (n, const(1)))     # True
+"""
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, Union
+
+Size = Union[int, "Expr"]
+
+
+class Expr:
+    """A node; made by `make` alone.  `_order` and `_poly` are caches of `order` below and of `sym.poly`."""
+
+    __slots__ = ("op", "dtype", "args", "attr", "_order", "_poly")
+    op: str
+    dtype: str
+    args: tuple["Expr", ...]
+    attr: Any
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("an Expr is frozen")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} is not a known truth value: ask it with sym.env (`true`, `ShapeEnv.decide`)")
+
+    def __reduce__(self):
+        return make, (self.op, self.dtype, self.args, self.attr)
+
+    def __copy__(self) -> "Expr":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "Expr":
+        return self
+
+
+_nodes: dict[tuple, Expr] = {}
+_set_op, _set_dtype = Expr.op.__set__, Expr.dtype.__set__        # type: ignore[attr-defined]
+_set_args, _set_attr = Expr.args.__set__, Expr.attr.__set__      # type: ignore[attr-defined]
+set_order, set_poly = Expr._order.__set__, Expr._poly.__set__    # type: ignore[attr-defined]
+
+
+def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
+    """The node (op, dtype, args, attr), as it is: no rule is applied."""
+    # the attr's type is part of the key: 1, 1.0 and True are equal in Python; 0.0 and -0.0 are equal and NaN is not
+    # even equal to itself, so floats are told apart by their text
+    kind = type(attr)
+    key = (op, dtype, args, repr(attr) if kind is float else attr, kind)
+    node = _nodes.get(key)
+    if node is None:
+        node = Expr.__new__(Expr)
+        _set_op(node, op)
+        _set_dtype(node, dtype)
+        _set_args(node, args)
+        _set_attr(node, attr)
+        node = _nodes.setdefault(key, node)
+    return node
+
+
+_DTYPE_OF = {bool: "bool", int: "i64", float: "f64"}
+
+
+def const(value: int | float | bool, dtype: str | None = None) -> Expr:
+    """A literal as a node (for loop bodies and for code that wants Exprs only)."""
+    return make("const", dtype or _DTYPE_OF[type(value)], (), value)
+
+
+def symbol(name: str, dtype: str = "i64") -> Expr:
+    """A named unknown: a size `s0`, an unbacked size `u0`, a float `f0`."""
+    return make("symbol", dtype, (), name)
+
+
+def as_expr(value: Size | float | bool) -> Expr:
+    return value if type(value) is Expr else const(value)
+
+
+def as_size(expr: Size) -> Size:
+    """A constant node becomes a plain number; everything else stays."""
+    return expr.attr if type(expr) is Expr and expr.op == "const" else expr
+
+
+def is_const(value: object) -> bool:
+    return type(value) is not Expr or value.op == "const"
+
+
+def postorder(*roots: object) -> Iterator[Expr]:
+    """Every node below (and with) the roots once, arguments before users; plain numbers among the roots are skipped.
+    Not recursive: sums may be long."""
+    seen: set[Expr] = set()
+    stack = [root for root in reversed(roots) if type(root) is Expr]
+    while stack:
+        node = stack[-1]
+        if node in seen:
+            stack.pop()
+            continue
+        waiting = [arg for arg in node.args if arg not in seen]
+        if waiting:
+            stack.extend(reversed(waiting))
+        else:
+            seen.add(node)
+            stack.pop()
+            yield node
+
+
+def free_symbols(*roots: object) -> set[Expr]:
+    """The `symbol` leaves below the roots."""
+    return {node for node in postorder(*roots) if node.op == "symbol"}
+
+
+def order(node: Expr) -> tuple[int, str, int]:
+    """A total order that is the same in every process: leaves by name, then the rest by a structural hash.  (Two
+    different nodes with the same hash would only cost a missed simplification.)"""
+    try:
+        return node._order
+    except AttributeError:
+        pass
+    text = f"{node.op}.{node.dtype}.{node.attr}".encode()
+    if node.args:
+        key = (1, "", hash((zlib.crc32(text), *[order(arg)[2] for arg in node.args])))
+    else:
+        key = (0, str(node.attr), zlib.crc32(text))
+    set_order(node, key)
+    return key

@@ -1,0 +1,512 @@
+"""The rewrite rules of integer and boolean expressions, one row each; `sym/rewrite.py` applies them.
+
+Rows of an op are tried in the order in which they stand.  `c` is the context (ranges of the leaves); a `None` result means
+that the rule does not apply.  Every division assumes a divisor other than 0, as eager raises there; everything else holds for
+all integers.  Note [Floor]: `//` rounds towards minus infinity, so for all integers x, y and positive p, q
+
+    (p*y + r) // p == y + r // p        (x // p) // q == x // (p*q)        x == (x // p) * p + x % p
+
+and each rule below is one of these facts, or 0 <= r < p.
+"""
+from __future__ import annotations
+
+from math import gcd
+
+from firesteel.sym.node import Expr, Size, as_expr, make, order
+from firesteel.sym.poly import (
+    Monomial,
+    Poly,
+    accumulate,
+    divide_by_term,
+    divide_exactly,
+    from_poly,
+    join,
+    multiply,
+    plus,
+    poly,
+    scale,
+    without,
+)
+from firesteel.sym.rewrite import Context, rule
+
+# ---------------------------------------------------------------- sums and products
+
+
+@rule("add", "x + y: collected terms; k*(x//d)*d + k*(x%d) -> k*x")
+def add(c: Context, a: Size, b: Size) -> Size:
+    return from_poly(join_divmod(c, plus(poly(a), poly(b))))
+
+
+@rule("sub", "x - y: collected terms")
+def sub(c: Context, a: Size, b: Size) -> Size:
+    return from_poly(join_divmod(c, plus(poly(a), poly(b), -1)))
+
+
+@rule("neg", "-x: collected terms")
+def neg(c: Context, a: Size) -> Size:
+    return from_poly(scale(poly(a), -1))
+
+
+@rule("mul", "x * y: expanded and collected, unless that has too many terms")
+def mul(c: Context, a: Size, b: Size) -> Size:
+    product = multiply(poly(a), poly(b))
+    if product is not None:
+        return from_poly(join_divmod(c, product))
+    left, right = sorted((as_expr(a), as_expr(b)), key=order)
+    return make("mul", "i64", (left, right))
+
+
+def join_divmod(c: Context, terms: Poly) -> Poly:
+    """k*(x//d)*d + k*(x%d) becomes k*x, as long as there is one."""
+    while True:
+        found = _find_divmod(c, terms)
+        if found is None:
+            return terms
+        terms = found
+
+
+def _find_divmod(c: Context, terms: Poly) -> Poly | None:
+    for monomial, count in terms.items():
+        for atom in monomial:
+            if atom.op == "mod":
+                joined = _join_one(c, terms, monomial, count, atom)
+                if joined is not None:
+                    return joined
+    return None
+
+
+def _join_one(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
+    """Replaces count*rest*(x%d) and count*rest*d*(x//d) by count*rest*x, if the second is there too."""
+    x, divisor = (arg.attr if arg.op == "const" else arg for arg in atom.args)
+    rest = {without(monomial, (atom,)): count}
+    quotient = c.mul(c.floordiv(x, divisor), divisor)
+    wanted = multiply(rest, poly(quotient))                 # type: ignore[arg-type]
+    if not wanted or any(_share(terms.get(m, 0), k) == 0 for m, k in wanted.items() if m):
+        return None
+    whole = multiply(rest, poly(x))                         # type: ignore[arg-type]
+    if whole is None:
+        return None
+    result = plus(terms, wanted, -1)
+    accumulate(result, {monomial: count}, -1)
+    accumulate(result, whole)
+    return result
+
+
+def _share(have: int, wanted: int) -> int:
+    """How often `wanted` is contained in `have`, at most once."""
+    return 1 if have * wanted > 0 and abs(have) >= abs(wanted) else 0
+
+
+# ---------------------------------------------------------------- floor division
+
+def single_term(divisor: Size) -> tuple[Monomial, int] | None:
+    """(monomial, factor) of a divisor with one term."""
+    terms = poly(divisor)
+    return next(iter(terms.items())) if len(terms) == 1 else None
+
+
+@rule("floordiv", "x // 1 -> x;  x // -k -> (-x) // k")
+def floordiv_sign(c: Context, x: Size, d: Size) -> Size | None:
+    if type(d) is not int:
+        return None
+    if d == 0:
+        raise ZeroDivisionError(f"{x!r} // 0")
+    if d == 1:
+        return x
+    return c.floordiv(c.sub(0, x), -d) if d < 0 else None
+
+
+@rule("floordiv", "(d*y + r) // d -> y + r // d")
+def floordiv_split(c: Context, x: Size, d: Size) -> Size | None:
+    term = single_term(d)
+    if term is None:
+        quotient = divide_exactly(poly(x), poly(d))
+        return from_poly(quotient) if quotient is not None else None
+    quotient, rest = divide_by_term(poly(x), *term)
+    if not quotient:
+        return None
+    return c.add(from_poly(quotient), c.floordiv(from_poly(rest), d))
+
+
+@rule("floordiv", "(k*x + j) // (k*d) -> (x + j//k) // d")
+def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
+    """k is an int > 0 that divides all terms but the constant, or a product of atoms that divides all terms."""
+    term = single_term(d)
+    if term is None:
+        return None
+    terms = poly(x)
+    k = gcd(term[1], *[count for monomial, count in terms.items() if monomial])
+    shared = _shared_atoms(terms, term[0])
+    if k == 1 and not shared:
+        return None
+    if shared and () not in terms:
+        k = gcd(term[1], *terms.values())
+    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}
+    return c.floordiv(from_poly(numerator), from_poly({without(term[0], shared): term[1] // k}))    # type: ignore[dict-item]
+
+
+def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
+    """The atoms of `factors` that divide every term."""
+    shared: list[Expr] = []
+    rest = list(terms)
+    for atom in factors:
+        smaller = [without(m, (atom,)) for m in rest]
+        if rest and None not in smaller:
+            shared.append(atom)
+            rest = smaller      # type: ignore[assignment]
+    return tuple(shared)
+
+
+@rule("floordiv", "x // d -> q where lo//d == hi//d == q")
+def floordiv_constant(c: Context, x: Size, d: Size) -> Size | None:
+    if type(d) is not int:
+        return None
+    low, high = c.bounds.interval(x)
+    return low // d if low is not None and high is not None and low // d == high // d else None
+
+
+@rule("floordiv", "x // d -> 0 where 0 <= x < d;  -> -1 where -d <= x < 0")
+def floordiv_small(c: Context, x: Size, d: Size) -> Size | None:
+    if type(x) is int and x == 0:
+        return 0
+    if c.nonneg(x):
+        return 0 if c.less(x, d) else None
+    return -1 if c.less(x, 0) and c.positive(d) and c.nonneg(c.add(x, d)) else None
+
+
+@rule("floordiv", "(x // p) // q -> x // (p*q) where p, q > 0")
+def floordiv_nested(c: Context, x: Size, d: Size) -> Size | None:
+    if type(x) is not Expr or x.op != "floordiv":
+        return None
+    inner, p = (_plain(arg) for arg in x.args)
+    return c.floordiv(inner, c.mul(p, d)) if c.positive(p) and c.positive(d) else None
+
+
+@rule("floordiv", "(x % (p*q)) // q -> (x // q) % p where p, q > 0")
+def floordiv_of_mod(c: Context, x: Size, d: Size) -> Size | None:
+    if type(x) is not Expr or x.op != "mod":
+        return None
+    inner, modulus = (_plain(arg) for arg in x.args)
+    p = exact_quotient(modulus, d)
+    if p is None or not (c.positive(d) and c.positive(p)):
+        return None
+    return c.mod(c.floordiv(inner, d), p)
+
+
+@rule("floordiv", "(p*y + r) // (p*q) -> y // q where 0 <= r < p and p, q > 0")
+def floordiv_peel(c: Context, x: Size, d: Size) -> Size | None:
+    for p, q in _factorings(x, d):
+        quotient, rest = divide_by_term(poly(x), *single_term(p))       # type: ignore[misc]
+        if quotient and _is_remainder(c, from_poly(rest), p) and c.positive(p) and c.positive(q):
+            return c.floordiv(from_poly(quotient), q)
+    return None
+
+
+def _is_remainder(c: Context, r: Size, p: Size) -> bool:
+    return c.nonneg(r) and c.less(r, p)
+
+
+def _factorings(x: Size, d: Size) -> list[tuple[Size, Size]]:
+    """Ways to write d as p*q with p dividing some term of x, neither p nor q being 1."""
+    term = single_term(d)
+    if term is None:
+        return []
+    monomial, count = term
+    ways: dict[Size, Size] = {}
+    for terms, n in poly(x).items():
+        k = gcd(n, count)
+        atoms = _common(terms, monomial)
+        p = from_poly({atoms: k})
+        if p != 1 and p is not d and p != d:
+            ways[p] = from_poly({without(monomial, atoms): count // k})     # type: ignore[dict-item]
+    return list(ways.items())
+
+
+def _common(a: Monomial, b: Monomial) -> Monomial:
+    """The greatest common divisor of two monomials."""
+    rest, shared = list(b), []
+    for atom in a:
+        if atom in rest:
+            rest.remove(atom)
+            shared.append(atom)
+    return tuple(shared)
+
+
+def exact_quotient(a: Size, b: Size) -> Size | None:
+    """a / b where b divides a term by term."""
+    if b == 0:
+        return None
+    quotient = divide_exactly(poly(a), poly(b))
+    return None if quotient is None else from_poly(quotient)
+
+
+def _plain(node: Expr) -> Size:
+    return node.attr if node.op == "const" else node
+
+
+# ---------------------------------------------------------------- remainder
+
+@rule("mod", "x % 1 -> 0;  x % -k -> -((-x) % k)")
+def mod_sign(c: Context, x: Size, d: Size) -> Size | None:
+    if type(d) is not int:
+        return None
+    if d == 0:
+        raise ZeroDivisionError(f"{x!r} % 0")
+    if d == 1:
+        return 0
+    return c.sub(0, c.mod(c.sub(0, x), -d)) if d < 0 else None
+
+
+@rule("mod", "(d*y + r) % d -> r % d")
+def mod_split(c: Context, x: Size, d: Size) -> Size | None:
+    term = single_term(d)
+    if term is None:
+        return 0 if divide_exactly(poly(x), poly(d)) is not None else None
+    quotient, rest = divide_by_term(poly(x), *term)
+    if not term[0]:         # a number: (5*x + 9) % 4 -> (x + 1) % 4
+        rest = {m: count % term[1] if abs(count) >= term[1] or not m else count for m, count in rest.items()}
+    return None if rest == poly(x) else c.mod(from_poly(rest), d)
+
+
+@rule("mod", "(k*x + j) % (k*d) -> k*((x + j//k) % d) + j%k")
+def mod_common(c: Context, x: Size, d: Size) -> Size | None:
+    term = single_term(d)
+    if term is None:
+        return None
+    terms = poly(x)
+    shared = _shared_atoms(terms, term[0])
+    k = gcd(term[1], *[count for m, count in terms.items() if m or shared])
+    if k == 1 and not shared:
+        return None
+    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}
+    inner = c.mod(from_poly(numerator), from_poly({without(term[0], shared): term[1] // k}))    # type: ignore[dict-item]
+    return c.add(c.mul(inner, from_poly({shared: k})), terms.get((), 0) % k)
+
+
+@rule("mod", "x % d -> x - d*(x//d) where x // d is a known number")
+def mod_constant(c: Context, x: Size, d: Size) -> Size | None:
+    found = floordiv_constant(c, x, d)
+    if found is None:
+        found = floordiv_small(c, x, d)
+    return None if found is None else c.sub(x, c.mul(found, d))
+
+
+@rule("mod", "(k*(x % (p*d)) + y) % d -> (k*x + y) % d")
+def mod_nested(c: Context, x: Size, d: Size) -> Size | None:
+    terms = poly(x)
+    for monomial, count in terms.items():
+        for atom in monomial:
+            if atom.op == "mod" and exact_quotient(_plain(atom.args[1]), d) is not None:
+                rest = {m: n for m, n in terms.items() if m is not monomial}
+                whole = multiply({without(monomial, (atom,)): count}, poly(_plain(atom.args[0])))   # type: ignore[dict-item]
+                if whole is not None:
+                    return c.mod(from_poly(plus(rest, whole)), d)
+    return None
+
+
+@rule("mod", "(p*y + r) % (p*q) -> p*(y % q) + r where 0 <= r < p and p, q > 0")
+def mod_peel(c: Context, x: Size, d: Size) -> Size | None:
+    for p, q in _factorings(x, d):
+        quotient, rest = divide_by_term(poly(x), *single_term(p))       # type: ignore[misc]
+        r = from_poly(rest)
+        if quotient and _is_remainder(c, r, p) and c.positive(p) and c.positive(q):
+            return c.add(c.mul(c.mod(from_poly(quotient), q), p), r)
+    return None
+
+
+# ---------------------------------------------------------------- minimum, maximum, choice
+
+@rule("min", "min(x, y) -> the one that is known to be smaller; sorted")
+def min_(c: Context, a: Size, b: Size) -> Size | None:
+    return _pick(c, "min", a, b, c.sub(b, a))
+
+
+@rule("max", "max(x, y) -> the one that is known to be greater; sorted")
+def max_(c: Context, a: Size, b: Size) -> Size | None:
+    return _pick(c, "max", a, b, c.sub(a, b))
+
+
+def _pick(c: Context, op: str, a: Size, b: Size, gap: Size) -> Size | None:
+    """`gap` >= 0 means that a is the answer."""
+    if c.nonneg(gap):
+        return a
+    if c.nonneg(c.sub(0, gap)):
+        return b
+    left, right = as_expr(a), as_expr(b)
+    if left.op == op and right in left.args:
+        return a
+    if right.op == op and left in right.args:
+        return b
+    if left.op == "const" or (right.op != "const" and order(right) < order(left)):
+        return c.build(op, b, a)
+    return None
+
+
+@rule("abs", "abs(x) -> x where x >= 0;  -> -x where x <= 0")
+def abs_(c: Context, a: Size) -> Size | None:
+    if c.nonneg(a):
+        return a
+    minus = c.sub(0, a)
+    if c.nonneg(minus):
+        return minus
+    return c.build("abs", minus) if _first_negative(a) and not _first_negative(minus) else None
+
+
+def _first_negative(a: Size) -> bool:
+    """Of x and -x, one has a negative first term: the other is the canonical one."""
+    terms = poly(a)
+    first = min((m for m in terms if m), key=lambda m: [order(atom) for atom in m])
+    return terms[first] < 0
+
+
+@rule("where", "where(True, x, y) -> x;  where(c, x, x) -> x;  where(not c, x, y) -> where(c, y, x)")
+def where(c: Context, condition: Size, yes: Size, no: Size) -> Size | None:
+    if type(condition) is not Expr:
+        return yes if condition else no
+    if yes is no or (type(yes) is int and type(no) is int and yes == no):
+        return yes
+    if condition.op == "not":
+        return c.build("where", condition.args[0], no, yes)
+    return None
+
+
+@rule("pow", "x ** k -> x * x * ...")
+def pow_(c: Context, x: Size, k: Size) -> Size | None:
+    if type(k) is not int or not 0 <= k <= 4:
+        return None
+    result: Size = 1
+    for _ in range(k):
+        result = c.mul(result, x)
+    return result
+
+
+@rule("lshift", "x << k -> x * 2**k")
+def lshift(c: Context, x: Size, k: Size) -> Size | None:
+    return c.mul(x, 1 << k) if type(k) is int and k >= 0 else None
+
+
+@rule("rshift", "x >> k -> x // 2**k")
+def rshift(c: Context, x: Size, k: Size) -> Size | None:
+    return c.floordiv(x, 1 << k) if type(k) is int and k >= 0 else None
+
+
+# ---------------------------------------------------------------- comparisons: only eq, ne and le remain
+
+def _divide_gap(terms: Poly) -> tuple[Poly, int]:
+    """The terms without their constant, divided by their common factor; and that factor."""
+    factor = gcd(*[count for monomial, count in terms.items() if monomial])
+    return {m: count // factor for m, count in terms.items() if m}, factor
+
+
+def _two_sides(terms: Poly, constant: int) -> tuple[Size, Size]:
+    """(left, right) such that `left <= right` says terms + constant >= 0, without negative factors."""
+    left = {m: -count for m, count in terms.items() if count < 0}
+    right = {m: count for m, count in terms.items() if count > 0}
+    if constant:
+        # the number stands alone if one side is empty, otherwise where it is positive
+        on_right = not right if not (left and right) else constant > 0
+        (right if on_right else left)[()] = constant if on_right else -constant
+    return from_poly(left), from_poly(right)
+
+
+@rule("le", "x <= y: one form for all equal questions, or the answer")
+def le(c: Context, a: Size, b: Size) -> Size | bool | None:
+    gap = plus(poly(b), poly(a), -1)
+    constant = gap.get((), 0)
+    if len(gap) == (constant != 0):
+        return constant >= 0
+    if c.nonneg(from_poly(gap)):
+        return True
+    terms, factor = _divide_gap(gap)
+    constant //= factor
+    if c.nonneg(from_poly(plus(scale(terms, -1), {(): -constant - 1} if constant != -1 else {}))):
+        return False
+    left, right = _two_sides(terms, constant)
+    return make("le", "bool", (as_expr(left), as_expr(right)))
+
+
+@rule("lt", "x < y -> x + 1 <= y")
+def lt(c: Context, a: Size, b: Size) -> Size | bool:
+    return c.build("le", c.add(a, 1), b)
+
+
+@rule("eq", "x == y: one form for all equal questions, or the answer")
+def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
+    if _is_bool(a) or _is_bool(b):
+        return _eq_bool(c, a, b)
+    gap = plus(poly(b), poly(a), -1)
+    constant = gap.get((), 0)
+    if len(gap) == (constant != 0):
+        return constant == 0
+    terms, factor = _divide_gap(gap)
+    if constant % factor:
+        return False
+    constant //= factor
+    whole = dict(terms)
+    if constant:
+        whole[()] = constant
+    low, high = c.bounds.interval_of_poly(whole)
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return False
+    if c.positive(from_poly(whole)) or c.positive(from_poly(scale(whole, -1))):
+        return False
+    first = min(terms, key=lambda m: [order(atom) for atom in m])
+    if terms[first] > 0:
+        terms, constant = scale(terms, -1), -constant
+    left, right = _two_sides(terms, constant)
+    return make("eq", "bool", (as_expr(left), as_expr(right)))
+
+
+@rule("ne", "x != y -> not (x == y)")
+def ne(c: Context, a: Size, b: Size) -> Size | bool:
+    return c.build("not", c.build("eq", a, b))
+
+
+def _is_bool(a: Size) -> bool:
+    return type(a) is bool or (type(a) is Expr and a.dtype == "bool")
+
+
+def _eq_bool(c: Context, a: Size, b: Size) -> Size | bool | None:
+    if a is b:
+        return True
+    for known, other in ((a, b), (b, a)):
+        if type(known) is bool:
+            return other if known else c.build("not", other)
+    return None
+
+
+# ---------------------------------------------------------------- logic
+
+@rule("not", "not not x -> x;  not (x <= y) -> y + 1 <= x;  not (x == y) -> x != y")
+def not_(c: Context, a: Size) -> Size | bool | None:
+    if a.op == "not":       # type: ignore[union-attr]
+        return a.args[0]    # type: ignore[union-attr]
+    args = a.args           # type: ignore[union-attr]
+    if a.op == "le" and args[0].dtype == "i64":     # type: ignore[union-attr]
+        return c.build("le", c.add(_plain(args[1]), 1), _plain(args[0]))
+    if a.op == "eq":        # type: ignore[union-attr]
+        return make("ne", "bool", args)
+    return make("eq", "bool", args) if a.op == "ne" else None       # type: ignore[union-attr]
+
+
+@rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")
+def and_(c: Context, a: Size, b: Size) -> Size | bool | None:
+    return _connect(c, "and", a, b, True)
+
+
+@rule("or", "False or x -> x;  True or x -> True;  x or x -> x;  sorted")
+def or_(c: Context, a: Size, b: Size) -> Size | bool | None:
+    return _connect(c, "or", a, b, False)
+
+
+def _connect(c: Context, op: str, a: Size, b: Size, neutral: bool) -> Size | bool | None:
+    for known, other in ((a, b), (b, a)):
+        if type(known) is bool:
+            return other if known is neutral else known
+    if a is b or a in b.args:       # type: ignore[union-attr]
+        return b if a is b or b.op == op else None      # type: ignore[union-attr]
+    if b in a.args and a.op == op:  # type: ignore[union-attr]
+        return a
+    if c.build("not", a) is b:
+        return not neutral
+    return c.build(op, b, a) if order(b) < order(a) else None       # type: ignore[arg-type]
