@@ -1,0 +1,211 @@
+"""The runtime: what a compiled graph is when it is called.
+
+`inference(...)` runs a forward graph and carries out the alias plan.  `training(...)` does so through a
+`torch.autograd.Function` made for the graph, which saves what the partition chose and runs the backward graph, compiled
+at its first use.  What always holds:
+  - saved tensors go through `save_for_backward`: version checks, saved-tensor hooks and the error of a second backward are torch's
+  - a gradient of an input that depends on no tangent that arrived is None, as in eager
+  - tangents reach the graph with the strides it was traced for
+  - under create_graph=True the gradients come from `second_order`, a function of (inputs, tangents) that is
+    differentiable itself, so gradients of any order work
+
+    run = training(TrainingGraph(...))
+    outputs = run(*inputs)
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from firesteel.artifacts import counters
+from firesteel.autograd.alias import Plan, overlaps, write_recorded, write_unrecorded
+
+Compiled = Callable[..., Sequence[Any]]
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does the caller want a second backward?
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """What the backward graph expects for one forward output."""
+    value: int                      # which forward output
+    strides: tuple | None           # as traced; None where they hold symbols, and then contiguous is what is meant
+
+
+@dataclass
+class TrainingGraph:
+    """All that a call needs.  `backward` is filled at the first backward."""
+    plan: Plan
+    forward: Compiled
+    tangents: list[Tangent]
+    num_saved_tensors: int
+    num_saved_sizes: int
+    non_differentiable: list[int]           # forward outputs that are floating but do not require grad
+    gradients: list[int | None]             # input -> place among the backward's results
+    reaches: list[int]                      # place among the backward's results -> bit set of tangents it depends on
+    compile_backward: Callable[[], Compiled]
+    second_order: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    copied: list[int]                       # inputs that the graph overwrites and whose old value second_order reads
+    draws_random: bool
+    eager: Callable[..., Sequence[Any]]     # the captured program, for rule 9 of alias.py
+    backward: Compiled | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ready_backward(self) -> Compiled:
+        with self.lock:
+            if self.backward is None:
+                self.backward = self.compile_backward()
+        return self.backward
+
+
+def plain_call(compiled: Compiled) -> Compiled:
+    """A graph compiler may return a function that takes all inputs in one list (marked `_boxed_call`)."""
+    if getattr(compiled, "_boxed_call", False):
+        return lambda *args: compiled(list(args))
+    return compiled
+
+
+def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
+    """Rule 9 of alias.py, for graphs that write to inputs."""
+    mutated = [w.input for w in plan.writes]
+    if not mutated:
+        return run
+
+    def call(*inputs):
+        if overlaps(inputs, mutated):
+            counters["aot"]["overlapping_inputs"] += 1
+            return tuple(eager(*inputs))
+        return run(*inputs)
+    return call
+
+
+def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
+    """The callable for a graph without gradients."""
+    forward, assemble, writes = plain_call(forward), plan.assemble, plan.writes
+    recorded = any(w.how == "grad" for w in writes)
+
+    def run(*inputs):
+        values = forward(*inputs)
+        if writes:
+            with torch.no_grad():
+                write_unrecorded(writes, inputs, values)
+            if recorded:
+                write_recorded(writes, inputs, values)
+        return assemble(inputs, values)
+    return guarded(plan, run, eager)
+
+
+def training(graph: TrainingGraph) -> Callable:
+    """The callable for a graph with gradients."""
+    plan = graph.plan
+    assemble, writes, function = plan.assemble, plan.writes, make_function(graph)
+    recorded = [w for w in writes if w.how == "grad"]
+    apply = function.apply
+
+    def run(*inputs):
+        values = apply(*inputs)
+        if recorded:
+            write_recorded(recorded, inputs, values)
+        return assemble(inputs, values)
+    return guarded(plan, run, graph.eager)
+
+
+def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
+    """The autograd function of one graph.  Its forward returns a value for each forward output, None for those that only a
+    write without recording reads."""
+    forward, writes = plain_call(graph.forward), [w for w in graph.plan.writes if w.how != "grad"]
+    hidden = [w.value for w in writes]
+    count, tensors_end = graph.plan.num_values, graph.plan.num_values + graph.num_saved_tensors
+    sizes, quiet, copied, draws_random = graph.num_saved_sizes, graph.non_differentiable, graph.copied, graph.draws_random
+
+    class CompiledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            if draws_random:
+                ctx.random_state = random_state(inputs)
+            ctx.inputs = inputs if not copied else tuple(t.clone() if i in copied else t for i, t in enumerate(inputs))
+            results = forward(*inputs)
+            values = list(results[:count])
+            if writes:
+                write_unrecorded(writes, inputs, values)
+                for k in hidden:
+                    values[k] = None
+            ctx.save_for_backward(*results[count:tensors_end])
+            if sizes:
+                ctx.sizes = results[tensors_end:]
+            if quiet:
+                ctx.mark_non_differentiable(*[values[k] for k in quiet])
+            ctx.set_materialize_grads(False)
+            return tuple(values)
+
+        @staticmethod
+        def backward(ctx, *tangents):
+            if torch.is_grad_enabled():
+                return second_order_gradients(graph, ctx, tangents)
+            return first_order_gradients(graph, ctx, tangents)
+
+    return CompiledFunction
+
+
+def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
+    """Runs the backward graph on what was saved."""
+    saved = ctx.saved_tensors
+    if not keeps_graph():
+        ctx.inputs = None           # as torch frees the saved tensors
+    sizes = ctx.sizes if graph.num_saved_sizes else ()
+    arrived, fitted = fit_tangents(graph, ctx, tangents)
+    if not arrived:
+        return (None,) * len(graph.gradients)
+    backward = graph.backward or graph.ready_backward()
+    results = backward(*saved, *sizes, *fitted)
+    if arrived == (1 << len(fitted)) - 1:
+        return tuple([None if k is None else results[k] for k in graph.gradients])
+    return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
+
+
+def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor]]:
+    """(bit set of those that arrived, all of them with the strides of the trace)."""
+    arrived, fitted = 0, []
+    for place, expected in enumerate(graph.tangents):
+        tangent = tangents[expected.value]
+        if tangent is None:
+            about = ctx._input_metadata[expected.value]
+            tangent = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
+        else:
+            arrived |= 1 << place
+        if expected.strides is None:
+            tangent = tangent.contiguous()
+        elif tangent.stride() != expected.strides:
+            tangent = torch.empty_strided(tangent.shape, expected.strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+        fitted.append(tangent)
+    return arrived, fitted
+
+
+def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
+    """Gradients that can be differentiated again.  Unpacking the saved tensors makes torch complain where it should:
+    after they were freed, or after one was overwritten."""
+    ctx.saved_tensors  # noqa: B018
+    wanted = [tangents[t.value] for t in graph.tangents]
+    if graph.draws_random:
+        with torch.random.fork_rng(devices=ctx.random_state[1]):
+            restore_random_state(ctx.random_state)
+            results = graph.second_order(ctx.inputs, wanted)
+    else:
+        results = graph.second_order(ctx.inputs, wanted)
+    return tuple(results)
+
+
+def random_state(inputs: Sequence[Any]) -> tuple:
+    """The state of the generators that a graph on these inputs may draw from."""
+    devices = sorted({t.device.index for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda"})
+    return torch.get_rng_state(), devices, [torch.cuda.get_rng_state(d) for d in devices]
+
+
+def restore_random_state(state: tuple) -> None:
+    cpu, devices, gpu = state
+    torch.set_rng_state(cpu)
+    for device, values in zip(devices, gpu):
+        torch.cuda.set_rng_state(values, device)
