@@ -1,0 +1,478 @@
+"""Guards: what must still hold of the program's objects for a compiled region to be right.
+
+A Guard is (source, kind, data).  A kind is a row of `KINDS`: the Python text of its check, and the sentence told when it fails.
+`build_guards` makes ONE function of all the guards of a region, over the region's arguments.
+
+    guards = [Guard(Local("n"), "equals", 3), Guard(Local("x"), "tensor", TensorFacts.of(x))]
+    g = build_guards(guards, ["n", "x"])
+    g.check(3, x)                   # True
+    g.explain([4, x])               # "n is 4; it was 3"
+
+What always holds:
+1. A check only reads; where reading fails (an attribute was deleted, a list got shorter) the guard fails and nothing is raised.
+2. Equal guards are checked once; what several sources share is computed once.
+3. Checks run in the order of their rows: structure first, since later checks rely on it, then constants, then what is dear.
+4. All tensors are checked by one call, which also checks that no two of them have become one object.
+"""
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.modules.module as module_internals
+
+from firesteel.capture.source import Constants, Emitter, Source, build_function, identifier, literal
+from firesteel.sym.expr import python_text
+from firesteel.table import Table
+
+try:        # a primitive of torch's C++ core; the Python text of TensorFacts.write does the same, slower
+    from torch._C._dynamo.guards import GlobalStateGuard as CoreState
+    from torch._C._dynamo.guards import TensorGuards as CoreTensors
+except ImportError:
+    CoreState = CoreTensors = None
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition; `source` is None where it concerns no object (global state)."""
+    source: Source | None
+    kind: str
+    data: Any = None
+
+    def key(self) -> tuple:
+        """Equal for guards that say the same."""
+        data = self.data
+        return self.source, self.kind, (type(data), data) if literal(data) is not None or isinstance(data, Source) else id(data)
+
+    @property
+    def name(self) -> str:
+        return self.source.name if self.source is not None else ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.name}{f', {self.data!r}' if self.data is not None else ''})"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kinds
+
+
+class Writer:
+    """What a row's `check` may use: text for the guard's value, for other sources, and for constants."""
+
+    def __init__(self, emitter: Emitter):
+        self.emitter = emitter
+        self.load = emitter.load
+        self.constant = emitter.constants.name
+        self.bind = emitter.constants.bind
+
+
+@dataclass(frozen=True)
+class Kind:
+    rank: int                                               # lower is checked earlier
+    check: Callable[[str, Any, Writer], str]                # (text of the value, data, writer) -> text of a condition
+    sentence: Callable[[str, Any, Any], str]                # (name, data, value now) -> why it failed
+    uses: int = 1                                           # how often the check's text says the value
+    sources: Callable[[Any], Iterable[Source]] = lambda data: ()    # further sources that it loads
+
+
+KINDS: Table[Kind] = Table("guard kind", "capture/guards.py")
+STRUCTURE, CONSTANT, STATE, TENSOR, RELATION = range(5)     # the ranks
+
+
+def _show(value: Any, limit: int = 80) -> str:
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit - 3] + "..."
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Equal, of the same types all the way down; nan is nan, 0.0 is not -0.0."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is float:
+        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (a != a and b != b)
+    if type(a) is complex:
+        return same_constant(a.real, b.real) and same_constant(a.imag, b.imag)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    if type(a) is slice:
+        return same_constant((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return bool(a == b)
+
+
+def _equals(x: str, data: Any, w: Writer) -> str:
+    kind = type(data)
+    if data is None or kind is bool or data is Ellipsis or isinstance(data, (type, torch.dtype, torch.layout, torch.memory_format)):
+        return f"{x} is {w.constant(data)}"
+    if kind in (int, str, bytes) or (kind is float and data != 0 and math.isfinite(data)):
+        return f"type({x}) is {kind.__name__} and {x} == {data!r}"
+    return f"{w.bind(same_constant)}({x}, {w.bind(data)})"
+
+
+KINDS.add("type", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data)}",
+                       lambda name, data, now: f"{name} is of type {_show(type(now))}; it was {_show(data)}"))
+KINDS.add("instance", Kind(STRUCTURE, lambda x, data, w: f"isinstance({x}, {w.bind(data)})",
+                           lambda name, data, now: f"{name} is of type {_show(type(now))}, no longer a {_show(data)}"))
+KINDS.add("identity", Kind(STRUCTURE, lambda x, data, w: f"{x} is {w.bind(data)}",
+                           lambda name, data, now: f"{name} is another object, {_show(now)}; it was {_show(data)}"))
+KINDS.add("none", Kind(STRUCTURE, lambda x, data, w: f"{x} is None", lambda name, data, now: f"{name} is {_show(now)}; it was None"))
+KINDS.add("not_none", Kind(STRUCTURE, lambda x, data, w: f"{x} is not None", lambda name, data, now: f"{name} is None; it was not"))
+KINDS.add("length", Kind(STRUCTURE, lambda x, data, w: f"len({x}) == {data}",
+                         lambda name, data, now: f"{name} has {len(now)} items; it had {data}"))
+KINDS.add("remaining", Kind(STRUCTURE, lambda x, data, w: f"{x}.__length_hint__() == {data}",
+                            lambda name, data, now: f"the iterator {name} has {now.__length_hint__()} items left; it had {data}"))
+KINDS.add("keys", Kind(STRUCTURE, lambda x, data, w: f"(*{x},) == {w.constant(tuple(data), 'keys')}",
+                       lambda name, data, now: f"{name} has the keys {_show(list(now))}; they were {_show(list(data))}"))
+KINDS.add("has_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} in {x}",
+                          lambda name, data, now: f"{name} has no key {data!r} any more"))
+KINDS.add("no_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} not in {x}",
+                         lambda name, data, now: f"{name} has got the key {data!r}"))
+KINDS.add("has_attr", Kind(STRUCTURE, lambda x, data, w: f"hasattr({x}, {data!r})",
+                           lambda name, data, now: f"{name} has no attribute {data} any more"))
+KINDS.add("no_attr", Kind(STRUCTURE, lambda x, data, w: f"not hasattr({x}, {data!r})",
+                          lambda name, data, now: f"{name} has got the attribute {data}"))
+KINDS.add("code", Kind(STRUCTURE, lambda x, data, w: f"{x}.__code__ is {w.bind(data)}",
+                       lambda name, data, now: f"{name} is another function, {_show(now)}; it was {data.co_name}"))
+KINDS.add("truth", Kind(CONSTANT, lambda x, data, w: f"{'' if data else 'not '}{x}",
+                        lambda name, data, now: f"{name} is {'false' if data else 'true'} now; it was {'true' if data else 'false'}"))
+KINDS.add("equals", Kind(CONSTANT, _equals, lambda name, data, now: f"{name} is {_show(now)}; it was {_show(data)}", uses=2))
+KINDS.add("same", Kind(RELATION, lambda x, data, w: f"{x} is {w.load(data)}",
+                       lambda name, data, now: f"{name} is no longer the same object as {data.name}", sources=lambda data: (data,)))
+KINDS.add("distinct", Kind(RELATION, lambda x, data, w: f"{x} is not {w.load(data)}",
+                           lambda name, data, now: f"{name} has become the same object as {data.name}", sources=lambda data: (data,)))
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _hooks_of(module: torch.nn.Module) -> str:
+    return ", ".join(name.strip("_").replace("_", " ") for name in _HOOKS if getattr(module, name))
+
+
+KINDS.add("module", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data[0])} and {x}.training is {data[1]}",
+                         lambda name, data, now: (f"{name} is in {'training' if now.training else 'evaluation'} mode now" if type(now) is data[0]
+                                                  else f"{name} is a {_show(type(now))}; it was a {_show(data[0])}"), uses=2))
+KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}.{hook}' for hook in _HOOKS)})",
+                           lambda name, data, now: f"{name} has got hooks ({_hooks_of(now)})", uses=4))
+
+
+# -- expressions over sizes and numbers
+
+
+@dataclass(frozen=True)
+class Question:
+    """A condition over symbols (an Expr of dtype bool) and where each symbol's value is found."""
+    expr: Any
+    symbols: tuple[tuple[str, Source], ...]
+    reason: str = ""        # the user's line that asked it
+
+    def text(self, load: Callable[[Source], str]) -> str:
+        return python_text(self.expr, {symbol: load(source) for symbol, source in self.symbols})
+
+
+def _question_sentence(name: str, data: Question, now: Any) -> str:
+    return f"{data.text(lambda source: source.name)} does not hold any more{f' (asked at {data.reason})' if data.reason else ''}"
+
+
+KINDS.add("expr", Kind(RELATION, lambda x, data, w: data.text(w.load), _question_sentence,
+                       sources=lambda data: [source for _, source in data.symbols]))
+
+
+# -- global state
+
+
+@dataclass(frozen=True)
+class StateRow:
+    read: Callable[[], Any]
+    sentence: str
+
+
+def _autocast() -> Any:
+    """False while no autocast is on; else what is on, by device type."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
+    devices = ("cpu", "cuda")
+    return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices])
+
+
+def _module_hooks() -> bool:
+    """Are there hooks that torch calls for every module?"""
+    return bool(module_internals._has_any_global_hook())
+
+
+STATES: Table[StateRow] = Table("global state", "capture/guards.py")
+for _name, _read, _sentence in [
+    ("grad", torch.is_grad_enabled, "gradients are recorded: {now}; it was {then}"),
+    ("inference", torch.is_inference_mode_enabled, "inference mode is {now}; it was {then}"),
+    ("autocast", _autocast, "autocast is {now}; it was {then}"),
+    ("default_dtype", torch.get_default_dtype, "the default dtype is {now}; it was {then}"),
+    ("deterministic", torch._C._get_deterministic_algorithms, "deterministic algorithms: {now}; it was {then}"),
+    ("torch_function", torch._C._is_torch_function_enabled, "__torch_function__ is enabled: {now}; it was {then}"),
+    ("function_modes", torch._C._len_torch_function_stack, "{now} torch function modes are active; it was {then}"),
+    ("dispatch_modes", torch._C._len_torch_dispatch_stack, "{now} torch dispatch modes are active; it was {then}"),
+    ("module_hooks", _module_hooks, "hooks on all modules: {now}; it was {then}"),
+]:
+    STATES.add(_name, StateRow(_read, _sentence))
+
+# what torch's own C++ check compares in one call; where it says "unchanged", these rows need no look
+_IN_CORE = frozenset({"grad", "autocast", "default_dtype", "deterministic", "torch_function"})
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """The global state at the start of a capture; make it before anything of the program runs."""
+    values: tuple[tuple[str, Any], ...]
+    core: Any = field(default=None, compare=False)      # torch's C++ snapshot, where there is one
+
+    @staticmethod
+    def now() -> "GlobalState":
+        values = tuple((name, row.read()) for name, row in STATES.items())
+        return GlobalState(values, CoreState() if CoreState is not None else None)
+
+    def write(self, w: Writer) -> str:
+        """The C++ snapshot also compares things that do not matter here (thread counts), so its no is asked again row by row."""
+        def conditions(rows: Iterable[tuple[str, Any]]) -> str:
+            return " and ".join(f"{w.bind(STATES[name].read, name)}() == {w.constant(value)}" for name, value in rows)
+        inside = [row for row in self.values if row[0] in _IN_CORE]
+        outside = [row for row in self.values if row[0] not in _IN_CORE]
+        if self.core is None:
+            return conditions(self.values)
+        return f"({w.bind(self.core.check, 'state')}() or {conditions(inside)}) and {conditions(outside)}"
+
+    def difference(self) -> str:
+        for name, then in self.values:
+            now = STATES[name].read()
+            if now != then:
+                return STATES[name].sentence.format(now=now, then=then)
+        return "the global state of torch is as it was"
+
+
+KINDS.add("state", Kind(STATE, lambda x, data, w: data.write(w), lambda name, data, now: data.difference()))
+
+
+def state_guard() -> Guard:
+    """The guard on the global state as it is now."""
+    return Guard(None, "state", GlobalState.now())
+
+
+# -- tensors
+
+
+Dims = tuple["int | None", ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorFacts:
+    """What is guarded of a tensor; a None in `sizes` or `strides` is a dimension that may change."""
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    requires_grad: bool
+    sizes: Dims
+    strides: Dims
+    example: Callable[[], torch.Tensor | None]      # a weak reference: guards keep no tensor alive
+
+    @staticmethod
+    def of(tensor: torch.Tensor, sizes: Dims | None = None, strides: Dims | None = None) -> "TensorFacts":
+        strided = tensor.layout is torch.strided
+        own_strides = tuple(tensor.stride()) if strided else ()
+        return TensorFacts(type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad,
+                           tuple(tensor.shape) if sizes is None else tuple(sizes),
+                           own_strides if strides is None else tuple(strides), weakref.ref(tensor))
+
+    def write(self, x: str, w: Writer) -> str:
+        """The check in Python."""
+        parts = [f"type({x}) is {w.bind(self.type)}", f"{x}.dtype is {w.bind(self.dtype)}", f"{x}.device == {w.bind(self.device)}",
+                 f"{x}.layout is {w.bind(self.layout)}", f"{x}.requires_grad is {self.requires_grad}",
+                 *_dims_text(f"{x}.shape", self.sizes)]
+        if self.layout is torch.strided:
+            parts += _dims_text(f"{x}.stride()", self.strides)
+        return " and ".join(parts)
+
+    def difference(self, name: str, now: Any) -> str:
+        if type(now) is not self.type:
+            return f"{name} is of type {_show(type(now))}; it was {_show(self.type)}"
+        for what in ("dtype", "device", "layout", "requires_grad"):
+            if getattr(now, what) != getattr(self, what):
+                return f"{name}.{what} is {getattr(now, what)}; it was {getattr(self, what)}"
+        if now.dim() != len(self.sizes):
+            return f"{name} has {now.dim()} dimensions; it had {len(self.sizes)}"
+        for what, then, value in (("size", self.sizes, tuple(now.shape)), ("stride", self.strides, now.stride() if self.strides else ())):
+            for d, (old, new) in enumerate(zip(then, value)):
+                if old is not None and old != new:
+                    return f"{name} has {what} {new} in dimension {d}; it was {old}"
+        return f"{name} differs from before in its dispatch keys (conjugate, negative or inference tensor, vmap or grad level)"
+
+
+def _dims_text(x: str, dims: Dims) -> list[str]:
+    if None not in dims:
+        return [f"{x} == {dims!r}"]
+    return [f"len({x}) == {len(dims)}", *[f"{x}[{d}] == {n}" for d, n in enumerate(dims) if n is not None]]
+
+
+KINDS.add("tensor", Kind(TENSOR, lambda x, data, w: data.write(x, w), lambda name, data, now: data.difference(name, now), uses=7))
+
+
+def tensor_checker(facts: Sequence[TensorFacts]) -> Callable[..., bool] | None:
+    """torch's C++ check of many tensors in one call: 0.15 to 0.25 us each, against about 1 us in Python.
+
+    It also says no where two of the tensors are one object.  None where it is missing, or an example has gone.
+    """
+    examples = [fact.example() for fact in facts]
+    if CoreTensors is None or any(example is None for example in examples):
+        return None
+    return CoreTensors(*examples, dynamic_dims_sizes=[list(fact.sizes) for fact in facts],
+                       dynamic_dims_strides=[list(fact.strides) for fact in facts]).check
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One function of many guards
+
+
+class GuardFunction:
+    """The guards of a region as one function over its arguments.
+
+    `check(*args)` is the generated function itself: True or False; or, built with `returns`, a tuple of those sources' values, or None.
+    """
+
+    def __init__(self, guards: list[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False):
+        self.guards, self.arg_names = guards, list(arg_names)
+        self.check = _generate(guards, arg_names, returns, python_only)
+        self._single: dict[int, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        return self.check(*args)
+
+    @property
+    def text(self) -> str:
+        """The generated Python."""
+        return self.check.__source__
+
+    def explain(self, args: Sequence[Any] | Mapping[str, Any]) -> str:
+        """The first guard that fails on these arguments, as a sentence; an empty string where all hold."""
+        arguments = dict(args) if isinstance(args, Mapping) else dict(zip(self.arg_names, args, strict=True))
+        for n, guard in enumerate(self.guards):
+            if text := self._failure(n, guard, arguments):
+                return text
+        if self.check(*[arguments[name] for name in self.arg_names]) in (False, None):
+            return _tensor_failure(self.guards, arguments)
+        return ""
+
+    def _failure(self, n: int, guard: Guard, arguments: Mapping[str, Any]) -> str:
+        """Why this one fails, or an empty string; each guard is compiled alone when first asked."""
+        try:
+            now = guard.source.fetch(arguments) if guard.source is not None else None
+        except Exception as error:      # the object is not where it was: that is the reason
+            return f"{guard.name} cannot be read any more ({type(error).__name__}: {error})"
+        if n not in self._single:
+            self._single[n] = _generate([guard], self.arg_names, None, python_only=True)
+        if self._single[n](*[arguments[name] for name in self.arg_names]):
+            return ""
+        try:
+            return KINDS[guard.kind].sentence(guard.name, guard.data, now)
+        except Exception as error:      # the value is so different that the sentence cannot be said of it
+            return f"{guard.name} is {_show(now)}; {guard.kind} does not apply to it ({type(error).__name__})"
+
+
+def build_guards(guards: Iterable[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None = None) -> GuardFunction:
+    """One function that checks all guards; with `returns`, it hands back those sources' values, read once for check and use."""
+    return GuardFunction(_ordered(guards), arg_names, returns)
+
+
+def _ordered(guards: Iterable[Guard]) -> list[Guard]:
+    """Each guard once; by rank, and within a rank from the roots outward."""
+    once = {guard.key(): guard for guard in _aliases_told(guards)}
+    return sorted(once.values(), key=lambda guard: (KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0))
+
+
+def _aliases_told(guards: Iterable[Guard]) -> Iterable[Guard]:
+    """A second tensor guard on the same tensor becomes "the same object as the first": the C++ check wants them distinct."""
+    seen: dict[int, Source] = {}
+    for guard in guards:
+        example = guard.data.example() if guard.kind == "tensor" else None
+        if example is not None and seen.setdefault(id(example), guard.source) != guard.source:
+            yield Guard(guard.source, "same", seen[id(example)])
+        else:
+            yield guard
+
+
+def _loads(guard: Guard) -> Iterable[Source]:
+    kind = KINDS[guard.kind]
+    if guard.source is not None:
+        yield from [guard.source] * kind.uses
+    yield from kind.sources(guard.data)
+
+
+class _Body:
+    """Collects conditions and the assignments they need, in order, so that a condition stands before later assignments."""
+
+    def __init__(self, emitter: Emitter, failure: str):
+        self.emitter, self.failure = emitter, failure
+        self.waiting: list[str] = []
+
+    def add(self, write: Callable[[], str]) -> None:
+        before = len(self.emitter.lines)
+        condition = write()
+        if len(self.emitter.lines) > before and self.waiting:
+            self.emitter.lines.insert(before, self._test())
+        self.waiting.append(condition)
+        if len(self.waiting) >= 32:
+            self.flush()
+
+    def _test(self) -> str:
+        tests, self.waiting = self.waiting, []
+        inside = " and ".join(f"({test})" if " or " in test else test for test in tests)
+        return f"if not ({inside}): return {self.failure}"
+
+    def flush(self) -> None:
+        if self.waiting:
+            self.emitter.lines.append(self._test())
+
+
+def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool) -> Callable[..., Any]:
+    constants = Constants()
+    emitter = Emitter(constants)
+    writer = Writer(emitter)
+    tensors = [guard for guard in guards if guard.kind == "tensor"]
+    checker = tensor_checker([guard.data for guard in tensors]) if tensors and not python_only else None
+    for guard in guards:
+        emitter.share([guard.source] if guard.kind == "tensor" and checker is not None else _loads(guard))
+    emitter.share(returns or ())
+    body = _Body(emitter, "None" if returns is not None else "False")
+    for guard in guards:
+        if guard.kind != "tensor" or checker is None:
+            body.add(lambda: KINDS[guard.kind].check(emitter.load(guard.source) if guard.source is not None else "", guard.data, writer))
+        elif guard is tensors[0]:
+            body.add(lambda: f"{constants.bind(checker, 'tensors')}({', '.join(emitter.load(g.source) for g in tensors)})")
+    if tensors and checker is None and len(tensors) > 1:
+        body.add(lambda: f"len({{{', '.join(f'id({emitter.load(g.source)})' for g in tensors)}}}) == {len(tensors)}")
+    body.flush()
+    result = "True" if returns is None else f"({''.join(f'{emitter.load(source)}, ' for source in returns)})"
+    # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
+    lines = ["try:", *[f"    {line}" for line in emitter.lines], f"    return {result}", "except Exception:", f"    return {body.failure}"]
+    return build_function("guard", [identifier(name) for name in arg_names], lines, constants, "<firesteel guard>")
+
+
+def _tensor_failure(guards: Sequence[Guard], arguments: Mapping[str, Any]) -> str:
+    """Each tensor alone is as before in Python's eyes: two have become one object, or dispatch keys differ."""
+    tensors = [guard for guard in guards if guard.kind == "tensor"]
+    first: dict[int, str] = {}
+    for guard in tensors:
+        now = guard.source.fetch(arguments)
+        if id(now) in first:
+            return f"{guard.name} and {first[id(now)]} are the same tensor now; they were not"
+        first[id(now)] = guard.name
+    for guard in tensors:
+        checker = tensor_checker([guard.data])
+        if checker is not None and not checker(guard.source.fetch(arguments)):
+            return guard.data.difference(guard.name, guard.source.fetch(arguments))
+    return "a tensor or the thread's dispatch state differs from before"
