@@ -1,0 +1,428 @@
+"""Abstract tensors: torch.Tensors without data, on which any torch function can be called.
+
+An `AbstractTensor` wraps a `Spec`.  A call on it runs torch's C++ code (autograd, views, composite operators) and arrives here,
+at dispatch, where a row of `RULES` computes the Spec of the result.  An operator without a row runs torch's own meta kernel,
+its symbolic sizes fixed to their hints by guards and counted in counters["aot"]["specialized_by_op"].
+
+An `AbstractWorld` owns the ShapeEnv of its tensors.  While it is `active()`, factory functions make abstract tensors too.
+
+    world = AbstractWorld()
+    x = world.wrap(torch.randn(2, 3), "x", None)
+    with world.active():
+        y = torch.zeros(3) + x          # y.spec: float32[2, 3]@[3, 1]
+
+What always holds
+ 1. `t.spec` agrees with what t.shape, t.stride(), t.dtype and t.device say.
+ 2. No data is ever read: asking for it raises DataAccess.
+ 3. requires_grad, grad_fn, is_leaf, views and version counters are those of eager, kept by torch's autograd itself.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from firesteel.artifacts import counters
+from firesteel.graph.ops import Facts, facts
+from firesteel.graph.sizes import asking, current, fixed, same
+from firesteel.graph.spec import Spec, contiguous_strides, spec_of
+from firesteel.sym.expr import Expr, Size
+from firesteel.sym.symint import from_symint, to_symint
+
+aten = torch.ops.aten
+_make = torch.Tensor._make_wrapper_subclass
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class DataAccess(Exception):
+    """The program asks for the data of a tensor that has none yet.  `operator` names what asked."""
+
+    def __init__(self, operator: str):
+        super().__init__(f"{operator} reads the data of a tensor, which is known at run time only")
+        self.operator = operator
+
+
+class AbstractTensor(torch.Tensor):
+    """A tensor without data.  `spec` says what is known; `world` made it; `value` is its data where it is a literal of the
+    program (`torch.tensor(3)`), else None; `record` belongs to the tracer."""
+
+    spec: Spec
+    world: "AbstractWorld"
+    value: torch.Tensor | None
+    record: Any
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        return find_world(args, kwargs).run(op, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"AbstractTensor({self.spec})"
+
+    def tolist(self) -> Any:
+        return self._literal("tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise DataAccess("numpy")
+
+    def __array__(self, dtype: Any = None) -> Any:
+        raise DataAccess("numpy.array")
+
+    def data_ptr(self) -> int:
+        raise DataAccess("data_ptr")
+
+    def _literal(self, operator: str) -> torch.Tensor:
+        if self.value is None:
+            raise DataAccess(operator)
+        return self.value
+
+
+def find_world(args: Any, kwargs: Any = None) -> "AbstractWorld":
+    """The world of the first abstract tensor among the arguments."""
+    for a in args:
+        if type(a) is AbstractTensor:
+            return a.world
+        if isinstance(a, (list, tuple)) and (world := find_world(a)) is not None:
+            return world
+    return find_world(tuple(kwargs.values())) if kwargs else None
+
+
+# ---------------------------------------------------------------- specs in and out
+
+def to_spec(value: Any) -> Any:
+    """An argument as rules see it: Specs for tensors, sizes for SymInts."""
+    kind = type(value)
+    if kind is AbstractTensor:
+        return value.spec
+    if kind is list or kind is tuple or isinstance(value, (list, tuple)):
+        return [to_spec(v) for v in value]
+    if kind in _SYMBOLIC:
+        return from_symint(value)
+    return spec_of(value) if isinstance(value, torch.Tensor) else value
+
+
+def call_rule(fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The Specs of the results, by rule or by meta kernel."""
+    if fact.rule is None:
+        return meta_specs(fact.op, args, kwargs)
+    specs = [a.spec if type(a) is AbstractTensor else to_spec(a) for a in args]
+    if kwargs:
+        return fact.rule(*specs, **{k: to_spec(v) for k, v in kwargs.items()})
+    return fact.rule(*specs)
+
+
+class AbstractWorld:
+    """Makes abstract tensors and runs operators on them; lasts for one compilation.  `env` may be None: all sizes static."""
+
+    def __init__(self, env: Any = None):
+        self.env = env
+        self._mode = AbstractMode(self)
+
+    def make(self, spec: Spec) -> AbstractTensor:
+        """A fresh abstract tensor."""
+        shape, strides, offset = spec.shape, spec.strides, spec.offset
+        try:
+            tensor = _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device)
+        except TypeError:       # a size is an Expr
+            env = self.env
+            tensor = _make(AbstractTensor, tuple(to_symint(s, env) if type(s) is Expr else s for s in shape),
+                           tuple(to_symint(s, env) if type(s) is Expr else s for s in strides),
+                           to_symint(offset, env) if type(offset) is Expr else offset, None, spec.dtype, torch.strided, spec.device)
+        tensor.spec, tensor.world, tensor.value, tensor.record = spec, self, None, None
+        return tensor
+
+    def from_specs(self, result: Any) -> Any:
+        """A rule's result as the operator's: tensors for Specs, SymInts for Exprs."""
+        kind = type(result)
+        if kind is Spec:
+            return self.make(result)
+        if kind is tuple or kind is list:
+            return kind(self.from_specs(r) for r in result)
+        return to_symint(result, self.env) if kind is Expr else result
+
+    def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """An operator on abstract tensors: the results' metadata, and changed metadata of what it changes in place."""
+        fact = facts(op)
+        if fact.composite:
+            return op.decompose(*args, **kwargs)
+        if op in HANDLERS:
+            return HANDLERS[op](self, op, args, kwargs)
+        current.env = self.env
+        if fact.kind == "pure":
+            return self.from_specs(call_rule(fact, args, kwargs))
+        return KINDS[fact.kind](self, fact, args, kwargs)
+
+    # ------------------------------------------------------------ what capture needs
+
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[str, ...] | None = None) -> AbstractTensor:
+        """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"."""
+        current.env = self.env
+        wrapped = self.make(self._spec_with_symbols(tensor, source_text, dims))
+        if tensor.requires_grad:
+            wrapped.requires_grad_(True)
+            if not tensor.is_leaf:      # a result of an operator, which may be written in place
+                with torch.enable_grad():
+                    wrapped = wrapped.clone()
+        for mark in ("_is_param", "_is_buffer"):
+            if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
+                setattr(wrapped, mark, True)
+        return wrapped
+
+    def _spec_with_symbols(self, tensor: torch.Tensor, source: str, dims: tuple[str, ...] | None) -> Spec:
+        spec = spec_of(tensor)
+        if dims is None or all(d in (None, "static") for d in dims):
+            return spec
+        shape = tuple(self._size(size, f"{source}.size()[{d}]", kind) for d, (size, kind) in enumerate(zip(spec.shape, dims)))
+        return spec._replace(shape=shape, strides=symbolic_strides(spec, shape))
+
+    def _size(self, size: int, source: str, kind: str | None) -> Size:
+        """A symbol for a dynamic dimension; sizes 0 and 1 stay numbers, since they broadcast and vanish."""
+        if kind == "unbacked":
+            return self.env.create_unbacked(source=source)
+        return self.env.create_symbol(size, source) if kind == "dynamic" and size >= 2 else size
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
+        with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
+            yield
+
+
+def symbolic_strides(spec: Spec, shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides over symbolic sizes.  A stride that is the product of the faster dimensions stays so for other sizes; any
+    other stride is a constant."""
+    order = sorted(range(len(shape)), key=lambda d: (spec.strides[d], -d))
+    strides: list[Size] = list(spec.strides)
+    step, symbolic = 1, 1
+    for dim in order:
+        if spec.strides[dim] == step:
+            strides[dim] = symbolic
+        if spec.strides[dim] == 0:
+            continue
+        step, symbolic = spec.strides[dim] * spec.shape[dim], strides[dim] * shape[dim]
+    return tuple(strides)
+
+
+class AbstractMode(TorchDispatchMode):
+    """Sends every operator, factories included, to its world."""
+
+    def __init__(self, world: AbstractWorld):
+        super().__init__()
+        self.world = world
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False        # else torch wraps the method below in a function that imports its compiler
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        return self.world.run(op, args, kwargs or {})
+
+
+# ---------------------------------------------------------------- operators that are not pure
+
+def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    base = args[0]
+    if type(base) is AbstractTensor:
+        base.value = None       # a write through the view would change it unseen
+    return world.from_specs(call_rule(fact, args, kwargs))
+
+
+def _run_inplace(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    target = args[fact.writes[0]]
+    if fact.twin is not None:
+        check_written(fact, target, call_rule(facts(fact.twin), args, kwargs))
+    for place in fact.writes:
+        drop_value(args[place] if type(place) is int else kwargs.get(place))
+    return returned(fact, args, kwargs)
+
+
+def drop_value(target: Any) -> None:
+    for tensor in target if isinstance(target, (list, tuple)) else (target,):
+        if type(tensor) is AbstractTensor:
+            tensor.value = None
+
+
+def returned(fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """What a writing operator returns: the arguments it wrote, where its schema says so."""
+    if not fact.op._schema.returns:
+        return None
+    written = tuple(args[p] if type(p) is int else kwargs[p] for p in fact.writes)
+    return written[0] if len(fact.op._schema.returns) == 1 else written
+
+
+def check_written(fact: Facts, target: Any, result: Any) -> None:
+    """An in-place operator may not change the shape of what it writes, nor its kind of dtype."""
+    if type(result) is not Spec or type(target) is not AbstractTensor:
+        return
+    spec = target.spec
+    if len(result.shape) != len(spec.shape) or not all(map(same, result.shape, spec.shape)):
+        raise RuntimeError(f"output with shape {list(spec.shape)} doesn't match the broadcast shape {list(result.shape)}")
+    if result.dtype is not spec.dtype and not torch.can_cast(result.dtype, spec.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {spec.dtype}")
+
+
+def _run_out(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    rest = {k: v for k, v in kwargs.items() if k not in fact.writes}
+    results = call_rule(facts(fact.twin), args, rest) if fact.twin is not None else meta_specs(fact.op, args, kwargs)
+    results = (results,) if type(results) is Spec else results
+    for place, spec in zip(fact.writes, results):
+        resize_out(world, kwargs[place], spec)
+    return returned(fact, args, kwargs)
+
+
+def resize_out(world: AbstractWorld, out: AbstractTensor, result: Spec) -> None:
+    """As eager: an out= tensor of another shape is resized."""
+    out.value = None
+    if len(out.spec.shape) != len(result.shape) or not all(map(same, out.spec.shape, result.shape)):
+        set_spec(out, result._replace(dtype=out.spec.dtype, device=out.spec.device))
+
+
+def _run_reshape(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    target = args[0]
+    set_spec(target, reshaped_spec(fact, args, kwargs))
+    return target
+
+
+def reshaped_spec(fact: Facts, args: tuple, kwargs: dict) -> Spec:
+    """The Spec of the argument after an operator that changes its metadata (transpose_, resize_, set_, ...)."""
+    target = args[0].spec
+    handler = RESHAPES.get(fact.op)
+    if handler is not None:
+        return handler(target, *(to_spec(a) for a in args[1:]), **{k: to_spec(v) for k, v in kwargs.items()})
+    if fact.twin is None:
+        raise NotImplementedError(f"no rule for {fact.op}, which changes the metadata of its argument")
+    return call_rule(facts(fact.twin), args, kwargs)
+
+
+def set_spec(tensor: AbstractTensor, spec: Spec) -> None:
+    """Changes the metadata of a tensor in place, below autograd."""
+    value = tensor.world.make(spec)
+    tensor.data = value
+    tensor.spec, tensor.value = spec, None
+
+
+def _resize(x: Spec, size: Any, *, memory_format: Any = None) -> Spec:
+    shape = tuple(size)
+    return x if shape == x.shape else Spec(shape, contiguous_strides(shape), x.offset, x.dtype, x.device)
+
+
+def _set_source(x: Spec, source: Spec, *rest: Any) -> Spec:
+    return source
+
+
+RESHAPES = {
+    aten.resize_.default: _resize,
+    aten.set_.source_Tensor: _set_source,
+    aten.detach_.default: lambda x: x,
+}
+
+KINDS = {"view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
+
+
+# ---------------------------------------------------------------- operators that read data, and literals
+
+def _local_scalar(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    if type(args[0]) is not AbstractTensor:
+        return op(*args)
+    return args[0]._literal("Tensor.item").item()
+
+
+def _no_data(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    raise DataAccess(str(op).removeprefix("aten."))
+
+
+def _lift(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """A literal of the program, such as torch.tensor(3): abstract, but its data is known."""
+    if type(args[0]) is AbstractTensor:
+        return world.make(args[0].spec)
+    tensor = world.make(spec_of(args[0]))
+    tensor.value = args[0]
+    return tensor
+
+
+def _sdp_choice(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> int:
+    """Which attention kernel eager would choose: asked of eager itself, with tensors without memory of the same metadata."""
+    current.env = world.env
+    return op(*as_meta(args, real_device=True), **as_meta(kwargs, real_device=True))
+
+
+HANDLERS = {
+    aten._local_scalar_dense.default: _local_scalar,
+    aten.equal.default: _no_data,
+    aten.nonzero.default: _no_data,
+    aten.masked_select.default: _no_data,
+    aten._unique2.default: _no_data,
+    aten.unique_dim.default: _no_data,
+    aten.unique_consecutive.default: _no_data,
+    aten.bincount.default: _no_data,
+    aten.lift_fresh.default: _lift,
+    aten._fused_sdp_choice.default: _sdp_choice,
+}
+
+
+# ---------------------------------------------------------------- operators without a rule
+
+def as_meta(value: Any, real_device: bool = False) -> Any:
+    """Arguments for torch's meta kernel; symbolic sizes are fixed to their hints by guards."""
+    if isinstance(value, torch.Tensor):
+        spec = value.spec if type(value) is AbstractTensor else spec_of(value)
+        shape, strides = tuple(map(fixed, spec.shape)), tuple(map(fixed, spec.strides))
+        if real_device:
+            return torch.empty((1,), dtype=spec.dtype, device=spec.device).as_strided(shape, (0,) * len(shape)) if 0 not in shape else \
+                torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        return torch.empty_strided(shape, strides, dtype=spec.dtype, device="meta")
+    if isinstance(value, dict):
+        return {k: as_meta(v, real_device) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(as_meta(v, real_device) for v in value)
+    if type(value) in _SYMBOLIC:
+        return fixed(from_symint(value))
+    return torch.device("meta") if isinstance(value, torch.device) and not real_device else value
+
+
+def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """The Specs of the results by torch's meta kernel."""
+    counters["aot"]["meta_kernels"] += 1
+    if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in t.spec.shape):
+        counters["aot"]["specialized_by_op"] += 1
+    device = _device_of(args, kwargs)
+    try:
+        results = op(*as_meta(args), **as_meta(kwargs))
+    except NotImplementedError as error:
+        raise NotImplementedError(f"no shape rule for {op}: add a row in graph/rules/ ({error})") from error
+    return _specs_on(results, device)
+
+
+def tensors_in(value: Any) -> Iterator[AbstractTensor]:
+    if type(value) is AbstractTensor:
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from tensors_in(v)
+
+
+def _device_of(args: tuple, kwargs: dict) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    devices = [t.spec.device for t in tensors_in((args, kwargs))]
+    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+
+
+def _specs_on(results: Any, device: torch.device) -> Any:
+    if isinstance(results, torch.Tensor):
+        return spec_of(results)._replace(device=device)
+    if isinstance(results, (list, tuple)):
+        return type(results)(_specs_on(r, device) for r in results) if type(results) in (list, tuple) else tuple(
+            _specs_on(r, device) for r in results)
+    return results

@@ -1,0 +1,119 @@
+"""Facts about operators, read once from their schemas: what is written, what is a view, what the functional twin is.
+
+    facts(aten.add_.Tensor).kind      # "inplace"
+    facts(aten.add_.Tensor).twin      # aten.add.Tensor
+    facts(aten.slice.Tensor).kind     # "view"
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+
+from firesteel.graph.rules import RULES
+
+aten = torch.ops.aten
+Kind = Literal["pure", "view", "inplace", "out", "reshape"]     # reshape: changes the metadata of its argument in place
+
+# Twins that the names do not tell.
+TWINS = {
+    aten.normal_.default: aten.normal_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+}
+
+# Operators that write to arguments although their schemas do not say so: argument number -> condition argument number.
+HIDDEN_WRITES = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+}
+
+# Operators whose result, or its size, is data.
+DATA = frozenset(op for op in (
+    aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.allclose.default) if op is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the schema of an operator says, and its rule."""
+    op: OpOverload
+    kind: Kind
+    rule: Callable[..., Any] | None
+    twin: OpOverload | None = None          # the functional operator, for "inplace" and "out"
+    writes: tuple[int | str, ...] = ()      # arguments written: positions, or names of keyword-only arguments
+    composite: bool = False                 # has a decomposition in C++ that must be used (CompositeImplicitAutograd)
+    random: bool = False
+    returns_list: bool = False
+
+
+_facts: dict[OpOverload, Facts] = {}
+
+
+def facts(op: OpOverload) -> Facts:
+    found = _facts.get(op)
+    if found is None:
+        found = _facts[op] = _read(op)
+    return found
+
+
+def forget(op: OpOverload) -> None:
+    """Reads the operator again at its next use (a rule was added)."""
+    _facts.pop(op, None)
+
+
+def _read(op: OpOverload) -> Facts:
+    schema = op._schema
+    writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    tags = op.tags
+    rule, twin = RULES.get(op), None
+    if not writes:
+        kind = "view" if any(r.alias_info is not None for r in schema.returns) else "pure"
+    elif torch.Tag.inplace_view in tags:
+        kind, twin = "reshape", _inplace_twin(op)
+    elif any(isinstance(w, str) for w in writes):
+        kind, twin = "out", _out_twin(op)
+    else:
+        kind, twin = "inplace", _inplace_twin(op)
+    if rule is None and twin is not None:
+        rule = RULES.get(twin)
+    composite = rule is None and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")
+    return Facts(op, kind, rule, twin, writes, composite, torch.Tag.nondeterministic_seeded in tags, returns_list)
+
+
+def _packet(op: OpOverload, name: str) -> Any:
+    namespace = getattr(torch.ops, op.namespace)
+    return getattr(namespace, name, None)
+
+
+def _inplace_twin(op: OpOverload) -> OpOverload | None:
+    """add_.Tensor -> add.Tensor; the arguments of the twin are the same."""
+    if op in TWINS:
+        return TWINS[op]
+    name = op._schema.name.split("::")[1]
+    packet = _packet(op, name[:-1]) if name.endswith("_") else _packet(op, name)
+    twin = getattr(packet, op._overloadname, None) if packet is not None else None
+    if twin is not None and twin is not op and not twin._schema.is_mutable:
+        return twin
+    return _by_arguments(packet, op, len(op._schema.arguments)) if packet is not None else None
+
+
+def _out_twin(op: OpOverload) -> OpOverload | None:
+    count = sum(1 for a in op._schema.arguments if not a.is_out)
+    return _by_arguments(_packet(op, op._schema.name.split("::")[1]), op, count)
+
+
+def _by_arguments(packet: Any, op: OpOverload, count: int) -> OpOverload | None:
+    """The pure overload of a packet whose arguments are the first `count` of op's."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out][:count]
+    for name in packet.overloads() if packet is not None else ():
+        candidate = getattr(packet, name)
+        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        if not candidate._schema.is_mutable and arguments[:len(wanted)] == wanted and all(
+                a.has_default_value() for a in candidate._schema.arguments[len(wanted):]):
+            return candidate
+    return None

@@ -1,0 +1,8 @@
+"""The shape rules: RULES maps an OpOverload to a function from argument Specs to result Specs.
+
+Importing this package fills the table; each file is a family of operators.
+"""
+from firesteel.graph.rules import factory, index, matmul, nn, pointwise, random, reduce, views
+from firesteel.graph.rules.base import RULES
+
+__all__ = ["RULES", "factory", "index", "matmul", "nn", "pointwise", "random", "reduce", "views"]

@@ -1,0 +1,153 @@
+"""Rules of factories: tensors made from sizes and numbers."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.rules.base import check, rule, scalar_dtype
+from firesteel.graph.spec import Spec, contiguous_strides, device_of, fresh, like, make_spec
+from firesteel.sym.expr import Expr, Size
+
+CPU = torch.device("cpu")
+
+
+def _made(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: torch.memory_format | None = None) -> Spec:
+    shape = tuple(shape)
+    check(all(type(s) is Expr or s >= 0 for s in shape), f"Trying to create tensor with negative dimension: {list(shape)}")
+    spec = make_spec(shape, dtype or torch.get_default_dtype(), device_of(device, default_device()))
+    return spec if memory_format is None else like(spec, memory_format=memory_format)
+
+
+def default_device() -> torch.device:
+    return CPU
+
+
+@rule("zeros ones empty.memory_format rand randn rand.generator randn.generator")
+def zeros(size: Sequence[Size], *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return _made(size, dtype, device, memory_format)
+
+
+@rule("empty_strided")
+def empty_strided(size: Sequence[Size], stride: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made(size, dtype, device)._replace(strides=tuple(stride))
+
+
+@rule("empty_permuted")
+def empty_permuted(size: Sequence[Size], order: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    inner = contiguous_strides(tuple(size[d] for d in order))
+    strides = [inner[order.index(d)] for d in range(len(size))]
+    return _made(size, dtype, device)._replace(strides=tuple(strides))
+
+
+@rule("full")
+def full(size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made(size, dtype or scalar_dtype(value), device)
+
+
+@rule("scalar_tensor")
+def scalar_tensor(value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((), dtype, device)
+
+
+@rule("zeros_like ones_like empty_like rand_like randn_like")
+def zeros_like(x: Spec, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("full_like")
+def full_like(x: Spec, value: Any, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("randint_like")
+def randint_like(x: Spec, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("randint_like.low_dtype")
+def randint_like_low(x: Spec, low: Any, high: Any, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("new_empty new_zeros new_ones")
+def new_empty(x: Spec, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or x.dtype, device_of(device, x.device))
+
+
+@rule("new_full")
+def new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or x.dtype, device_of(device, x.device))
+
+
+@rule("new_empty_strided")
+def new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return Spec(tuple(size), tuple(stride), 0, dtype or x.dtype, device_of(device, x.device))
+
+
+# ---------------------------------------------------------------- ranges
+
+def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> Spec:
+    check(type(step) is Expr or step != 0, "step must be nonzero")
+    if dtype is None:
+        kinds = [scalar_dtype(v) for v in (start, end, step)]
+        dtype = torch.int64 if all(not k.is_floating_point for k in kinds) else torch.get_default_dtype()
+    if all(isinstance(v, (int, Expr)) for v in (start, end, step)):
+        count = (end - start) if type(step) is int and step == 1 else (end - start + step + (-1 if _positive(step) else 1)) // step
+    else:
+        count = math.ceil((end - start) / step)
+    check(type(count) is Expr or count >= 0, "upper bound and lower bound inconsistent with step sign")
+    return make_spec((count,), dtype, device_of(device, default_device()))
+
+
+def _positive(step: Any) -> bool:
+    return type(step) is Expr or step > 0
+
+
+@rule("arange")
+def arange(end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(0, end, 1, dtype, device)
+
+
+@rule("arange.start")
+def arange_start(start: Any, end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(start, end, 1, dtype, device)
+
+
+@rule("arange.start_step")
+def arange_step(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(start, end, step, dtype, device)
+
+
+@rule("linspace")
+def linspace(start: Any, end: Any, steps: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((steps,), dtype, device)
+
+
+@rule("logspace")
+def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((steps,), dtype, device)
+
+
+@rule("eye")
+def eye(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((n, n), dtype, device)
+
+
+@rule("eye.m")
+def eye_m(n: Size, m: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((n, m), dtype, device)
+
+
+@rule("tril triu")
+def tril(x: Spec, diagonal: int = 0) -> Spec:
+    check(len(x.shape) >= 2, "tril: input tensor must have at least 2 dimensions")
+    return fresh(x)
+
+
+@rule("tril_indices")
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
+    count = sum(1 for i in range(row) for j in range(col) if j - i <= offset)
+    return make_spec((2, count), dtype or torch.int64, device_of(device, default_device()))

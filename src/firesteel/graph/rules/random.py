@@ -1,0 +1,53 @@
+"""Rules of operators that draw random numbers.  In-place draws (`bernoulli_`, `uniform_`, ...) have functional rows too."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.rules.base import rule
+from firesteel.graph.rules.factory import default_device
+from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
+from firesteel.sym.expr import Size
+
+
+@rule("native_dropout")
+def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
+    result = like(x)
+    return result, result.to(torch.bool)
+
+
+@rule("bernoulli bernoulli.p bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
+def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
+    return like(x)
+
+
+@rule("randint")
+def randint(high: Any, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("randint.low")
+def randint_low(low: Any, high: Any, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("randperm")
+def randperm(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec((n,), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("multinomial")
+def multinomial(x: Spec, count: Size, replacement: bool = False, *, generator: Any = None) -> Spec:
+    return fresh(x, (*x.shape[:-1], count), torch.int64)
+
+
+@rule("normal.Tensor_float")
+def normal_tensor_float(mean: Spec, std: float = 1.0, *, generator: Any = None) -> Spec:
+    return like(mean)
+
+
+@rule("normal.float_float")
+def normal_float(mean: float, std: float, size: Sequence[Size], *, generator=None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.get_default_dtype(), device_of(device, default_device()))
