@@ -36,7 +36,7 @@ def test_hash_consing():
     (n + 3 - n, 3), (n + m, m + n), (n * m, m * n), (2 * n + n, 3 * n), (n - n, 0), ((n + 1) * (n - 1), n * n - 1), (0 * n, 0),
     (n * 4 // 4, n), ((n * 4 + 3) // 4, n), ((4 * n + 5) % 4, 1), ((6 * n + 4) // 4, (3 * n + 2) // 2), (n // 1, n), (n % 1, 0),
     (n // 2 * 2 + n % 2, n), (n * m // m, n), ((n * m + 3) % m, 3 % m), (n // 2 // 3, n // 6), (n % 12 % 4, n % 4), (n // -1, -n),
-    ((n + 1) * m // (n + 1), m), (-(-n), n), (n < n + 1, True), (n >= n, True), (n > n, False),
+    ((n + 1) * m // (n + 1), m), (0 - (-n), n), (n < n + 1, True), (n >= n, True), (n > n, False),
     (E.eq(2 * n, 5), False), (E.eq(2 * n, 4), E.eq(n, 2)), (E.eq(n, m), E.eq(m, n)), (n < 5, n <= 4), (E.not_(n < 5), n >= 5), (2 * n < 5, n <= 2),
     (E.ne(n, n), False), (E.min_(n, n + 1), n), (E.max_(n, n + 1), n + 1), (E.min_(n, m), E.min_(m, n)), (E.not_(E.eq(n, m)), E.ne(n, m)),
     (E.and_(n < m, True), n < m), (E.and_(n < m, n >= m), False), (E.or_(n < m, n < m), n < m), (E.where(n < m, n, n), n),

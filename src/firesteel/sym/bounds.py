@@ -152,7 +152,9 @@ class Bounds:
 
     __slots__ = ("ranges", "symbolic", "context", "_intervals", "_nonneg", "_atoms")
 
-    def __init__(self, ranges: Mapping[Expr, tuple[Size | None, Size | None]], context: Context):
+    def __init__(self, ranges: Mapping[Expr, tuple[Size | None, Size | None]], context: Context,
+                 relations: Mapping[Expr, tuple[Size | None, Size | None]]):
+        """`relations` are further symbolic bounds of leaves that have a range in numbers."""
         self.context = context
         self._intervals: dict[Expr, Interval] = {}
         self._nonneg: dict[Expr, bool] = {}
@@ -163,13 +165,14 @@ class Bounds:
             self.ranges[leaf] = (low if type(low) is int else None, high if type(high) is int else None)
             if type(low) is Expr or type(high) is Expr:
                 self.symbolic[leaf] = (low if type(low) is Expr else None, high if type(high) is Expr else None)
+        self.symbolic.update(relations)     # type: ignore[arg-type]
         for leaf in self.symbolic:
             self._learn_not_empty(leaf)
 
     def _learn_not_empty(self, leaf: Expr) -> None:
         """A leaf between lo and hi exists, so hi - lo >= 0: with hi = T - 1 and lo = 0, T >= 1."""
         low, high = self.symbolic[leaf]
-        low = self.ranges[leaf][0] if low is None else low
+        low = self.ranges.get(leaf, ANY)[0] if low is None else low
         if low is None or high is None:
             return
         gap = plus(poly(high), poly(low), -1)
@@ -356,7 +359,7 @@ def _split(terms: Poly, atom: Expr) -> tuple[Poly | None, Poly]:
     return factor, rest
 
 
-SYMBOLIC_BOUNDS: Table[Callable[[Bounds, Expr, bool], "Size | None"]] = Table("symbolic bound of an op", "sym/bounds.py")
+SYMBOLIC_BOUNDS: Table[Callable[[Bounds, Expr, bool], Size | None]] = Table("symbolic bound of an op", "sym/bounds.py")
 
 
 @SYMBOLIC_BOUNDS.row("mod")

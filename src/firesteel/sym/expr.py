@@ -348,8 +348,7 @@ def rebuild(node: Expr, args: tuple) -> Any:
     return make(node.op, node.dtype, tuple(_as_dtype(arg, old.dtype) for arg, old in zip(args, node.args)), node.attr)
 
 
-_OPS = frozenset(("add sub mul neg floordiv mod truediv pow min max abs lshift rshift bitand bitor bitxor eq ne lt le "
-                  "floor ceil trunc round").split()) | frozenset(MATH)
+_OPS = frozenset(["add", "sub", "mul", "neg", "floordiv", "mod", "truediv", "pow", "min", "max", "abs", "lshift", "rshift", "bitand", "bitor", "bitxor", "eq", "ne", "lt", "le", "floor", "ceil", "trunc", "round"]) | frozenset(MATH)
 
 
 def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:

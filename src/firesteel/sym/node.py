@@ -21,7 +21,7 @@ class Expr:
     __slots__ = ("op", "dtype", "args", "attr", "_order", "_poly")
     op: str
     dtype: str
-    args: tuple["Expr", ...]
+    args: tuple[Expr, ...]
     attr: Any
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -33,10 +33,10 @@ class Expr:
     def __reduce__(self):
         return make, (self.op, self.dtype, self.args, self.attr)
 
-    def __copy__(self) -> "Expr":
+    def __copy__(self) -> Expr:
         return self
 
-    def __deepcopy__(self, memo: dict) -> "Expr":
+    def __deepcopy__(self, memo: dict) -> Expr:
         return self
 
 

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from firesteel.sym.bounds import Bounds
-from firesteel.sym.meaning import MEANING
+from firesteel.sym.meaning import MEANING, meaning
 from firesteel.sym.node import Expr, Size, as_expr, as_size, make, postorder
 from firesteel.table import Table
 
+Ranges = Mapping[Expr, tuple["Size | None", "Size | None"]]
 Rule = Callable[..., "Size | bool | None"]
 
 
@@ -34,6 +35,8 @@ class Row:
 
 RULES: Table[Row] = Table("rewrite rule", "sym/rules.py")
 _by_op: dict[str, list[Rule]] = {}
+_EXACT = frozenset(("i64", "bool"))
+_FOLDED = frozenset(("i64", "bool", "f64"))
 BOOLEAN = frozenset(("eq", "ne", "lt", "le", "and", "or", "not"))
 
 
@@ -49,10 +52,11 @@ def rule(op: str, pattern: str) -> Callable[[Rule], Rule]:
 class Context:
     """Ranges of leaves, and everything derived from them.  Grows caches, otherwise immutable."""
 
-    __slots__ = ("bounds", "memo", "simplified")
+    __slots__ = ("bounds", "facts", "memo", "simplified")
 
-    def __init__(self, ranges: Mapping[Expr, tuple[Size | None, Size | None]] | None = None):
-        self.bounds = Bounds(ranges or {}, self)
+    def __init__(self, ranges: Ranges | None = None, facts: Mapping[Expr, Size] | None = None, relations: Ranges | None = None):
+        self.bounds = Bounds(ranges or {}, self, relations or {})
+        self.facts = facts if facts is not None else {}     # canonical node -> its value, where that is known otherwise
         self.memo: dict[tuple, Size | bool] = {}
         self.simplified: dict[Expr, Size | bool] = {}
 
@@ -72,7 +76,11 @@ class Context:
             found = apply(self, *args)
             if found is not None:
                 return found
-        return make(op, "bool" if op in BOOLEAN else "i64", tuple(as_expr(arg) for arg in args))
+        return self.known(make(op, "bool" if op in BOOLEAN else "i64", tuple(as_expr(arg) for arg in args)))
+
+    def known(self, node: Expr) -> Size:
+        """What rules put in place of a node that they made: the value given as a fact, or the node."""
+        return self.facts.get(node, node) if self.facts else node
 
     # the operations that rules use most
     def add(self, a: Size, b: Size) -> Size:
@@ -116,11 +124,16 @@ class Context:
     def _rebuild(self, node: Expr, done: dict) -> Size:
         if not node.args:
             return self._leaf(node)
-        if node.op in _by_op and node.dtype in ("i64", "bool") and all(arg.dtype in ("i64", "bool") for arg in node.args):
-            return self.build(node.op, *[done[arg] for arg in node.args])
-        args = tuple(done[arg] if type(done[arg]) is Expr else make("const", arg.dtype, (), done[arg])
-                     for arg in node.args)
-        return node if args == node.args else make(node.op, node.dtype, args, node.attr)
+        args = [done[arg] for arg in node.args]
+        try:
+            if node.op in _by_op and _ours(node):
+                return self.build(node.op, *args)
+            if node.dtype in _FOLDED and (node.op in MEANING or node.op == "to") and not any(type(arg) is Expr for arg in args):
+                return meaning(node.op, node.dtype).compute(*args)
+        except (ArithmeticError, ValueError):       # an error of the program's, if it is ever reached: stays as it is
+            pass
+        nodes = tuple(new if type(new) is Expr else make("const", old.dtype, (), new) for new, old in zip(args, node.args))
+        return self.known(node if nodes == node.args else make(node.op, node.dtype, nodes, node.attr))
 
     def _leaf(self, node: Expr) -> Size:
         if node.op == "const" and node.dtype in ("i64", "bool"):
@@ -129,6 +142,10 @@ class Context:
             low, high = self.bounds.interval(node)
             return low if low is not None and low == high else node
         return node
+
+
+def _ours(node: Expr) -> bool:
+    return node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args)
 
 
 FREE = Context()

@@ -20,7 +20,6 @@ from firesteel.sym.poly import (
     divide_by_term,
     divide_exactly,
     from_poly,
-    join,
     multiply,
     plus,
     poly,
@@ -68,11 +67,28 @@ def join_divmod(c: Context, terms: Poly) -> Poly:
 def _find_divmod(c: Context, terms: Poly) -> Poly | None:
     for monomial, count in terms.items():
         for atom in monomial:
+            joined = None
             if atom.op == "mod":
                 joined = _join_one(c, terms, monomial, count, atom)
-                if joined is not None:
-                    return joined
+            elif atom.op == "floordiv" and c.facts:
+                joined = _undo_exact_division(c, terms, monomial, count, atom)
+            if joined is not None:
+                return joined
     return None
+
+
+def _undo_exact_division(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
+    """d*(x//d) becomes x - r, where x % d is known to be r."""
+    x, d = (_plain(arg) for arg in atom.args)
+    term = single_term(d)
+    rest = without(without(monomial, (atom,)), term[0]) if term else None       # type: ignore[arg-type]
+    if rest is None or count % term[1]:     # type: ignore[index]
+        return None
+    remainder = c.mod(x, d)
+    if type(remainder) is not int:
+        return None
+    whole = multiply({rest: count // term[1]}, poly(c.sub(x, remainder)))       # type: ignore[index]
+    return None if whole is None else plus({m: n for m, n in terms.items() if m != monomial}, whole)
 
 
 def _join_one(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
@@ -422,7 +438,7 @@ def le(c: Context, a: Size, b: Size) -> Size | bool | None:
     if c.nonneg(from_poly(plus(scale(terms, -1), {(): -constant - 1} if constant != -1 else {}))):
         return False
     left, right = _two_sides(terms, constant)
-    return make("le", "bool", (as_expr(left), as_expr(right)))
+    return c.known(make("le", "bool", (as_expr(left), as_expr(right))))
 
 
 @rule("lt", "x < y -> x + 1 <= y")
@@ -434,7 +450,7 @@ def lt(c: Context, a: Size, b: Size) -> Size | bool:
 def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
     if _is_bool(a) or _is_bool(b):
         return _eq_bool(c, a, b)
-    gap = plus(poly(b), poly(a), -1)
+    gap = _prefer_mod(c, plus(poly(b), poly(a), -1))
     constant = gap.get((), 0)
     if len(gap) == (constant != 0):
         return constant == 0
@@ -454,7 +470,19 @@ def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
     if terms[first] > 0:
         terms, constant = scale(terms, -1), -constant
     left, right = _two_sides(terms, constant)
-    return make("eq", "bool", (as_expr(left), as_expr(right)))
+    return c.known(make("eq", "bool", (as_expr(left), as_expr(right))))
+
+
+def _prefer_mod(c: Context, gap: Poly) -> Poly:
+    """x - d*(x//d) is x % d: `x == x//8*8` is the question `x % 8 == 0`."""
+    for monomial in gap:
+        for atom in monomial:
+            if atom.op == "floordiv":
+                x, d = (_plain(arg) for arg in atom.args)
+                whole = poly(c.sub(x, c.mul(d, atom)))
+                if gap == whole or gap == scale(whole, -1):
+                    return poly(c.mod(x, d))
+    return gap
 
 
 @rule("ne", "x != y -> not (x == y)")
@@ -485,8 +513,8 @@ def not_(c: Context, a: Size) -> Size | bool | None:
     if a.op == "le" and args[0].dtype == "i64":     # type: ignore[union-attr]
         return c.build("le", c.add(_plain(args[1]), 1), _plain(args[0]))
     if a.op == "eq":        # type: ignore[union-attr]
-        return make("ne", "bool", args)
-    return make("eq", "bool", args) if a.op == "ne" else None       # type: ignore[union-attr]
+        return c.known(make("ne", "bool", args))
+    return c.known(make("eq", "bool", args)) if a.op == "ne" else None       # type: ignore[union-attr]
 
 
 @rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")

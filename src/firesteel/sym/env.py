@@ -1,0 +1,473 @@
+"""ShapeEnv: owns the symbols of one compilation, answers questions about them, and records each answer as a guard.
+
+A symbol has a hint (its value in the example call), a range, and a source (text of where the number comes from).  A question
+is a boolean Expr.  It is answered from what is known; failing that from the hints, and then the answer is recorded: the compiled
+code is valid only for calls that give the same answer.  An unbacked symbol (`u0`) has no hint: a question about it that
+bounds cannot answer is a DataDependentError, which `torch._check` (here `assume`) prevents.
+
+    env = ShapeEnv()
+    s0 = env.create_symbol(8, "L['x'].size()[0]")
+    env.decide(s0 >= 2)             # True, from the range: no guard
+    env.decide(sym.eq(s0, 8))       # True, from the hint: guard `s0 == 8`; s0 is 8 from now on
+    env.simplify(s0 + 1)            # 9
+
+What always holds
+ 1. Answers never change: facts only accumulate (until `restore` goes back to a snapshot).
+ 2. `guards()` imply every answer given, for all values within the symbols' ranges.
+ 3. Every fact holds for the hints.
+"""
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from firesteel.errors import DataDependentError, InternalError, Location
+from firesteel.sym.expr import (
+    Expr,
+    Size,
+    as_size,
+    eq,
+    evaluate,
+    free_symbols,
+    ge,
+    le,
+    make,
+    not_,
+    python_text,
+    substitute,
+    symbol,
+)
+from firesteel.sym.poly import from_poly, plus, poly, scale
+from firesteel.sym.rewrite import Context
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """What the environment knows of a symbol from its creation."""
+    expr: Expr
+    hint: Number | None         # None: unbacked
+    source: str
+    lo: int | None
+    hi: int | None
+    number: int                 # order of creation
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`expr` must be true for the compiled code to be valid; asked for at `location` because of `why`."""
+    expr: Expr
+    location: Location | None = field(default=None, compare=False)
+    why: str = field(default="", compare=False)
+
+    def text(self, names: Mapping[str, str] | None = None) -> str:
+        """Python source of the check; `names` says how each symbol is spelled."""
+        return python_text(self.expr, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state to go back to; made by `ShapeEnv.snapshot`."""
+    symbols: dict
+    replacements: dict
+    ranges: dict
+    relations: dict
+    facts: dict
+    answers: dict
+    recorded: list
+    asserts: list
+
+
+class ShapeEnv:
+    """Mutable: symbols and facts are added while a program is captured and traced."""
+
+    def __init__(self, locate: Callable[[], Location | None] | None = None):
+        self.locate = locate or (lambda: None)
+        self.symbols: dict[Expr, Symbol] = {}
+        self.asserts: list[Guard] = []          # conditions on unbacked symbols, to be checked at run time
+        self._replacements: dict[Expr, Any] = {}
+        self._ranges: dict[Expr, tuple[int | None, int | None]] = {}
+        self._relations: dict[Expr, tuple[Size | None, Size | None]] = {}      # bounds of a symbol by older symbols
+        self._facts: dict[Expr, Any] = {}       # canonical node -> its known value
+        self._answers: dict[Expr, bool] = {}
+        self._recorded: list[Guard] = []
+        self._defining: set[Guard] = set()      # the recorded equalities that replaced a symbol
+        self._hints: dict[Expr, Number] = {}
+        self._values: dict[str, Number] = {}    # hints by symbol name
+        self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
+        self._context = Context({}, self._facts)
+
+    # ------------------------------------------------------------ symbols
+
+    def create_symbol(self, hint: Number, source: str, lo: int | None = 2, hi: int | None = None, dtype: str = "i64") -> Expr:
+        """A symbol whose value in this call is `hint`.  The range is checked by `guards()` like any other fact."""
+        if dtype != "i64":
+            lo = hi = None
+        if (lo is not None and hint < lo) or (hi is not None and hint > hi):
+            raise InternalError(f"the hint {hint} of {source} is outside of [{lo}, {hi}]")
+        return self._create({"i64": "s", "f64": "f", "bool": "b"}[dtype], hint, source, lo, hi, dtype)
+
+    def create_unbacked(self, lo: int | None = 0, hi: int | None = None, source: str = "", dtype: str = "i64") -> Expr:
+        """A symbol whose value only run time knows, such as the number of nonzero elements."""
+        return self._create("u", None, source, lo if dtype == "i64" else None, hi, dtype)
+
+    def _create(self, prefix: str, hint: Number | None, source: str, lo: int | None, hi: int | None, dtype: str) -> Expr:
+        expr = symbol(f"{prefix}{self._counts[prefix]}", dtype)
+        self._counts[prefix] += 1
+        self.symbols[expr] = Symbol(expr, hint, source, lo, hi, len(self.symbols))
+        if hint is not None:
+            self._values[expr.attr] = hint
+        if dtype == "i64":
+            self._ranges[expr] = (lo, hi)
+            self._new_context()
+        return expr
+
+    def is_backed(self, size: Any) -> bool:
+        """Does every symbol in it have a hint?"""
+        return all(self.symbols[s].hint is not None for s in free_symbols(size))
+
+    def ranges(self) -> dict[Expr, tuple[int | None, int | None]]:
+        """What is known of each integer symbol, for `sym.simplify`."""
+        return dict(self._ranges)
+
+    def sources(self) -> dict[str, str]:
+        """Symbol name -> source text, as `Guard.text` takes it."""
+        return {info.expr.attr: info.source for info in self.symbols.values()}
+
+    # ------------------------------------------------------------ questions
+
+    def decide(self, condition: bool | Expr, why: str = "") -> bool:
+        """The answer to a question; guarded if it came from the hints."""
+        if type(condition) is not Expr:
+            return bool(condition)
+        found = self._answers.get(condition)
+        if found is None:
+            found = self._answers[condition] = self._decide(condition, why)
+        return found
+
+    def _decide(self, condition: Expr, why: str) -> bool:
+        known = self.known(condition)
+        if known is not None:
+            return known
+        simple = self.simplify(condition)
+        if not self.is_backed(simple):
+            raise self._data_dependent(simple)
+        answer = bool(evaluate(simple, self._values))
+        self._record(simple if answer else not_(simple), why)
+        return answer
+
+    def known(self, condition: bool | Expr) -> bool | None:
+        """The answer where no guard is needed; None where it is not known."""
+        if type(condition) is not Expr:
+            return bool(condition)
+        found = self._answers.get(condition)
+        if found is not None:
+            return found
+        simple = self.simplify(condition)
+        if type(simple) is not Expr:
+            return bool(simple)
+        return self._answers.get(simple)
+
+    def assume(self, condition: bool | Expr, why: str = "torch._check") -> bool:
+        """The program states that the condition holds.  Of backed symbols this is a question like any other; of unbacked ones
+        it becomes a fact, and a check at run time.  False if it is known not to hold."""
+        known = self.known(condition)
+        if known is not None:
+            return known
+        simple = self.simplify(condition)
+        if self.is_backed(simple):
+            return self.decide(simple, why)
+        self.asserts.append(Guard(simple, self.locate(), why))
+        self._learn(simple)
+        return True
+
+    def specialize(self, size: Any, why: str = "its value is needed as a number") -> Any:
+        """The value as a plain number; guards that it stays that."""
+        simple = self.simplify(size)
+        if type(simple) is not Expr:
+            return simple
+        if not self.is_backed(simple):
+            raise self._data_dependent(simple)
+        value = self.hint(simple)
+        if type(value) is float and math.isnan(value):
+            self.decide(make("ne", "bool", (simple, simple)), why)
+        elif simple.dtype == "bool":
+            self.decide(simple, why)
+        else:
+            self.decide(eq(simple, value), why)
+        return value
+
+    def hint(self, size: Any) -> Any:
+        """The value in the example call; no guard."""
+        if type(size) is not Expr:
+            return size
+        found = self._hints.get(size)
+        if found is None:
+            simple = size if self.is_backed(size) else self.simplify(size)
+            if not self.is_backed(simple):
+                raise self._data_dependent(simple)
+            found = self._hints[size] = evaluate(simple, self._values)
+        return found
+
+    def has_hint(self, size: Any) -> bool:
+        return type(size) is not Expr or size in self._hints or self.is_backed(size) or self.is_backed(self.simplify(size))
+
+    def simplify(self, size: Any) -> Any:
+        """The same value in fewer symbols, under all that is known."""
+        if type(size) is not Expr:
+            return size
+        if self._replacements:
+            size = substitute(size, self._replacements)
+        return self._context.simplify(size)
+
+    def interval(self, size: Size) -> tuple[int | None, int | None]:
+        """Bounds of an integer in plain ints."""
+        return self._context.bounds.interval(self.simplify(size))
+
+    # ------------------------------------------------------------ facts
+
+    def _record(self, fact: Expr, why: str) -> None:
+        guard = Guard(fact, self.locate(), why)
+        self._recorded.append(guard)
+        before = self._replacements
+        self._learn(fact)
+        if self._replacements is not before:
+            self._defining.add(guard)
+
+    def _learn(self, fact: bool | Expr) -> None:
+        """Makes later answers follow from a true fact."""
+        if type(fact) is not Expr:
+            return
+        if fact.op == "and":
+            for part in fact.args:
+                self._learn(part)
+        self._facts[fact] = self._answers[fact] = True
+        opposite = not_(fact)
+        if type(opposite) is Expr:
+            self._facts[opposite] = self._answers[opposite] = False
+        teach = _TEACHERS.get(fact.op)
+        if teach is not None:
+            teach(self, *[as_size(arg) for arg in fact.args])
+
+    def _learn_equal(self, a: Any, b: Any) -> None:
+        if _dtype_of(a) == "f64" or _dtype_of(b) == "f64":
+            return self._learn_equal_float(a, b)
+        if type(a) is Expr and a.op in ("mod", "floordiv"):
+            self._facts[a] = b
+            self._new_context()     # forget what was derived without this fact
+        solved = self._solve(from_poly(plus(poly(a), poly(b), -1)))
+        if solved is not None:
+            self._replace(*solved)
+        return None
+
+    def _learn_equal_float(self, a: Any, b: Any) -> None:
+        for left, right in ((a, b), (b, a)):
+            if type(left) is Expr and left.op == "symbol" and left not in free_symbols(right):
+                self._replacements = {**{s: substitute(v, {left: right}) for s, v in self._replacements.items()}, left: right}
+                self._new_context()
+                return
+
+    def _solve(self, zero: Size) -> tuple[Expr, Size] | None:
+        """(symbol, value) that makes `zero` 0: the newest symbol that stands alone, unbacked ones last to be kept."""
+        terms = poly(zero)
+        for candidate in sorted(free_symbols(zero), key=self._newness, reverse=True):
+            count = terms.get((candidate,))
+            if count not in (1, -1):
+                continue
+            rest = from_poly(scale({m: n for m, n in terms.items() if m != (candidate,)}, -count))
+            if candidate not in free_symbols(rest):
+                return candidate, rest
+        return None
+
+    def _newness(self, expr: Expr) -> tuple[bool, int]:
+        info = self.symbols[expr]
+        return info.hint is None, info.number
+
+    def _replace(self, old: Expr, new: Size) -> None:
+        low, high = self._ranges.pop(old, (None, None))
+        self._replacements = {s: substitute(value, {old: new}) for s, value in self._replacements.items()}
+        self._replacements[old] = new
+        self._relations = {}        # they may mention the old symbol; the facts remain
+        self._new_context()
+        # what was known of the old symbol holds for its replacement
+        for fact in ((le(low, new) if low is not None else True), (le(new, high) if high is not None else True)):
+            self._learn(self.simplify(fact))
+
+    def _learn_less_or_equal(self, a: Size, b: Size) -> None:
+        """Narrows the range of the newest symbol that can be freed.  A bound between symbols is one of the newer by the older,
+        so that bounds never go round in circles."""
+        if _dtype_of(a) == "f64" or _dtype_of(b) == "f64":
+            return
+        gap = plus(poly(b), poly(a), -1)
+        names = sorted(free_symbols(a, b), key=self._newness)
+        count = gap.get((names[-1],)) if names else None
+        if count in (1, -1):
+            bound = from_poly(scale({m: n for m, n in gap.items() if m != (names[-1],)}, -count))     # type: ignore[operator]
+            if names[-1] not in free_symbols(bound):
+                self._narrow(names[-1], bound, count == -1)
+
+    def _narrow(self, leaf: Expr, bound: Size, upper: bool) -> None:
+        """One number and one symbolic bound a side are used; further symbolic ones are only kept as facts."""
+        table = self._ranges if type(bound) is int else self._relations
+        pair = list(table.get(leaf, (None, None)))
+        have = pair[upper]
+        if have is None or (type(bound) is int and (bound < have if upper else bound > have)):      # type: ignore[operator]
+            pair[upper] = bound
+            table[leaf] = (pair[0], pair[1])
+            self._new_context()
+
+    def _learn_not_equal(self, a: Any, b: Any) -> None:
+        """A value that is not the end of its range moves the end."""
+        for leaf, value in ((a, b), (b, a)):
+            if type(leaf) is Expr and leaf in self._ranges and type(value) is int:
+                low, high = self._ranges[leaf]
+                if value == low:
+                    self._narrow(leaf, value + 1, False)
+                elif value == high:
+                    self._narrow(leaf, value - 1, True)
+
+    def _new_context(self) -> None:
+        self._context = Context(self._ranges, self._facts, self._relations)
+
+    # ------------------------------------------------------------ guards
+
+    @property
+    def recorded(self) -> list[Guard]:
+        """Every answer that came from hints, in the order of asking."""
+        return list(self._recorded)
+
+    def guards(self) -> list[Guard]:
+        """The least list that implies all answers, given the equalities that replaced a symbol: declared ranges and recorded
+        answers, rewritten in the symbols that are left, merged, and without those that follow from the others."""
+        equalities = [guard for guard in self._recorded if guard in self._defining]
+        others = [*self._declared_ranges(), *[guard for guard in self._recorded if guard not in self._defining]]
+        ranges, rest = _merge_ranges([self._rewrite(guard) for guard in others])
+        context = Context({leaf: tuple(side and side[0] for side in sides) for leaf, sides in ranges.items()})
+        rest = [guard for guard in dict.fromkeys(rest) if context.simplify(guard.expr) is not True]
+        return [*equalities, *[side[1] for sides in ranges.values() for side in sides if side is not None], *rest]
+
+    def _declared_ranges(self) -> Iterator[Guard]:
+        for info in self.symbols.values():
+            for upper, bound in enumerate((info.lo, info.hi)):
+                if info.hint is not None and bound is not None:
+                    yield Guard(le(info.expr, bound) if upper else ge(info.expr, bound), None, f"range of {info.source}")
+
+    def _rewrite(self, guard: Guard) -> Guard:
+        return Guard(substitute(guard.expr, self._replacements), guard.location, guard.why)
+
+    # ------------------------------------------------------------ speculation
+
+    def snapshot(self) -> Snapshot:
+        """The state now, for `restore`."""
+        return Snapshot(dict(self.symbols), dict(self._replacements), dict(self._ranges), dict(self._relations),
+                        dict(self._facts), dict(self._answers), list(self._recorded), list(self.asserts))
+
+    def restore(self, state: Snapshot) -> None:
+        """Back to a snapshot: what was learnt and asked since then is forgotten."""
+        self.symbols, self._replacements, self._ranges = dict(state.symbols), dict(state.replacements), dict(state.ranges)
+        self._relations, self._facts, self._answers = dict(state.relations), dict(state.facts), dict(state.answers)
+        self._recorded, self.asserts = list(state.recorded), list(state.asserts)
+        self._hints.clear()
+        self._new_context()
+
+    @contextmanager
+    def active(self) -> Iterator[ShapeEnv]:
+        """Inside, `same`, `true` and `current_env` mean this environment (in this thread)."""
+        stack = _thread.__dict__.setdefault("stack", [])
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.pop()
+
+    def _data_dependent(self, question: Any) -> DataDependentError:
+        unknown = sorted((s for s in free_symbols(question) if self.symbols[s].hint is None), key=self._newness)
+        names = ", ".join(f"{s} ({self.symbols[s].source})" if self.symbols[s].source else str(s) for s in unknown)
+        if question.dtype == "bool":
+            text = f"Whether {question} holds is known only at run time: it depends on {names}."
+            hint = f"State it before this line: torch._check({question}) or torch._check({not_(question)}), or set bounds on {names}."
+        else:
+            text = f"The number {question} is known only at run time: it depends on {names}."
+            hint = f"Keep it symbolic, or state its value before this line: torch._check({question} == ...)."
+        return DataDependentError(text, self.locate(), hint)
+
+    def __repr__(self) -> str:
+        return f"ShapeEnv({len(self.symbols)} symbols, {len(self._recorded)} guards)"
+
+
+def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
+    """symbol -> [(lo, guard) or None, (hi, guard) or None] with the tightest numbers; and the guards that are no ranges."""
+    ranges: dict[Expr, list] = {}
+    rest = []
+    for guard in guards:
+        found = _simple_bound(guard.expr) if type(guard.expr) is Expr else None
+        if found is None:
+            rest.append(guard)
+            continue
+        leaf, bound, upper = found
+        sides = ranges.setdefault(leaf, [None, None])
+        if sides[upper] is None or (bound < sides[upper][0] if upper else bound > sides[upper][0]):
+            sides[upper] = (bound, guard)
+    return ranges, rest
+
+
+def _simple_bound(expr: Expr) -> tuple[Expr, int, bool] | None:
+    """(symbol, number, is it an upper bound?) of `s <= 5` and `s >= 5`."""
+    if expr.op != "le":
+        return None
+    left, right = expr.args
+    if left.op == "symbol" and right.op == "const":
+        return left, right.attr, True
+    if left.op == "const" and right.op == "symbol":
+        return right, left.attr, False
+    return None
+
+
+def _dtype_of(value: Any) -> str:
+    return value.dtype if type(value) is Expr else "f64" if type(value) is float else "i64"
+
+
+_TEACHERS: dict[str, Callable[..., None]] = {
+    "eq": ShapeEnv._learn_equal,
+    "le": ShapeEnv._learn_less_or_equal,
+    "ne": ShapeEnv._learn_not_equal,
+}
+
+# ---------------------------------------------------------------- for shape rules
+
+_thread = threading.local()
+
+
+def current_env() -> ShapeEnv | None:
+    """The innermost active environment of this thread."""
+    stack = _thread.__dict__.get("stack")
+    return stack[-1] if stack else None
+
+
+def true(condition: bool | Expr, why: str = "") -> bool:
+    """The answer to a question, guarded; free for plain bools."""
+    if type(condition) is not Expr:
+        return bool(condition)
+    env = current_env()
+    if env is None:
+        raise InternalError(f"nobody can answer {condition}: no ShapeEnv is active")
+    return env.decide(condition, why)
+
+
+def same(a: Size, b: Size, why: str = "") -> bool:
+    """Are two sizes equal?  Guarded; free for ints and identical expressions."""
+    if a is b:
+        return True
+    if type(a) is not Expr and type(b) is not Expr:
+        return a == b
+    return true(eq(a, b), why)
+
+
+def all_same(a: tuple[Size, ...], b: tuple[Size, ...], why: str = "") -> bool:
+    """Are two shapes equal?"""
+    return len(a) == len(b) and all(same(x, y, why) for x, y in zip(a, b))
