@@ -1,0 +1,360 @@
+"""Nest -> FlatNest: what every printer prints.  Indices become linear addresses, trivial axes vanish, neighbours merge.
+
+In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest`, which always has these properties:
+ 1. A load is `at(buffer number, Address)`, a guarded one `at_masked`; their args are (mask, other,) and the irregular
+    parts of the address (those that are not linear in the axes: gathered indices, floordiv, mod).
+ 2. No axis has the constant extent 1; axes that run through memory together are one axis.
+ 3. Buffers are numbered in the order of their first use, so nests that differ in names only become equal FlatNests'
+    text: printers never print a name of the nest.
+
+    x[i, j] of a contiguous [n, 8] buffer  ->  at(0, 8*i + j)  ->  at(0, ij) with ij < n*8
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from firesteel.loops.ir import Axis, Buffer, Nest, Phase
+from firesteel.sym.expr import Expr, Size, as_size, const, make
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """base + sum of coefficient * axis + sum of scale * irregular part; in elements."""
+    terms: tuple[tuple[str, Size], ...]
+    base: Size
+    scales: tuple[Size, ...] = ()
+
+    def coefficient(self, axis: str) -> Size:
+        for name, value in self.terms:
+            if name == axis:
+                return value
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class FlatReduce:
+    name: str
+    op: str
+    value: Expr
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStore:
+    buffer: int
+    address: Address
+    irregular: tuple[Expr, ...]
+    value: Expr
+    mode: str
+    private: frozenset[str]     # axes that index a dimension of the buffer alone: different values never collide
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPhase:
+    kind: str
+    axes: tuple[Axis, ...]
+    reduces: tuple[FlatReduce, ...]
+    stores: tuple[FlatStore, ...]
+
+    def roots(self) -> list[Expr]:
+        found = [r.value for r in self.reduces]
+        for s in self.stores:
+            found += (*s.irregular, s.value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FlatNest:
+    axes: tuple[Axis, ...]
+    phases: tuple[FlatPhase, ...]
+    buffers: tuple[Buffer, ...]     # by number
+
+
+def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> FlatNest:
+    """The nest with linear addresses and merged axes."""
+    flat = _Flattener(nest, buffers).run()
+    return merge_axes(order_axes(flat))
+
+
+# ---------------------------------------------------------------- walking expressions
+
+def topological(roots: Iterable[Expr], seen: Mapping[Expr, object] | set = frozenset()) -> list[Expr]:
+    """Every node below the roots once, arguments first, without those in `seen` and what only they need.
+
+    Iterative: a chain of fused operators may be deeper than Python's stack."""
+    order: list[Expr] = []
+    done: set[Expr] = set()
+    stack = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in done and node not in seen:
+            done.add(node)
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args) if a not in done and a not in seen)
+    return order
+
+
+def rebuild(roots: Iterable[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> None:
+    """Fills memo: node -> new node; `change(node, new args)` returns None to keep the node with its new args."""
+    for node in topological(roots, memo):
+        args = tuple(memo[a] for a in node.args)
+        new = change(node, args)
+        if new is None:
+            new = node if args == node.args else make(node.op, node.dtype, args, node.attr)
+        memo[node] = new
+
+
+# ---------------------------------------------------------------- linear addresses
+
+class _Linear:
+    """A sum under construction."""
+
+    __slots__ = ("terms", "base", "irregular")
+
+    def __init__(self) -> None:
+        self.terms: dict[str, Size] = {}
+        self.base: Size = 0
+        self.irregular: dict[Expr, Size] = {}
+
+    def add(self, other: "_Linear", scale: Size) -> None:
+        for name, value in other.terms.items():
+            self.terms[name] = add(self.terms.get(name, 0), mul(value, scale))
+        for expr, value in other.irregular.items():
+            self.irregular[expr] = add(self.irregular.get(expr, 0), mul(value, scale))
+        self.base = add(self.base, mul(other.base, scale))
+
+
+def mul(a: Size, b: Size) -> Size:
+    if isinstance(a, int):
+        if a == 0:
+            return 0
+        if a == 1:
+            return b
+    elif isinstance(b, int):
+        return mul(b, a)
+    return a * b
+
+
+def add(a: Size, b: Size) -> Size:
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return a + b
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    total: Size = 1
+    for size in sizes:
+        total = mul(total, size)
+    return total
+
+
+class _Flattener:
+    """State of one `flatten`: buffer numbers, and the memo of rewritten nodes."""
+
+    def __init__(self, nest: Nest, buffers: Mapping[str, Buffer]):
+        self.nest, self.buffers = nest, buffers
+        self.numbers: dict[str, int] = {}
+        self.memo: dict[Expr, Expr] = {}
+        self.linear_memo: dict[Expr, _Linear] = {}
+        self.pure: dict[Expr, bool] = {}
+        self.unit = {a.name for a in _all_axes(nest) if _is_one(a.extent)}
+
+    def run(self) -> FlatNest:
+        phases = tuple(self.phase(p) for p in self.nest.phases)
+        order = sorted(self.numbers, key=self.numbers.__getitem__)
+        axes = tuple(_plain(a) for a in self.nest.axes if a.name not in self.unit)
+        return FlatNest(axes, phases, tuple(self.buffers[n] for n in order))
+
+    def phase(self, phase: Phase) -> FlatPhase:
+        roots = [r.value for r in phase.reduces]
+        for s in phase.stores:
+            roots += (*s.index, s.value)
+        rebuild(roots, self.change, self.memo)
+        reduces = tuple(FlatReduce(r.name, r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
+        stores = tuple(self.store(s) for s in phase.stores)
+        return FlatPhase(phase.kind, tuple(_plain(a) for a in phase.axes if a.name not in self.unit), reduces, stores)
+
+    def store(self, store) -> FlatStore:
+        address, irregular = self.address(store.buffer, store.index)
+        private = frozenset(i.attr for i in store.index if i.op == "axis")
+        return FlatStore(self.number(store.buffer), address, irregular, self.memo[store.value], store.mode, private)
+
+    def number(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+    def change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op == "axis" and node.attr in self.unit:
+            return const(0)
+        if node.op == "load":
+            address, irregular = self.address(node.attr, node.args)
+            return make("at", node.dtype, irregular, (self.number(node.attr), address))
+        if node.op == "masked":
+            address, irregular = self.address(node.attr, node.args[2:])
+            return make("at_masked", node.dtype, (args[0], args[1], *irregular), (self.number(node.attr), address))
+        return None
+
+    def address(self, name: str, index: tuple[Expr, ...]) -> tuple[Address, tuple[Expr, ...]]:
+        total = _Linear()
+        for part, stride in zip(index, self.buffers[name].strides, strict=True):
+            total.add(self.linear(part), as_size(stride))
+        terms = tuple((n, c) for n, c in total.terms.items() if not _is_zero(c))
+        irregular = {e: c for e, c in total.irregular.items() if not _is_zero(c)}
+        return Address(terms, total.base, tuple(irregular.values())), tuple(irregular)
+
+    def linear(self, e: Expr) -> _Linear:
+        found = self.linear_memo.get(e)
+        if found is None:
+            found = self.linear_memo[e] = self._linear(e)
+        return found
+
+    def _linear(self, e: Expr) -> _Linear:
+        out = _Linear()
+        if e.op == "axis":
+            if e.attr not in self.unit:
+                out.terms[e.attr] = 1
+        elif self.is_pure(e):
+            out.base = as_size(e)
+        elif e.op == "add":
+            for a in e.args:
+                out.add(self.linear(a), 1)
+        elif e.op == "sub":
+            out.add(self.linear(e.args[0]), 1)
+            out.add(self.linear(e.args[1]), -1)
+        elif e.op == "neg":
+            out.add(self.linear(e.args[0]), -1)
+        elif e.op == "mul" and any(self.is_pure(a) for a in e.args):
+            varying = [a for a in e.args if not self.is_pure(a)]
+            if len(varying) == 1:
+                out.add(self.linear(varying[0]), product(as_size(a) for a in e.args if self.is_pure(a)))
+            else:
+                out.irregular[self.memo[e]] = 1
+        else:
+            out.irregular[self.memo[e]] = 1
+        return out
+
+    def is_pure(self, e: Expr) -> bool:
+        """Is it made of constants and symbols alone?"""
+        known = self.pure.get(e)
+        if known is None:
+            leaf = e.op in ("axis", "load", "masked", "acc", "check_index")
+            known = self.pure[e] = not leaf and all(self.is_pure(a) for a in e.args)
+        return known
+
+
+def _all_axes(nest: Nest) -> list[Axis]:
+    return [*nest.axes, *(a for p in nest.phases for a in p.axes)]
+
+
+def _plain(a: Axis) -> Axis:
+    return Axis(a.name, as_size(a.extent))
+
+
+def _is_one(size: Size) -> bool:
+    return as_size(size) == 1 if not isinstance(as_size(size), Expr) else False
+
+
+def _is_zero(size: Size) -> bool:
+    return isinstance(size, int) and size == 0
+
+
+# ---------------------------------------------------------------- order and merge of axes
+
+def addresses(nest: FlatNest | FlatPhase) -> list[tuple[int, Address, tuple[Expr, ...], bool]]:
+    """(buffer, address, irregular parts, is a store) of every access, each load once."""
+    phases = nest.phases if isinstance(nest, FlatNest) else (nest,)
+    found = []
+    seen: set[Expr] = set()
+    for phase in phases:
+        for node in topological(phase.roots(), seen):
+            seen.add(node)
+            if node.op in ("at", "at_masked"):
+                buffer, address = node.attr
+                found.append((buffer, address, node.args[2:] if node.op == "at_masked" else node.args, False))
+        found += [(s.buffer, s.address, s.irregular, True) for s in phase.stores]
+    return found
+
+
+def raw_axes(phases: Iterable[FlatPhase]) -> set[str]:
+    """Axes that are used other than linearly in addresses: these cannot be merged."""
+    return {node.attr for phase in phases for node in topological(phase.roots()) if node.op == "axis"}
+
+
+def order_axes(nest: FlatNest) -> FlatNest:
+    """Parallel axes, the one with the largest step in the widest store (else load) outermost: they then merge and stream."""
+    if len(nest.axes) < 2:
+        return nest
+    accesses = addresses(nest)
+    widest = max(accesses, key=lambda a: (len(a[1].terms), a[3]), default=None)
+    steps = [widest[1].coefficient(a.name) for a in nest.axes] if widest else []
+    if not steps or not all(isinstance(s, int) for s in steps):
+        return nest
+    # an axis that the widest access does not step along stays where it is relative to its outer neighbour
+    for i, step in enumerate(steps):
+        if step == 0:
+            steps[i] = steps[i - 1] if i else max(steps)
+    order = sorted(range(len(steps)), key=lambda i: -abs(steps[i]))
+    return FlatNest(tuple(nest.axes[i] for i in order), nest.phases, nest.buffers)
+
+
+def merge_axes(nest: FlatNest) -> FlatNest:
+    """Joins neighbouring axes whose addresses are those of one longer axis."""
+    everywhere = [a for _, a, _, _ in addresses(nest)]
+    axes, gone = _merge_group(nest.axes, everywhere, raw_axes(nest.phases))
+    phases = []
+    for phase in nest.phases:
+        own, lost = phase.axes, {}
+        if len(own) > 1 and not any(r.op.startswith("arg") for r in phase.reduces):
+            own, lost = _merge_group(own, [a for _, a, _, _ in addresses(phase)], raw_axes([phase]))
+        gone |= lost
+        phases.append(FlatPhase(phase.kind, own, phase.reduces, phase.stores))
+    if not gone:
+        return nest
+    return FlatNest(axes, _without_axes(phases, gone), nest.buffers)
+
+
+def _merge_group(axes: tuple[Axis, ...], where: list[Address], raw: set[str]) -> tuple[tuple[Axis, ...], dict[str, str]]:
+    """The axes that remain, and for each that went the one it became a part of."""
+    kept: list[Axis] = []
+    gone: dict[str, str] = {}
+    for inner in reversed(axes):
+        if kept and _continues(inner, kept[-1], where, raw):
+            last = kept.pop()
+            kept.append(Axis(last.name, mul(inner.extent, last.extent)))
+            gone[inner.name] = last.name
+        else:
+            kept.append(inner)
+    return tuple(reversed(kept)), gone
+
+
+def _continues(outer: Axis, inner: Axis, where: list[Address], raw: set[str]) -> bool:
+    if outer.name in raw or inner.name in raw:
+        return False
+    return all(a.coefficient(outer.name) == mul(a.coefficient(inner.name), inner.extent) for a in where)
+
+
+def _without_axes(phases: list[FlatPhase], gone: dict[str, str]) -> tuple[FlatPhase, ...]:
+    memo: dict[Expr, Expr] = {}
+
+    def strip(address: Address) -> Address:
+        return Address(tuple((n, c) for n, c in address.terms if n not in gone), address.base, address.scales)
+
+    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op in ("at", "at_masked"):
+            return make(node.op, node.dtype, args, (node.attr[0], strip(node.attr[1])))
+        return None
+
+    def still_private(private: frozenset[str]) -> frozenset[str]:
+        """A merged axis tells elements apart only if each of its parts did."""
+        return private - set(gone) - {kept for part, kept in gone.items() if part not in private}
+
+    rebuild([r for p in phases for r in p.roots()], change, memo)
+    return tuple(FlatPhase(
+        p.kind, p.axes,
+        tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in p.reduces),
+        tuple(FlatStore(s.buffer, strip(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, still_private(s.private)) for s in p.stores),
+    ) for p in phases)

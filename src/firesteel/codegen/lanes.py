@@ -1,0 +1,98 @@
+"""Which axis of a nest becomes the lanes of vectors, and how many.
+
+In: a FlatNest and a Target.  Out: a `Shape`.  Either the lanes run along a parallel axis in all phases ("points": each
+lane is another point, accumulators are vectors), or along an axis of each phase ("rows": accumulators are added up
+across lanes at the end).  Judged by how the lanes of every access would lie in memory.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from firesteel.codegen.flat import FlatNest, FlatPhase, addresses, topological
+from firesteel.codegen.llvm_ops import BYTES, FLOAT
+from firesteel.codegen.target import Target
+from firesteel.loops.ir import Axis
+from firesteel.sym.expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    points: str | None                  # the parallel axis of the lanes, or None for rows
+    rows: tuple[str | None, ...]        # for each phase, the axis of its lanes
+    width: int                          # lanes; 1 is scalar code
+
+
+def choose(nest: FlatNest, target: Target) -> Shape:
+    scalar = _colliding(nest)
+    width = 1 if scalar else target.lanes(_element_bytes(nest))
+    points = _best(nest.axes, nest.phases)
+    rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
+    swept = [p for p in nest.phases if p.axes]
+    if not swept or (points and points[0] > _rows_score(nest, rows)):
+        return _points_shape(nest, points, width, bool(swept))
+    return Shape(None, tuple(r[1].name if r else None for r in rows), width)
+
+
+def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int, swept: bool) -> Shape:
+    if points is None:
+        return Shape(None, (None,) * len(nest.phases), 1)
+    if width > 1:
+        width *= 4 if swept else 1      # a column sum streams longer pieces of each row and has independent accumulators
+        extent = points[1].extent
+        while isinstance(extent, int) and width >= 2 * extent:
+            width //= 2
+    return Shape(points[1].name, (None,) * len(nest.phases), width)
+
+
+def _vector_axes(phase: FlatPhase) -> tuple[Axis, ...]:
+    return () if phase.kind == "scan" else phase.axes
+
+
+def _rows_score(nest: FlatNest, rows: list[tuple[float, Axis] | None]) -> float:
+    """The mean over the phases that sweep; a scan cannot have lanes along its axis."""
+    scores = [-3.0 if r is None else r[0] for p, r in zip(nest.phases, rows) if p.axes]
+    return sum(scores) / len(scores)
+
+
+def _best(axes: tuple[Axis, ...], phases: Iterable[FlatPhase]) -> tuple[float, Axis] | None:
+    accesses = [a for p in phases for a in addresses(p)]
+    scored = [(_score(axis, accesses), i, axis) for i, axis in enumerate(axes)]
+    return (lambda best: (best[0], best[2]))(max(scored, key=lambda s: s[:2])) if scored else None
+
+
+def _score(axis: Axis, accesses: list) -> float:
+    """2 for neighbours in memory, 1 for one element for all lanes, -3 for elements apart; stores count double."""
+    total = count = 0.0
+    for _, address, irregular, stores in accesses:
+        factor = 2 if stores else 1
+        step = address.coefficient(axis.name)
+        apart = any(_depends(e, axis.name) for e in irregular)
+        total += factor * (-3 if apart else 2 if step == 1 else 1 if step == 0 else -3)
+        count += factor
+    score = total / max(count, 1)
+    if isinstance(axis.extent, int) and axis.extent < 8:
+        score -= 2          # lanes would stand idle
+    return score
+
+
+def _depends(root: Expr, axis: str) -> bool:
+    return any((n.op == "axis" and n.attr == axis) or (n.op in ("at", "at_masked") and n.attr[1].coefficient(axis) != 0) for n in topological([root]))
+
+
+def _colliding(nest: FlatNest) -> bool:
+    """Do lanes along any axis add to one element?"""
+    adds = [s for p in nest.phases for s in p.stores if s.mode == "add"]
+    return any(a.name not in s.private for s in adds for p in nest.phases for a in (*nest.axes, *p.axes))
+
+
+def _element_bytes(nest: FlatNest) -> int:
+    """Of the widest float type that is computed with, else of the widest integer in memory; at least 4."""
+    floats, whole = [4], [4]
+    for phase in nest.phases:
+        for node in topological(phase.roots()):
+            if node.dtype in FLOAT:
+                floats.append(BYTES[node.dtype])
+            elif node.op in ("at", "at_masked"):
+                whole.append(BYTES[node.dtype])
+    return max(floats) if len(floats) > 1 else max(whole)

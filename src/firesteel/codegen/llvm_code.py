@@ -1,0 +1,511 @@
+"""Code: LLVM text under construction.  Knows values, scopes and memory; `llvm.py` knows loops and phases.
+
+A function body is a stack of scopes (function entry, loop over points, lanes, a phase's loops).  Every value is written into the
+outermost scope in which it can be computed, so what does not change in a loop stands before it; nothing is written twice
+in a scope (`memo`: Expr -> Val).  A value is a scalar, or a vector over the lanes of one axis.  Loop counters and accumulators
+live in allocas, which LLVM's first pass turns into registers: so no phi and no block name has to be known here.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from firesteel.codegen.flat import Address, FlatNest, topological
+from firesteel.codegen.llvm_ops import BITS, BYTES, FLOAT, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
+from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
+from firesteel.sym.expr import Expr, Size, as_expr
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    name: str       # a register or a literal
+    lanes: int      # 0: scalar
+    level: int      # index of the scope it stands in
+
+
+@dataclass
+class Scope:
+    opening: list[str] = field(default_factory=list)    # text before the scope's own, written when it closes
+    lines: list[str] = field(default_factory=list)
+    keys: list[object] = field(default_factory=list)    # memo entries that end with the scope
+
+
+class Code:
+    """One function.  `begin` and `end` of scopes must be nested; `level` is where `new` writes."""
+
+    def __init__(self, nest: FlatNest, symbols: list[tuple[str, str]], declarations: dict[str, str], target: Target):
+        self.nest, self.target = nest, target
+        self.symbols, self.declarations = symbols, declarations     # both shared by the functions of a kernel
+        self.scopes = [Scope()]
+        self.level = 0
+        self.allocas: list[str] = []
+        self.memo: dict[object, Val] = {}
+        self.count = 0
+        self.lane_axis: str | None = None
+        self.width = 0                      # lanes of a vector, 0 where nothing is vectorised
+        self.mask: str | None = None        # which lanes exist; None: all
+        self.mask_level = 0
+        self.guard = 0                      # memory is not read in scopes further out than this one
+        self.extents = {a.name: a.extent for a in (*nest.axes, *(a for p in nest.phases for a in p.axes))}
+        self.bounds: dict[Expr, float | None] = {}
+        self.failing = False
+        self.error_slot = ""
+
+    # ------------------------------------------------------------ text
+
+    def name(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def label(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}{self.count}"
+
+    def line(self, text: str) -> None:
+        self.scopes[self.level].lines.append("  " + text)
+
+    def new(self, text: str) -> str:
+        name = self.name()
+        self.scopes[self.level].lines.append(f"  {name} = {text}")
+        return name
+
+    def mark(self, label: str) -> None:
+        self.scopes[self.level].lines.append(f"{label}:")
+
+    def alloca(self, ty: str) -> str:
+        name = self.name()
+        self.allocas.append(f"  {name} = alloca {ty}")
+        return name
+
+    def begin(self) -> Scope:
+        """Opens a scope inside the current ones."""
+        self.scopes.append(Scope())
+        self.level = len(self.scopes) - 1
+        return self.scopes[-1]
+
+    def end(self) -> None:
+        scope = self.scopes.pop()
+        for key in scope.keys:
+            self.memo.pop(key, None)
+        self.level = len(self.scopes) - 1
+        self.scopes[-1].lines += scope.opening + scope.lines
+
+    def remember(self, key: object, name: str, lanes: int, level: int) -> Val:
+        val = self.memo[key] = Val(name, lanes, level)
+        self.scopes[level].keys.append(key)
+        return val
+
+    def forget_memory(self) -> None:
+        """After a phase that stored into a buffer which the nest also reads: what was computed from loads is stale."""
+        for key in [k for k in self.memo if isinstance(k, Expr) and k.op not in ("axis", "acc", "symbol")]:
+            del self.memo[key]
+
+    def declare(self, name: str, text: str) -> str:
+        self.declarations.setdefault(name, f"declare {text}")
+        return name
+
+    # ------------------------------------------------------------ types and constants
+
+    def vector(self, element: str, lanes: int) -> str:
+        return f"<{lanes} x {element}>" if lanes else element
+
+    def shape(self, dtype: str, lanes: int) -> str:
+        return self.vector(REGISTER[dtype], lanes)
+
+    def type(self, node: Expr) -> str:
+        return self.shape(node.dtype, self.lanes_of(node))
+
+    current_lanes = 0
+
+    def lanes_of(self, node: Expr) -> int:
+        """Of the node being written: of the widest of its arguments."""
+        return self.current_lanes
+
+    def zero(self, lanes: int) -> str:
+        return "zeroinitializer" if lanes else "0"
+
+    def integer(self, value: int, ty: str, lanes: int) -> str:
+        return f"splat ({ty} {value})" if lanes else str(value)
+
+    def constant(self, value: int | float | bool, node: Expr, lanes: int | None = None) -> str:
+        lanes = self.lanes_of(node) if lanes is None else lanes
+        text = literal(value, node.dtype)
+        return f"splat ({REGISTER[node.dtype]} {text})" if lanes else text
+
+    def intrinsic(self, name: str, dtype: str, lanes: int, args: Sequence[str]) -> str:
+        ty, full = self.shape(dtype, lanes), f"@llvm.{name}.{intrinsic_suffix(dtype, lanes)}"
+        self.declare(full, f"{ty} {full}({', '.join([ty] * len(args))})")
+        return self.new(f"call {ty} {full}({', '.join(f'{ty} {a}' for a in args)})")
+
+    def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
+        """A function of the C library: its vector variant piece by piece, or one call a lane where there is none."""
+        lanes = self.lanes_of(node)
+        scalar = REGISTER[node.dtype]
+        c_name = name + "f" if scalar == "float" else name
+        if not lanes:
+            return self._call(f"@{c_name}", scalar, args)
+        piece = self.target.lanes(BYTES[node.dtype])
+        if c_name not in self.target.vector_math:
+            return self._by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
+        function = "@" + self.target.vector_function(c_name, VECTOR_FUNCTIONS[name], piece)
+        return self._by_pieces(args, scalar, lanes, piece, lambda part: self._call(function, f"<{piece} x {scalar}>", part))
+
+    def _call(self, function: str, ty: str, args: Sequence[str]) -> str:
+        self.declare(function, f"{ty} {function}({', '.join([ty] * len(args))}) #1")
+        return self.new(f"call {ty} {function}({', '.join(f'{ty} {a}' for a in args)})")
+
+    def _by_pieces(self, args: Sequence[str], scalar: str, lanes: int, piece: int, call) -> str:
+        """Applies `call` to runs of `piece` lanes; a vector shorter than a piece is padded."""
+        if piece == lanes:
+            return call(args)
+        whole = f"<{lanes} x {scalar}>"
+        if piece == 1:
+            result = "poison"
+            for k in range(lanes):
+                value = call([self.new(f"extractelement {whole} {a}, i64 {k}") for a in args])
+                result = self.new(f"insertelement {whole} {result}, {scalar} {value}, i64 {k}")
+            return result
+        if lanes < piece:
+            wide = [self.shuffle(a, scalar, lanes, [min(k, lanes - 1) for k in range(piece)]) for a in args]
+            return self.shuffle(call(wide), scalar, piece, range(lanes))
+        parts = [call([self.shuffle(a, scalar, lanes, range(s, s + piece)) for a in args]) for s in range(0, lanes, piece)]
+        while len(parts) > 1:
+            n = lanes // len(parts)
+            parts = [self.join(parts[i], parts[i + 1], scalar, n) for i in range(0, len(parts), 2)]
+        return parts[0]
+
+    def shuffle(self, value: str, scalar: str, lanes: int, picks: Iterable[int]) -> str:
+        picks = list(picks)
+        mask = ", ".join(f"i32 {p}" for p in picks)
+        return self.new(f"shufflevector <{lanes} x {scalar}> {value}, <{lanes} x {scalar}> poison, <{len(picks)} x i32> <{mask}>")
+
+    def join(self, a: str, b: str, scalar: str, lanes: int) -> str:
+        mask = ", ".join(f"i32 {p}" for p in range(2 * lanes))
+        return self.new(f"shufflevector <{lanes} x {scalar}> {a}, <{lanes} x {scalar}> {b}, <{2 * lanes} x i32> <{mask}>")
+
+    # ------------------------------------------------------------ values
+
+    def values(self, roots: Iterable[Expr]) -> list[Val]:
+        """Writes what is missing of the roots."""
+        roots = list(roots)
+        for node in topological(roots, self.memo):
+            self.write(node)
+        return [self.memo[r] for r in roots]
+
+    def value(self, root: Expr) -> Val:
+        return self.values([root])[0]
+
+    def size(self, size: Size) -> Val:
+        return self.value(as_expr(size))
+
+    def write(self, node: Expr) -> None:
+        before = self.level
+        special = _LEAVES.get(node.op)
+        if special is not None:
+            special(self, node)
+        else:
+            args = [self.memo[a] for a in node.args]
+            self.current_lanes = max([a.lanes for a in args], default=0)
+            shaped = [self.shaped(a, e, self.current_lanes) for a, e in zip(args, node.args)]
+            self.level = max([a.level for a in args], default=0)
+            key = "floordiv:int" if node.op == "floordiv" else node.op
+            name = SPELL[key](self, node, shaped)
+            self.remember(node, name, self.current_lanes, self.level)
+        self.level = before
+
+    def shaped(self, val: Val, node: Expr, lanes: int) -> str:
+        """The value's name, as a vector if `lanes` asks for one."""
+        if val.lanes == lanes or not lanes:
+            return val.name
+        if node.op == "const":
+            return self.constant(node.attr, node, lanes)
+        return self.splat(val, REGISTER[node.dtype], lanes)
+
+    def splat(self, val: Val, ty: str, lanes: int) -> str:
+        if not val.name.startswith("%"):
+            return f"splat ({ty} {val.name})"
+        known = self.memo.get(("splat", val.name, lanes))
+        if known is None:
+            before, self.level = self.level, val.level
+            one = self.new(f"insertelement <{lanes} x {ty}> poison, {ty} {val.name}, i64 0")
+            name = self.new(f"shufflevector <{lanes} x {ty}> {one}, <{lanes} x {ty}> poison, <{lanes} x i32> zeroinitializer")
+            known = self.remember(("splat", val.name, lanes), name, lanes, val.level)
+            self.level = before
+        return known.name
+
+    def once(self, key: tuple, level: int, text: str) -> Val:
+        """An i64 scalar instruction, written once at that level."""
+        known = self.memo.get(key)
+        if known is None:
+            before, self.level = self.level, level
+            known = self.remember(key, self.new(text), 0, level)
+            self.level = before
+        return known
+
+    # ------------------------------------------------------------ what is known about integers
+
+    def bound(self, node: Expr) -> float | None:
+        """The largest value of an integer that is never negative (inf if it has no bound), else None."""
+        if node not in self.bounds:
+            self.bounds[node] = self._bound(node)
+        return self.bounds[node]
+
+    def _bound(self, node: Expr) -> float | None:
+        if node.op == "const":
+            return node.attr if node.attr >= 0 else None
+        if node.op == "axis":
+            extent = self.extents[node.attr]
+            return extent - 1 if isinstance(extent, int) else math.inf
+        if node.op not in ("add", "mul", "floordiv", "mod", "min", "max") or node.dtype != "i64":
+            return None
+        parts = [self.bound(a) for a in node.args]
+        if any(p is None for p in parts):
+            return None
+        if node.op == "floordiv":
+            divisor = node.args[1]
+            return parts[0] // divisor.attr if divisor.op == "const" and divisor.attr > 0 and parts[0] != math.inf else parts[0]
+        if node.op == "mod":
+            return min(parts)
+        return {"add": sum, "mul": math.prod, "min": min, "max": max}[node.op](parts)
+
+    def is_natural(self, node: Expr) -> bool:
+        return all(self.bound(a) is not None for a in node.args)
+
+    def fits(self, node: Expr, limit: int) -> bool:
+        bound = self.bound(node)
+        return bound is not None and bound < limit
+
+    # ------------------------------------------------------------ addresses and memory
+
+    def pointer(self, buffer: int, address: Address, irregular: Sequence[Expr], level: int) -> tuple[Val, str | None]:
+        """(scalar pointer, vector of element offsets from it or None).  None: the lanes follow each other (or there are none)."""
+        terms = sorted(((self.memo[("axis", n)].level, i, n, c) for i, (n, c) in enumerate(address.terms)))
+        total = self.size(address.base) if address.base != 0 else None
+        for _, _, name, coefficient in terms:
+            axis = self.memo[("axis", name)]
+            total = self._sum(total, self._scaled(axis, coefficient))
+        offsets = self._lane_offsets(address)
+        for expr, scale in zip(irregular, address.scales, strict=True):
+            val = self.memo[expr]
+            if val.lanes:
+                offsets = self._vector_term(offsets, val, scale)
+            else:
+                total = self._sum(total, self._scaled(val, scale))
+        base = self.memo[("buffer", buffer)]
+        ty = MEMORY[self.nest.buffers[buffer].dtype]
+        if total is not None:
+            where = max(total.level, base.level)
+            base = self.once(("gep", buffer, total.name), where, f"getelementptr {ty}, ptr {base.name}, i64 {total.name}")
+        return base, offsets
+
+    def _scaled(self, val: Val, scale: Size) -> Val:
+        if isinstance(scale, int) and scale == 1:
+            return val
+        factor = self.size(scale)
+        level = max(val.level, factor.level)
+        return self.once(("mul", val.name, factor.name), level, f"mul i64 {val.name}, {factor.name}")
+
+    def _sum(self, a: Val | None, b: Val) -> Val:
+        if a is None:
+            return b
+        return self.once(("add", a.name, b.name), max(a.level, b.level), f"add i64 {a.name}, {b.name}")
+
+    def _lane_offsets(self, address: Address) -> str | None:
+        """Offsets of the lanes where the lane axis steps by other than 1."""
+        step = address.coefficient(self.lane_axis) if self.width and self.lane_axis else 0
+        if isinstance(step, int) and step in (0, 1):
+            return None
+        if isinstance(step, int):
+            return "<" + ", ".join(f"i64 {k * step}" for k in range(self.width)) + ">"
+        factor = self.size(step)
+        wide = self.splat(factor, "i64", self.width)
+        known = self.once(("steps", factor.name, self.width), factor.level, f"mul <{self.width} x i64> {wide}, {iota(self.width)}")
+        return known.name
+
+    def _vector_term(self, offsets: str | None, val: Val, scale: Size) -> str:
+        ty = f"<{self.width} x i64>"
+        name = val.name
+        if not (isinstance(scale, int) and scale == 1):
+            factor = self.size(scale)
+            name = self.new(f"mul {ty} {name}, {self.splat(factor, 'i64', self.width)}")
+        return name if offsets is None else self.new(f"add {ty} {name}, {offsets}")
+
+    def access_level(self, address: Address, irregular: Sequence[Expr], others: Sequence[Expr] = ()) -> tuple[int, int]:
+        """(scope, lanes) of a load."""
+        vals = [self.memo[("axis", n)] for n, _ in address.terms] + [self.memo[e] for e in (*irregular, *others)]
+        level = max([self.guard, *(v.level for v in vals)])
+        stepped = self.width and self.lane_axis and address.coefficient(self.lane_axis) != 0
+        lanes = self.width if stepped or any(v.lanes for v in vals) else 0
+        if lanes:
+            level = max(level, self.mask_level)
+        return level, lanes
+
+    def lane_kind(self, address: Address, irregular: Sequence[Expr], offsets: str | None) -> str:
+        """How the lanes of an access lie in memory: "one" element for all, "row", or "apart"."""
+        if offsets is not None or any(self.memo[e].lanes for e in irregular):
+            return "apart"
+        return "row" if self.lane_axis and address.coefficient(self.lane_axis) != 0 else "one"
+
+    def read(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, mask: str | None) -> str:
+        """The element(s) in memory form; where `mask` is false, zero and no access."""
+        dtype = self.nest.buffers[buffer].dtype
+        element, align = MEMORY[dtype], BYTES[dtype]
+        if not lanes or kind == "one":
+            return self._read_scalar(element, align, pointer, lanes, mask)
+        ty = f"<{lanes} x {element}>"
+        suffix = f"v{lanes}{_memory_suffix(element)}"
+        if kind == "row":
+            if mask is None:
+                return self.new(f"load {ty}, ptr {pointer.name}, align {align}")
+            full = self.declare(f"@llvm.masked.load.{suffix}.p0", f"{ty} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {ty})")
+            return self.new(f"call {ty} {full}(ptr {pointer.name}, i32 {align}, <{lanes} x i1> {mask}, {ty} zeroinitializer)")
+        pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
+        full = self.declare(f"@llvm.masked.gather.{suffix}.v{lanes}p0", f"{ty} @llvm.masked.gather.{suffix}.v{lanes}p0(<{lanes} x ptr>, i32, <{lanes} x i1>, {ty})")
+        return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask or 'splat (i1 true)'}, {ty} zeroinitializer)")
+
+    def _read_scalar(self, element: str, align: int, pointer: Val, lanes: int, mask: str | None) -> str:
+        """One element; a guarded one is read as a vector of one lane, which LLVM turns into a branch."""
+        if mask is None:
+            name = self.new(f"load {element}, ptr {pointer.name}, align {align}")
+            return self.splat(Val(name, 0, self.level), element, lanes) if lanes else name
+        if lanes:
+            # a guarded element for all lanes: gather it, each lane under its own mask
+            pointers = self.splat(pointer, "ptr", lanes)
+            ty, suffix = f"<{lanes} x {element}>", f"v{lanes}{_memory_suffix(element)}"
+            full = self.declare(f"@llvm.masked.gather.{suffix}.v{lanes}p0", f"{ty} @llvm.masked.gather.{suffix}.v{lanes}p0(<{lanes} x ptr>, i32, <{lanes} x i1>, {ty})")
+            return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask}, {ty} zeroinitializer)")
+        one = self.new(f"insertelement <1 x i1> poison, i1 {mask}, i64 0")
+        ty, suffix = f"<1 x {element}>", f"v1{_memory_suffix(element)}"
+        full = self.declare(f"@llvm.masked.load.{suffix}.p0", f"{ty} @llvm.masked.load.{suffix}.p0(ptr, i32, <1 x i1>, {ty})")
+        name = self.new(f"call {ty} {full}(ptr {pointer.name}, i32 {align}, <1 x i1> {one}, {ty} zeroinitializer)")
+        return self.new(f"extractelement {ty} {name}, i64 0")
+
+    def from_memory(self, name: str, dtype: str, lanes: int) -> str:
+        if dtype == "bool":
+            return self.new(f"icmp ne {self.vector('i8', lanes)} {name}, {self.zero(lanes)}")
+        if dtype == "bf16":
+            return bf16_to_float(self, name, lanes)
+        if dtype == "f16":
+            return self.new(f"fpext {self.vector('half', lanes)} {name} to {self.shape('f32', lanes)}")
+        return name
+
+    def to_memory(self, name: str, dtype: str, lanes: int) -> str:
+        if dtype == "bool":
+            return self.new(f"zext {self.shape('bool', lanes)} {name} to {self.vector('i8', lanes)}")
+        if dtype == "bf16":
+            return float_to_bf16(self, name, lanes)
+        if dtype == "f16":
+            return self.new(f"fptrunc {self.shape('f32', lanes)} {name} to {self.vector('half', lanes)}")
+        return name
+
+    def put(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, value: str) -> None:
+        """Stores memory-form elements; lanes that do not exist are left out."""
+        dtype = self.nest.buffers[buffer].dtype
+        element, align = MEMORY[dtype], BYTES[dtype]
+        ty = self.vector(element, lanes)
+        if not lanes or (kind == "row" and self.mask is None):
+            self.line(f"store {ty} {value}, ptr {pointer.name}, align {align}")
+            return
+        suffix = f"v{lanes}{_memory_suffix(element)}"
+        mask = self.mask or "splat (i1 true)"
+        if kind == "row":
+            full = self.declare(f"@llvm.masked.store.{suffix}.p0", f"void @llvm.masked.store.{suffix}.p0({ty}, ptr, i32, <{lanes} x i1>)")
+            self.line(f"call void {full}({ty} {value}, ptr {pointer.name}, i32 {align}, <{lanes} x i1> {mask})")
+            return
+        pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
+        full = self.declare(f"@llvm.masked.scatter.{suffix}.v{lanes}p0", f"void @llvm.masked.scatter.{suffix}.v{lanes}p0({ty}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
+        self.line(f"call void {full}({ty} {value}, <{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask})")
+
+
+def iota(lanes: int, ty: str = "i64") -> str:
+    return "<" + ", ".join(f"{ty} {k}" for k in range(lanes)) + ">"
+
+
+def _memory_suffix(element: str) -> str:
+    return {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
+
+
+# ---------------------------------------------------------------- leaves
+
+def _write_const(w: Code, node: Expr) -> None:
+    w.remember(node, literal(node.attr, node.dtype), 0, 0)
+
+
+def _write_symbol(w: Code, node: Expr) -> None:
+    """The value of a symbol: an element of the argument array after the buffers."""
+    key = (node.attr, node.dtype)
+    if key not in w.symbols:
+        w.symbols.append(key)
+    w.level = 0
+    ty = {"i64": "i64", "f64": "double"}[node.dtype]
+    place = w.new(f"getelementptr i64, ptr %args, i64 {len(w.nest.buffers) + w.symbols.index(key)}")
+    w.remember(node, w.new(f"load {ty}, ptr {place}, align 8"), 0, 0)
+
+
+def _write_axis(w: Code, node: Expr) -> None:
+    """An axis as a number; the lane axis as a vector of numbers."""
+    start = w.memo[("axis", node.attr)]
+    if not w.width or node.attr != w.lane_axis:
+        w.remember(node, start.name, 0, start.level)
+        return
+    wide = w.splat(start, "i64", w.width)
+    w.level = start.level
+    w.remember(node, w.new(f"add <{w.width} x i64> {wide}, {iota(w.width)}"), w.width, start.level)
+
+
+def _write_at(w: Code, node: Expr) -> None:
+    buffer, address = node.attr
+    level, lanes = w.access_level(address, node.args)
+    w.level = level
+    pointer, offsets = w.pointer(buffer, address, node.args, level)
+    kind = w.lane_kind(address, node.args, offsets)
+    raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes else None)
+    w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
+
+
+def _write_at_masked(w: Code, node: Expr) -> None:
+    (buffer, address), (mask, other, *irregular) = node.attr, node.args
+    level, lanes = w.access_level(address, irregular, (mask, other))
+    w.level = level
+    pointer, offsets = w.pointer(buffer, address, irregular, level)
+    wanted = w.shaped(w.memo[mask], mask, lanes)
+    if lanes and w.mask:
+        wanted = w.new(f"and <{lanes} x i1> {wanted}, {w.mask}")
+    raw = w.read(buffer, pointer, offsets, lanes, w.lane_kind(address, irregular, offsets), wanted)
+    value = w.from_memory(raw, node.dtype, lanes)
+    ty = w.shape(node.dtype, lanes)
+    instead = w.shaped(w.memo[other], other, lanes)
+    w.remember(node, w.new(f"select {w.shape('bool', lanes)} {wanted}, {ty} {value}, {ty} {instead}"), lanes, level)
+
+
+def _write_check_index(w: Code, node: Expr) -> None:
+    """Wraps a negative index; an index out of range ends this worker with the error slot set."""
+    index, size = (w.memo[a] for a in node.args)
+    lanes = max(index.lanes, size.lanes)
+    level = w.level = max(index.level, size.level, w.guard, w.mask_level if lanes else 0)
+    ty, mask = w.shape("i64", lanes), w.shape("bool", lanes)
+    i, n = (w.shaped(v, e, lanes) for v, e in zip((index, size), node.args))
+    negative = w.new(f"icmp slt {ty} {i}, {w.zero(lanes)}")
+    wrapped = w.new(f"select {mask} {negative}, {ty} {w.new(f'add {ty} {i}, {n}')}, {ty} {i}")
+    bad = w.new(f"icmp uge {ty} {wrapped}, {n}")
+    if lanes and w.mask:
+        bad = w.new(f"and {mask} {bad}, {w.mask}")
+    if lanes:
+        full = w.declare(f"@llvm.vector.reduce.or.v{lanes}i1", f"i1 @llvm.vector.reduce.or.v{lanes}i1({mask})")
+        bad = w.new(f"call i1 {full}({mask} {bad})")
+    going_on = w.label("ok")
+    w.line(f"br i1 {bad}, label %fail, label %{going_on}, !prof !0")
+    w.mark(going_on)
+    w.failing = True
+    w.remember(node, wrapped, lanes, level)
+
+
+def _write_acc(w: Code, node: Expr) -> None:
+    raise AssertionError(f"acc({node.attr}) is read before the phase that computes it")
+
+
+_LEAVES = {
+    "const": _write_const, "symbol": _write_symbol, "axis": _write_axis, "at": _write_at, "at_masked": _write_at_masked,
+    "check_index": _write_check_index, "acc": _write_acc,
+}

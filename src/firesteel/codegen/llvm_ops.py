@@ -1,0 +1,373 @@
+"""How LLVM text spells each scalar operator: the table `SPELL`.
+
+A row is `fn(w, node, args) -> name`: `w` is the `Code` being written (its `new` adds an instruction and returns the name
+of the result, `type` gives the node's register type, scalar or vector), `args` are names or literals already of one shape.
+What has no row here is decomposed by `loops/ops.py` before printing.
+
+Registers: bf16 and f16 values are held as float, bool as i1.  Integers wrap; floats are strict (nothing is reassociated).
+"""
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from firesteel.codegen.target import VECTOR_FUNCTIONS
+from firesteel.loops.ops import REDUCE_OPS
+from firesteel.sym.expr import Expr
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.codegen.llvm_code import Code
+
+REGISTER = {"f32": "float", "f64": "double", "bf16": "float", "f16": "float", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "i8", "bool": "i1"}
+MEMORY = {**REGISTER, "bf16": "i16", "f16": "half", "bool": "i8"}
+BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+FLOAT = frozenset({"f32", "f64", "bf16", "f16"})
+UNSIGNED = frozenset({"u8", "bool"})
+BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8, "bool": 1}
+
+Spelling = Callable[["Code", Expr, list[str]], str]
+SPELL: Table[Spelling] = Table("LLVM spelling", "codegen/llvm_ops.py")
+
+
+def literal(value: int | float | bool, dtype: str) -> str:
+    """A constant as LLVM writes it."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype not in FLOAT:
+        bits = BITS[dtype]
+        return str((int(value) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1))
+    value = float(value)
+    if math.isnan(value):
+        return "0x7FF8000000000000"
+    if REGISTER[dtype] == "float":
+        value = _round_to_float(value)
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def _round_to_float(value: float) -> float:
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def intrinsic_suffix(dtype: str, lanes: int) -> str:
+    short = {"float": "f32", "double": "f64"}.get(REGISTER[dtype], REGISTER[dtype])
+    return f"v{lanes}{short}" if lanes else short
+
+
+# ---------------------------------------------------------------- arithmetic
+
+def _chain(integer: str, real: str) -> Spelling:
+    def spell(w: "Code", node: Expr, args: list[str]) -> str:
+        name = args[0]
+        for arg in args[1:]:
+            name = w.new(f"{real if node.dtype in FLOAT else integer} {w.type(node)} {name}, {arg}")
+        return name
+    return spell
+
+
+def combine(w: "Code", op: str, dtype: str, lanes: int, a: str, b: str) -> str:
+    """One step of a reduction (`op` is a row of REDUCE_OPS) or a binary min/max/add/mul/and/or on registers."""
+    op = REDUCE_OPS[op].combine if op in REDUCE_OPS else op
+    ty = w.shape(dtype, lanes)
+    real = dtype in FLOAT
+    if op in ("add", "mul"):
+        return w.new(f"{'f' if real else ''}{op} {ty} {a}, {b}")
+    if op in ("and", "or"):
+        return w.new(f"{op} {ty} {a}, {b}")
+    if dtype == "bool":
+        return w.new(f"{'or' if op == 'max' else 'and'} {ty} {a}, {b}")
+    if not real:
+        sign = "u" if dtype in UNSIGNED else "s"
+        return w.intrinsic(f"{sign}{op}", dtype, lanes, [a, b])
+    # NaN of either side wins: the compare gives b where unordered, so only a NaN in a needs its own select
+    better = w.new(f"fcmp {'ogt' if op == 'max' else 'olt'} {ty} {a}, {b}")
+    mask = w.shape("bool", lanes)
+    picked = w.new(f"select {mask} {better}, {ty} {a}, {ty} {b}")
+    nan = w.new(f"fcmp uno {ty} {a}, {a}")
+    return w.new(f"select {mask} {nan}, {ty} {a}, {ty} {picked}")
+
+
+def _combined(op: str) -> Spelling:
+    def spell(w: "Code", node: Expr, args: list[str]) -> str:
+        name = args[0]
+        for arg in args[1:]:
+            name = combine(w, op, node.dtype, w.lanes_of(node), name, arg)
+        return name
+    return spell
+
+
+for _name, _row in {
+    "add": _chain("add", "fadd"), "sub": _chain("sub", "fsub"), "mul": _chain("mul", "fmul"),
+    "and": _chain("and", ""), "or": _chain("or", ""), "xor": _chain("xor", ""),
+    "min": _combined("min"), "max": _combined("max"), "div": _chain("", "fdiv"),
+}.items():
+    SPELL.add(_name, _row)
+
+
+@SPELL.row("neg")
+def _neg(w: "Code", node: Expr, args: list[str]) -> str:
+    if node.dtype in FLOAT:
+        return w.new(f"fneg {w.type(node)} {args[0]}")
+    return w.new(f"sub {w.type(node)} {w.constant(0, node)}, {args[0]}")
+
+
+@SPELL.row("abs")
+def _abs(w: "Code", node: Expr, args: list[str]) -> str:
+    if node.dtype in FLOAT:
+        return w.intrinsic("fabs", node.dtype, w.lanes_of(node), args)
+    if node.dtype in UNSIGNED:
+        return args[0]
+    negative = w.new(f"sub {w.type(node)} {w.constant(0, node)}, {args[0]}")
+    return w.intrinsic("smax", node.dtype, w.lanes_of(node), [args[0], negative])
+
+
+@SPELL.row("not")
+def _not(w: "Code", node: Expr, args: list[str]) -> str:
+    return w.new(f"xor {w.type(node)} {args[0]}, {w.constant(True if node.dtype == 'bool' else -1, node)}")
+
+
+@SPELL.row("recip")
+def _recip(w: "Code", node: Expr, args: list[str]) -> str:
+    return w.new(f"fdiv {w.type(node)} {w.constant(1.0, node)}, {args[0]}")
+
+
+@SPELL.row("rsqrt")
+def _rsqrt(w: "Code", node: Expr, args: list[str]) -> str:
+    root = w.intrinsic("sqrt", node.dtype, w.lanes_of(node), args)
+    return _recip(w, node, [root])
+
+
+def _shift(left: bool) -> Spelling:
+    def spell(w: "Code", node: Expr, args: list[str]) -> str:
+        """Shifting by the width or more gives 0 (or the sign): LLVM leaves it undefined, torch does not."""
+        bits, ty = BITS[node.dtype], w.type(node)
+        over = w.new(f"icmp uge {ty} {args[1]}, {w.constant(bits, node)}")
+        mask = w.shape("bool", w.lanes_of(node))
+        if left:
+            safe = w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {args[1]}")
+            value = w.new(f"shl {ty} {args[0]}, {safe}")
+            return w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {value}")
+        safe = w.new(f"select {mask} {over}, {ty} {w.constant(bits - 1, node)}, {ty} {args[1]}")
+        value = w.new(f"{'lshr' if node.dtype in UNSIGNED else 'ashr'} {ty} {args[0]}, {safe}")
+        if node.dtype not in UNSIGNED:
+            return value
+        return w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {value}")
+    return spell
+
+
+SPELL.add("shl", _shift(True))
+SPELL.add("shr", _shift(False))
+
+
+# ---------------------------------------------------------------- integer division
+
+def _positive_constant(e: Expr) -> bool:
+    return e.op == "const" and e.attr > 0
+
+
+def _divided(w: "Code", node: Expr, args: list[str], remainder: bool) -> str:
+    """Truncating quotient or remainder that never traps: a zero divisor gives some value, and -1 is a negation."""
+    ty, lanes = w.type(node), w.lanes_of(node)
+    if node.dtype in UNSIGNED or w.is_natural(node):
+        divisor = args[1] if _positive_constant(node.args[1]) else _nonzero(w, node, args[1])
+        return _narrow_division(w, node, args[0], divisor, remainder)
+    if node.args[1].op == "const" and node.args[1].attr not in (0, -1):
+        return w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {args[1]}")
+    mask = w.shape("bool", lanes)
+    minus = w.new(f"icmp eq {ty} {args[1]}, {w.constant(-1, node)}")
+    one = w.new(f"select {mask} {minus}, {ty} {w.constant(1, node)}, {ty} {args[1]}")
+    divisor = _nonzero(w, node, one)
+    value = w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {divisor}")
+    if remainder:
+        return value
+    negative = w.new(f"sub {ty} {w.constant(0, node)}, {args[0]}")
+    return w.new(f"select {mask} {minus}, {ty} {negative}, {ty} {value}")
+
+
+def _nonzero(w: "Code", node: Expr, divisor: str) -> str:
+    ty = w.type(node)
+    zero = w.new(f"icmp eq {ty} {divisor}, {w.constant(0, node)}")
+    return w.new(f"select {w.shape('bool', w.lanes_of(node))} {zero}, {ty} {w.constant(1, node)}, {ty} {divisor}")
+
+
+def _narrow_division(w: "Code", node: Expr, a: str, b: str, remainder: bool) -> str:
+    """Unsigned division; in 32 bits where the values are known to fit, which vector units do far faster."""
+    op, ty, lanes = "urem" if remainder else "udiv", w.type(node), w.lanes_of(node)
+    if node.dtype != "i64" or not w.fits(node.args[0], 1 << 31) or not w.fits(node.args[1], 1 << 31):
+        return w.new(f"{op} {ty} {a}, {b}")
+    small = w.shape("i32", lanes)
+    x = w.new(f"trunc {ty} {a} to {small}")
+    y = w.new(f"trunc {ty} {b} to {small}")
+    return w.new(f"zext {small} {w.new(f'{op} {small} {x}, {y}')} to {ty}")
+
+
+@SPELL.row("fmod")
+def _fmod(w: "Code", node: Expr, args: list[str]) -> str:
+    if node.dtype in FLOAT:
+        return w.new(f"frem {w.type(node)} {args[0]}, {args[1]}")
+    return _divided(w, node, args, remainder=True)
+
+
+@SPELL.row("mod")
+def _mod(w: "Code", node: Expr, args: list[str]) -> str:
+    """The remainder with the sign of the divisor."""
+    ty, real = w.type(node), node.dtype in FLOAT
+    rest = _fmod(w, node, args)
+    if node.dtype in UNSIGNED or (not real and w.is_natural(node)):
+        return rest
+    wrong = _sign_differs(w, node, rest, args[1])
+    moved = w.new(f"{'fadd' if real else 'add'} {ty} {rest}, {args[1]}")
+    return w.new(f"select {w.shape('bool', w.lanes_of(node))} {wrong}, {ty} {moved}, {ty} {rest}")
+
+
+def _sign_differs(w: "Code", node: Expr, rest: str, divisor: str) -> str:
+    """rest is not 0 and its sign is not the divisor's"""
+    ty, mask, zero = w.type(node), w.shape("bool", w.lanes_of(node)), w.constant(0, node)
+    compare = "fcmp" if node.dtype in FLOAT else "icmp"
+    less, unequal = ("olt", "une") if compare == "fcmp" else ("slt", "ne")
+    signs = w.new(f"xor {mask} {w.new(f'{compare} {less} {ty} {rest}, {zero}')}, {w.new(f'{compare} {less} {ty} {divisor}, {zero}')}")
+    return w.new(f"and {mask} {signs}, {w.new(f'{compare} {unequal} {ty} {rest}, {zero}')}")
+
+
+@SPELL.row("floordiv:int")
+def _floordiv(w: "Code", node: Expr, args: list[str]) -> str:
+    quotient = _divided(w, node, args, remainder=False)
+    if node.dtype in UNSIGNED or w.is_natural(node):
+        return quotient
+    ty = w.type(node)
+    back = w.new(f"mul {ty} {quotient}, {args[1]}")
+    rest = w.new(f"sub {ty} {args[0]}, {back}")
+    wrong = _sign_differs(w, node, rest, args[1])
+    lower = w.new(f"sub {ty} {quotient}, {w.constant(1, node)}")
+    return w.new(f"select {w.shape('bool', w.lanes_of(node))} {wrong}, {ty} {lower}, {ty} {quotient}")
+
+
+# ---------------------------------------------------------------- comparisons, selection
+
+_COMPARE = {"eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", "slt", "ult"), "le": ("ole", "sle", "ule"),
+            "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge")}
+
+
+@SPELL.row(*_COMPARE)
+def _compare(w: "Code", node: Expr, args: list[str]) -> str:
+    dtype = node.args[0].dtype
+    kind = 0 if dtype in FLOAT else 2 if dtype in UNSIGNED else 1
+    return w.new(f"{'icmp' if kind else 'fcmp'} {_COMPARE[node.op][kind]} {w.shape(dtype, w.lanes_of(node))} {args[0]}, {args[1]}")
+
+
+@SPELL.row("isnan")
+def _isnan(w: "Code", node: Expr, args: list[str]) -> str:
+    return w.new(f"fcmp uno {w.shape(node.args[0].dtype, w.lanes_of(node))} {args[0]}, {args[0]}")
+
+
+@SPELL.row("isinf")
+def _isinf(w: "Code", node: Expr, args: list[str]) -> str:
+    dtype, lanes = node.args[0].dtype, w.lanes_of(node)
+    size = w.intrinsic("fabs", dtype, lanes, args)
+    return w.new(f"fcmp oeq {w.shape(dtype, lanes)} {size}, {w.constant(math.inf, node.args[0], lanes)}")
+
+
+@SPELL.row("signbit")
+def _signbit(w: "Code", node: Expr, args: list[str]) -> str:
+    dtype, lanes = node.args[0].dtype, w.lanes_of(node)
+    whole = "i64" if dtype == "f64" else "i32"
+    bits = w.new(f"bitcast {w.shape(dtype, lanes)} {args[0]} to {w.shape(whole, lanes)}")
+    return w.new(f"icmp slt {w.shape(whole, lanes)} {bits}, {w.zero(lanes)}")
+
+
+@SPELL.row("where")
+def _where(w: "Code", node: Expr, args: list[str]) -> str:
+    mask, ty = w.shape("bool", w.lanes_of(node)), w.type(node)
+    return w.new(f"select {mask} {args[0]}, {ty} {args[1]}, {ty} {args[2]}")
+
+
+# ---------------------------------------------------------------- functions
+
+def _by_intrinsic(name: str) -> Spelling:
+    return lambda w, node, args: w.intrinsic(name, node.dtype, w.lanes_of(node), args)
+
+
+for _name, _intrinsic in {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "copysign": "copysign"}.items():
+    SPELL.add(_name, _by_intrinsic(_intrinsic))
+
+
+def _by_function(name: str) -> Spelling:
+    return lambda w, node, args: w.call_math(name, node, args)
+
+
+for _name in (*VECTOR_FUNCTIONS, "nextafter", "lgamma"):
+    SPELL.add(_name, _by_function(_name))
+
+
+@SPELL.row("sigmoid")
+def _sigmoid(w: "Code", node: Expr, args: list[str]) -> str:
+    ty, one = w.type(node), w.constant(1.0, node)
+    e = w.call_math("exp", node, [w.new(f"fneg {ty} {args[0]}")])
+    return w.new(f"fdiv {ty} {one}, {w.new(f'fadd {ty} {e}, {one}')}")
+
+
+# ---------------------------------------------------------------- conversions
+
+@SPELL.row("to")
+def _to(w: "Code", node: Expr, args: list[str]) -> str:
+    return convert(w, args[0], node.args[0].dtype, node.dtype, w.lanes_of(node))
+
+
+def convert(w: "Code", value: str, source: str, target: str, lanes: int) -> str:
+    if source == target:
+        return value
+    if target in FLOAT:
+        return _to_float(w, value, source, target, lanes)
+    ty, out = w.shape(source, lanes), w.shape(target, lanes)
+    if target == "bool":
+        return w.new(f"{'fcmp une' if source in FLOAT else 'icmp ne'} {ty} {value}, {w.zero(lanes)}")
+    if source in FLOAT:
+        if BITS[target] >= 32:
+            return w.new(f"fptosi {ty} {value} to {out}")
+        whole = w.new(f"fptosi {ty} {value} to {w.shape('i32', lanes)}")
+        return w.new(f"trunc {w.shape('i32', lanes)} {whole} to {out}")
+    if BITS[source] == BITS[target]:
+        return value
+    if BITS[source] > BITS[target]:
+        return w.new(f"trunc {ty} {value} to {out}")
+    return w.new(f"{'zext' if source in UNSIGNED else 'sext'} {ty} {value} to {out}")
+
+
+def _to_float(w: "Code", value: str, source: str, target: str, lanes: int) -> str:
+    ty, out = w.shape(source, lanes), w.shape(target, lanes)
+    if source not in FLOAT:
+        value = w.new(f"{'uitofp' if source in UNSIGNED else 'sitofp'} {ty} {value} to {out}")
+    elif REGISTER[source] != REGISTER[target]:
+        value = w.new(f"{'fpext' if REGISTER[target] == 'double' else 'fptrunc'} {ty} {value} to {out}")
+    if target == "f16":
+        half = w.new(f"fptrunc {out} {value} to {w.vector('half', lanes)}")
+        return w.new(f"fpext {w.vector('half', lanes)} {half} to {out}")
+    if target == "bf16":
+        return bf16_to_float(w, float_to_bf16(w, value, lanes), lanes)
+    return value
+
+
+def bf16_to_float(w: "Code", half: str, lanes: int) -> str:
+    """i16 bits -> float"""
+    i16, i32 = w.shape("i16", lanes), w.shape("i32", lanes)
+    wide = w.new(f"zext {i16} {half} to {i32}")
+    bits = w.new(f"shl {i32} {wide}, {w.integer(16, 'i32', lanes)}")
+    return w.new(f"bitcast {i32} {bits} to {w.shape('f32', lanes)}")
+
+
+def float_to_bf16(w: "Code", value: str, lanes: int) -> str:
+    """float -> i16 bits, nearest, ties to even; NaN stays NaN"""
+    i32, f32, mask = w.shape("i32", lanes), w.shape("f32", lanes), w.shape("bool", lanes)
+    bits = w.new(f"bitcast {f32} {value} to {i32}")
+    high = w.new(f"lshr {i32} {bits}, {w.integer(16, 'i32', lanes)}")
+    odd = w.new(f"and {i32} {high}, {w.integer(1, 'i32', lanes)}")
+    bias = w.new(f"add {i32} {odd}, {w.integer(0x7fff, 'i32', lanes)}")
+    moved = w.new(f"add {i32} {bits}, {bias}")
+    nan = w.new(f"fcmp uno {f32} {value}, {value}")
+    safe = w.new(f"select {mask} {nan}, {i32} {w.integer(0x7fc00000, 'i32', lanes)}, {i32} {moved}")
+    return w.new(f"trunc {i32} {w.new(f'lshr {i32} {safe}, ' + w.integer(16, 'i32', lanes))} to {w.shape('i16', lanes)}")
