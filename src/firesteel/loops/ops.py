@@ -15,7 +15,6 @@ What always holds
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +97,6 @@ class Op:
     allowed: frozenset[str]
     meaning: Callable[..., torch.Tensor]
     domain: tuple[tuple[float, float], ...]
-    variadic: bool = False      # takes more arguments too, as integer sums and products of `sym` have them
 
 
 OPS: Table[Op] = Table("scalar operator", "loops/ops.py")
@@ -109,30 +107,20 @@ _BITS = INTS | BOOL
 _REAL = (-20.0, 20.0)
 
 
-def _fold(binary: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """A binary meaning for any number of arguments, from left to right."""
-    def meaning(*args: Any) -> Any:
-        result = args[0]
-        for arg in args[1:]:
-            result = binary(result, arg)
-        return result
-    return meaning
-
-
-def _ops(rule: DtypeRule, allowed: frozenset[str], arity: int, rows: dict[str, Any], variadic: bool = False) -> None:
+def _ops(rule: DtypeRule, allowed: frozenset[str], arity: int, rows: dict[str, Any]) -> None:
     """Adds rows name: meaning, or name: (meaning, interval or intervals)."""
     for name, row in rows.items():
         meaning, domain = row if isinstance(row, tuple) else (row, _REAL)
         intervals = domain if isinstance(domain[0], tuple) else (domain,) * arity
-        OPS.add(name, Op(name, arity, rule, allowed, _fold(meaning) if variadic else meaning, intervals, variadic))
+        OPS.add(name, Op(name, arity, rule, allowed, meaning, intervals))
 
 
 def _floor_div(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.div(x, y, rounding_mode="floor")
 
 
-_ops(_same, _NUMBERS, 2, {"add": torch.add, "mul": torch.mul}, variadic=True)
-_ops(_same, _ALL, 2, {"min": torch.minimum, "max": torch.maximum}, variadic=True)
+_ops(_same, _NUMBERS, 2, {"add": torch.add, "mul": torch.mul})
+_ops(_same, _ALL, 2, {"min": torch.minimum, "max": torch.maximum})
 _ops(_same, _NUMBERS, 2, {
     "sub": torch.sub,
     "floordiv": (_floor_div, (_REAL, (1.0, 9.0))),
@@ -165,7 +153,7 @@ _ops(_to_bool, FLOATS, 1, {"isnan": torch.isnan, "isinf": torch.isinf, "signbit"
 _ops(_to_bool, _ALL, 2, {
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
 })
-_ops(_same, _BITS, 2, {"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor}, variadic=True)
+_ops(_same, _BITS, 2, {"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor})
 _ops(_same, _BITS, 1, {"not": torch.bitwise_not})
 _ops(_same, INTS, 2, {
     "shl": (torch.bitwise_left_shift, (_REAL, (0.0, 7.0))),
@@ -180,7 +168,7 @@ def result_dtype(node: Expr) -> str:
     if node.op == "to":
         return _converted(node)
     row = OPS[node.op]
-    if len(node.args) != row.arity and not (row.variadic and len(node.args) > row.arity):
+    if len(node.args) != row.arity:
         raise TypeError(f"{node.op} takes {row.arity} arguments, not {len(node.args)}")
     try:
         return row.rule(tuple(a.dtype for a in node.args), row.allowed)
@@ -461,7 +449,7 @@ _spelled(
     recip=lambda x: S.div(literal(1, x.dtype), x),
     rsqrt=lambda x: S.recip(S.sqrt(x)),
     neg=lambda x: S.sub(literal(-0.0 if is_float(x.dtype) else 0, x.dtype), x),
-    sign=lambda x: S.where(S.gt(x, 0), literal(1, x.dtype), S.where(S.lt(x, 0), literal(-1 if x.dtype != "u8" else 0, x.dtype), x)),
+    sign=lambda x: S.where(S.gt(x, 0), literal(1, x.dtype), S.where(S.lt(x, 0), literal(-1 if x.dtype != "u8" else 0, x.dtype), 0)),
     exp2=lambda x: S.exp(S.mul(x, math.log(2.0))),
     expm1=lambda x: S.sub(S.exp(x), 1),
     log2=lambda x: S.mul(S.log(x), 1 / math.log(2.0)),
@@ -490,11 +478,3 @@ def meaning(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
         return args[0].to(DTYPES[node.dtype])
     return OPS[node.op].meaning(*args)
 
-
-PYTHON: dict[str, Callable[..., Any]] = {     # integer operators on plain numbers, to evaluate sizes
-    "add": _fold(operator.add), "mul": _fold(operator.mul), "sub": operator.sub, "neg": operator.neg, "abs": abs,
-    "floordiv": operator.floordiv, "mod": operator.mod, "min": min, "max": max, "div": operator.truediv,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "and": _fold(operator.and_), "or": _fold(operator.or_), "not": operator.not_,
-    "where": lambda c, a, b: a if c else b,
-}

@@ -1,0 +1,175 @@
+"""The builder of a Program: buffers, nests and library calls in order, and the table of lowerings.
+
+In: one graph node at a time, its arguments already lowered.  Out: what the node's value is (a `Tensor`, a tuple of them, a
+size).  A row of `LOWERINGS` is `fn(b, out, *args, **kwargs)`: `b` the Builder, `out` the node's Spec (or a tuple of
+Specs); it returns the value, or NotImplemented where a loop nest cannot do it: then the operator itself is called.
+
+    @LOWERINGS.row(aten.flip.default)
+    def lower_flip(b, out, x, dims):
+        return b.map(out, lambda i: x.load(tuple(n - 1 - k if d in dims else k for d, (k, n) in enumerate(zip(i, x.shape)))))
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from firesteel.config import config
+from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Store
+from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec, row_major
+from firesteel.loops.ops import LOOP_DTYPES, SHORT, compute_dtype, short_dtype, to
+from firesteel.sym.expr import Expr, Size, as_expr
+from firesteel.table import Table
+
+LOWERINGS: Table[Callable[..., Any]] = Table("lowering", "loops/lower/")
+
+_grids: dict[tuple[Size, ...], tuple[tuple[Axis, ...], Index]] = {}
+
+
+def grid(shape: tuple[Size, ...], prefix: str = "i") -> tuple[tuple[Axis, ...], Index]:
+    """An axis for each dimension other than those of size 1, whose index is always 0."""
+    found = _grids.get(shape) if prefix == "i" else None
+    if found is None:
+        axes = {d: Axis(f"{prefix}{d}", n) for d, n in enumerate(shape) if n != 1}
+        found = tuple(axes.values()), tuple(axes[d].value if d in axes else 0 for d in range(len(shape)))
+        if prefix == "i":
+            _grids[shape] = found
+    return found
+
+
+def broadcast_index(index: Index, shape: tuple[Size, ...]) -> Index:
+    """The index into a tensor of `shape` that is broadcast to where `index` points."""
+    drop = len(index) - len(shape)
+    return tuple(0 if n == 1 else index[drop + d] for d, n in enumerate(shape))
+
+
+def exprs(index: Index) -> tuple[Expr, ...]:
+    return tuple(as_expr(i) for i in index)
+
+
+class Builder:
+    """Grows a Program.  `node` is the graph node being lowered: nests and buffers are named after it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Buffer] = {}
+        self.steps: list[Nest | Extern] = []
+        self.node: str = ""
+        self.target: Any = None
+        self.loose = not config.eager_rounding
+
+    # ------------------------------------------------------------ buffers
+
+    def unique(self, name: str) -> str:
+        if name not in self.buffers:
+            return name
+        number = 1
+        while f"{name}_{number}" in self.buffers:
+            number += 1
+        return f"{name}_{number}"
+
+    def buffer(self, spec: Any, kind: str = "temp", name: str = "", value: Any = None) -> Buffer:
+        """A new buffer with the Spec's layout.  Only inputs and constants may start inside of a storage."""
+        offset = spec.offset if kind in ("input", "constant") else 0
+        name = self.unique(name or self.node)
+        made = Buffer(name, SHORT.get(spec.dtype) or short_dtype(spec.dtype), tuple(spec.shape), tuple(spec.strides), kind,
+                      _device(spec.device), offset, value)
+        self.buffers[name] = made
+        return made
+
+    # ------------------------------------------------------------ nests
+
+    def nest(self, axes: Iterable[Axis], *phases: Phase) -> None:
+        self.steps.append(Nest(self.node, tuple(axes), phases, (self.node,)))
+
+    def map(self, out: Any, body: Body) -> Tensor:
+        """out[i] = body(i), rounded to the dtype of `out`."""
+        axes, index = grid(tuple(out.shape))
+        buffer = self.buffer(out)
+        store = Store(buffer.name, exprs(index), to(body(index), buffer.dtype, self.loose))
+        self.nest(axes, Phase("map", (), (), (store,)))
+        return Tensor.of(buffer, out)
+
+    def store_into(self, buffer: Buffer, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body, mode: str = "set") -> None:
+        """buffer[where(i)] = body(i) (or += with mode "add") for all i of `shape`."""
+        axes, index = grid(shape)
+        value = to(body(index), buffer.dtype, self.loose)
+        self.nest(axes, Phase("map", (), (), (Store(buffer.name, exprs(where(index)), value, mode),)))
+
+    # ------------------------------------------------------------ reading tensors in other ways
+
+    def readable(self, x: Tensor) -> Tensor:
+        """x, or a copy of it where its elements cannot be addressed by an index map."""
+        if not x.opaque:
+            return x
+        return self.call(torch.ops.aten.clone.default, (x,), {"memory_format": torch.contiguous_format}, _contiguous(x.spec))
+
+    def strided(self, x: Tensor) -> Tensor:
+        """x as a window on a buffer, materialised where it is none."""
+        return x if x.strided else self.copy(x, x.spec)
+
+    def copy(self, x: Tensor, out: Any) -> Tensor:
+        x = self.readable(x)
+        return self.map(out, x.load)
+
+    def value(self, x: Tensor, index: Index, dtype: str | None = None) -> Expr:
+        """The element of x that is broadcast to `index`, in the dtype (or x's own) in which to compute."""
+        loaded = self.readable(x).load(broadcast_index(index, x.shape))
+        return to(loaded, dtype or compute_dtype(x.dtype))
+
+    # ------------------------------------------------------------ library calls
+
+    def argument(self, value: Any) -> Any:
+        """A lowered argument as an Extern holds it."""
+        kind = type(value)
+        if kind is Tensor:
+            return self.strided(value).view()
+        if kind in (list, tuple):
+            return kind(self.argument(v) for v in value)
+        return value
+
+    def call(self, target: Any, args: tuple, kwargs: dict, out: Any, *, writes_out: bool = False) -> Any:
+        """outputs = target(*args, **kwargs), each output with the layout of its Spec."""
+        views = tuple(self.argument(a) for a in args)
+        named = {k: self.argument(v) for k, v in kwargs.items()}
+        value, names = self._outputs(out)
+        self.steps.append(Extern(self.node, tuple(names), target, views, named, (), writes_out, (self.node,)))
+        return value
+
+    def _outputs(self, out: Any) -> tuple[Any, list[str | None]]:
+        if out is None:
+            return None, [None]
+        if isinstance(out, Expr):
+            return out, [out.attr]
+        if isinstance(out, (tuple, list)) and not hasattr(out, "strides"):
+            parts = [self._outputs(o) for o in out]
+            return tuple(p[0] for p in parts), [n for p in parts for n in p[1]]
+        buffer = self.buffer(out)
+        return Tensor.of(buffer, _from_start(out)), [buffer.name]
+
+
+_devices: dict[torch.device, str] = {}
+
+
+def _device(device: Any) -> str:
+    name = _devices.get(device)
+    if name is None:
+        name = _devices[device] = str(device)
+    return name
+
+
+def _contiguous(spec: Any) -> Any:
+    return TensorSpec(spec.shape, row_major(spec.shape), 0, spec.dtype, spec.device)
+
+
+def _from_start(spec: Any) -> Any:
+    """A library call's result is a buffer of its own: it starts at offset 0."""
+    if type(spec.offset) is int and spec.offset == 0:
+        return spec
+    return TensorSpec(spec.shape, spec.strides, 0, spec.dtype, spec.device)
+
+
+def supported(*dtypes: str) -> bool:
+    """Can loop nests hold these dtypes?"""
+    return LOOP_DTYPES.issuperset(dtypes)
+

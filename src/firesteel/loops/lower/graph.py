@@ -1,0 +1,200 @@
+"""Lowering of a whole graph: a walk over its nodes, each given to the row of its operator.
+
+In: a functional ATen GraphModule, each node with meta["val"] (an object with `.spec`, a SymInt, a number, or a tuple of
+these).  Out: a verified Program.  Nodes that nobody reads are left out, unless they draw random numbers or have effects.
+
+    program = lower_graph(gm, example_inputs)
+"""
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from firesteel.config import config
+from firesteel.errors import InternalError
+from firesteel.loops.ir import Program
+from firesteel.loops.lower.build import LOWERINGS, Builder, supported
+from firesteel.loops.lower.library import lower_call
+from firesteel.loops.lower.value import Tensor, spec_of
+from firesteel.loops.ops import SHORT, literal
+from firesteel.loops.verify import verify_program
+from firesteel.sym.expr import Expr, as_size
+
+
+def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
+    """The Program of a functional ATen graph."""
+    walk = Walk(gm)
+    nodes = list(gm.graph.nodes)
+    wanted = needed(nodes)
+    position = 0
+    for node in nodes:
+        if node.op == "placeholder":
+            walk.placeholder(node, example_inputs[position] if position < len(example_inputs) else None, node in wanted)
+            position += 1
+        elif node in wanted:
+            WALK[node.op](walk, node)
+    program = walk.program()
+    if config.verify:
+        verify_program(program)
+    return program
+
+
+_has_effects: dict[Any, bool] = {}
+
+
+def has_effects(target: Any) -> bool:
+    """Must the call happen though nobody reads its result?"""
+    found = _has_effects.get(target)
+    if found is None:
+        found = False
+        if isinstance(target, torch._ops.OpOverload):
+            found = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns
+        _has_effects[target] = found
+    return found
+
+
+def needed(nodes: Sequence[Node]) -> set[Node]:
+    """The nodes that an output or an effect depends on."""
+    wanted: set[Node] = set()
+    for node in reversed(nodes):
+        if node.op == "output" or node in wanted or (node.op == "call_function" and has_effects(node.target)):
+            wanted.add(node)
+            wanted.update(node._input_nodes)
+    return wanted
+
+
+def described(value: Any) -> Any:
+    """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers."""
+    if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
+        return spec_of(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(described(v) for v in value)
+    return scalar(value)
+
+
+def scalar(value: Any) -> Any:
+    """A SymInt, SymFloat or SymBool as the Expr it carries; anything else as it is."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return as_size(value.node.expr)
+    return value
+
+
+class Walk:
+    """The state of one lowering: the Builder, and what each node's value is."""
+
+    def __init__(self, gm: GraphModule):
+        self.gm, self.b = gm, Builder()
+        self.values: dict[Node, Any] = {}
+        self.inputs: list[str | None] = []
+        self.outputs: tuple[Any, ...] = ()
+        self.symbols: dict[str, tuple[int, str, int]] = {}
+
+    # ------------------------------------------------------------ nodes
+
+    def placeholder(self, node: Node, example: Any, wanted: bool) -> None:
+        value = node.meta.get("val", example)
+        number = len(self.inputs)
+        if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
+            spec = spec_of(value)
+            self._read_symbols(number, spec)
+            buffer = self.b.buffer(spec, "input", node.name)
+            self.values[node] = Tensor.of(buffer, spec)
+            self.inputs.append(buffer.name if wanted else None)
+            return
+        value = self.values[node] = scalar(value)
+        named = isinstance(value, Expr) and value.op == "symbol"
+        if named:
+            self.symbols[value.attr] = (number, "value", 0)
+        self.inputs.append(value.attr if named else None)
+
+    def _read_symbols(self, number: int, spec: Any) -> None:
+        """Where each symbol of the input's Spec can be read; the first place found stays."""
+        for kind, sizes in (("shape", spec.shape), ("stride", spec.strides), ("offset", (spec.offset,))):
+            for dim, size in enumerate(sizes):
+                if isinstance(size, Expr) and size.op == "symbol":
+                    self.symbols.setdefault(size.attr, (number, kind, dim))
+
+    def attribute(self, node: Node) -> None:
+        """A tensor held by the module.  One CPU number is read now and becomes a constant of the bodies."""
+        value = self.gm
+        for name in node.target.split("."):
+            value = getattr(value, name)
+        if not isinstance(value, torch.Tensor):
+            self.values[node] = value
+            return
+        spec = spec_of(value)
+        if not value.shape and value.device.type == "cpu" and supported(SHORT.get(value.dtype, "")):
+            element = literal(value.item(), SHORT[value.dtype])
+            self.values[node] = Tensor.lazy(spec, lambda i: element)
+        else:
+            self.values[node] = Tensor.of(self.b.buffer(spec, "constant", node.name, value.detach()), spec)
+
+    def call(self, node: Node) -> None:
+        out = described(node.meta.get("val"))
+        b, target = self.b, node.target
+        if target not in LOWERINGS and computes_size(target):
+            self.values[node] = out
+            return
+        b.node, b.target = node.name, target
+        args, kwargs = self.arguments(node.args), {k: self.argument(v) for k, v in node.kwargs.items()}
+        if target is operator.getitem:
+            self.values[node] = args[0][args[1]]
+            return
+        row = LOWERINGS.get(target)
+        result = row(b, out, *args, **kwargs) if row is not None else NotImplemented
+        self.values[node] = lower_call(b, out, target, args, kwargs) if result is NotImplemented else result
+
+    def output(self, node: Node) -> None:
+        results = node.args[0]
+        self.outputs = tuple(self.result(r) for r in (results if isinstance(results, (tuple, list)) else (results,)))
+
+    def result(self, value: Any) -> Any:
+        """What the program returns: Views, Exprs, plain values."""
+        self.b.node = getattr(value, "name", "output")
+        value = self.argument(value)
+        return self.b.strided(value).view() if type(value) is Tensor else value
+
+    # ------------------------------------------------------------ arguments
+
+    def arguments(self, args: Sequence[Any]) -> tuple:
+        values = self.values
+        return tuple([values[a] if type(a) is Node else a if type(a) in PLAIN else self.argument(a) for a in args])
+
+    def argument(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Node:
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return [self.argument(v) for v in value]
+        if isinstance(value, torch.Tensor):
+            raise InternalError(f"a tensor stands as a constant among the arguments of {self.b.node}")
+        return scalar(value)
+
+    # ------------------------------------------------------------ the end
+
+    def program(self) -> Program:
+        """Buffers that an output looks into become outputs."""
+        buffers = self.b.buffers
+        for view in self.outputs:
+            name = getattr(view, "buffer", None)
+            if name is not None and buffers[name].kind == "temp":
+                buffers[name] = dataclasses.replace(buffers[name], kind="output")
+        return Program(buffers, tuple(self.b.steps), tuple(self.inputs), self.outputs, self.symbols)
+
+
+PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+def computes_size(target: Any) -> bool:
+    """Sizes and what is computed from them need no step: tracing has found their value as an Expr already."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.startswith("aten::sym_")
+    return target is not operator.getitem
+
+
+WALK = {"call_function": Walk.call, "get_attr": Walk.attribute, "output": Walk.output}

@@ -1,0 +1,87 @@
+"""Operators that are called rather than lowered.
+
+Two kinds, counted apart in `fs.counters["native"]`: those for which the library's kernel is the right answer
+("library_calls": matrix products, convolutions, attention, sorting, FFT, random numbers), and those for which nobody has
+written a row ("fallbacks", and "fallback:<operator>" for each).  Matrix products write into memory of ours (`out=`).
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from firesteel.artifacts import counters
+from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.value import Tensor
+from firesteel.loops.lower.views import lower_window
+
+aten = torch.ops.aten
+
+LIBRARY = frozenset("""
+    mm bmm addmm baddbmm addmv mv dot vdot addbmm ger outer _addmm_activation _int_mm linear _scaled_mm
+    convolution convolution_backward _convolution conv1d conv2d conv3d mkldnn_convolution cudnn_convolution
+    scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_attention_math
+    sort topk kthvalue median mode unique_dim _unique2 searchsorted bucketize msort argsort histc
+    _fft_c2c _fft_r2c _fft_c2r stft
+    rand randn randint randperm rand_like randn_like randint_like bernoulli uniform normal normal_functional exponential
+    geometric cauchy log_normal multinomial poisson native_dropout _fused_dropout rrelu_with_noise_functional
+    max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward
+    upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward grid_sampler_2d grid_sampler_2d_backward
+    cholesky linalg_cholesky_ex linalg_eigh _linalg_eigh linalg_lu_factor_ex linalg_qr _linalg_svd linalg_inv_ex linalg_solve_triangular
+    _linalg_solve_ex _linalg_det _linalg_slogdet triangular_solve cholesky_solve lu_unpack linalg_matrix_exp _cdist_forward _cdist_backward
+    embedding_dense_backward scatter_add index_put index_add scatter_reduce _embedding_bag _embedding_bag_backward _ctc_loss _ctc_loss_backward
+    _local_scalar_dense nonzero masked_select
+""".split())
+
+OUT_VARIANTS = {aten.mm.default: aten.mm.out, aten.bmm.default: aten.bmm.out, aten.addmm.default: aten.addmm.out,
+                aten.baddbmm.default: aten.baddbmm.out}
+
+_is_view: dict[Any, bool] = {}
+
+
+def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> Any:
+    """The operator itself.  A view operator is a window on its argument's storage, described by its Spec."""
+    if _returns_view(target):
+        return _window(b, out, args[0])
+    count(target)
+    variant = OUT_VARIANTS.get(target)
+    if variant is not None:
+        return b.call(variant, args, kwargs, out, writes_out=True)
+    return b.call(target, args, kwargs, out)
+
+
+def count(target: Any) -> None:
+    native, name = counters["native"], operator_name(target)
+    if name in LIBRARY:
+        native["library_calls"] += 1
+    else:
+        native["fallbacks"] += 1
+        native[f"fallback:{name}"] += 1
+
+
+def operator_name(target: Any) -> str:
+    """aten operators by their bare name, all others in full."""
+    if isinstance(target, torch._ops.OpOverload):
+        schema = target._schema.name
+        return schema.removeprefix("aten::")
+    return getattr(target, "__name__", str(target))
+
+
+def _returns_view(target: Any) -> bool:
+    """Does every result alias an argument that is not written?"""
+    found = _is_view.get(target)
+    if found is None:
+        returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+        found = _is_view[target] = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return found
+
+
+def _window(b: Builder, out: Any, x: Tensor) -> Any:
+    if isinstance(out, (tuple, list)) and not hasattr(out, "strides"):
+        return tuple(lower_window(b, spec, x) for spec in out)
+    return lower_window(b, out, x)
