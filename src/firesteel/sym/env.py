@@ -99,6 +99,8 @@ class ShapeEnv:
         self._defining: set[Guard] = set()      # the recorded equalities that replaced a symbol
         self._hints: dict[Expr, Number] = {}
         self._values: dict[str, Number] = {}    # hints by symbol name
+        self.nodes: dict = {}                   # of sym.symint: value -> its node
+        self.generation = 0                     # grows whenever `simplify` may give something new
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
         self._context = Context({}, self._facts)
 
@@ -157,6 +159,9 @@ class ShapeEnv:
         simple = self.simplify(condition)
         if not self.is_backed(simple):
             raise self._data_dependent(simple)
+        if simple.op in ("and", "or"):      # question by question: small facts are worth more than one large guard
+            first, second = simple.args
+            return self.decide(second, why) if self.decide(first, why) == (simple.op == "and") else simple.op == "or"
         answer = bool(evaluate(simple, self._values))
         self._record(simple if answer else not_(simple), why)
         return answer
@@ -172,6 +177,25 @@ class ShapeEnv:
         if type(simple) is not Expr:
             return bool(simple)
         return self._answers.get(simple)
+
+    def decide_or(self, condition: bool | Expr, otherwise: bool) -> bool:
+        """Like `decide`; `otherwise` where only run time knows."""
+        known = self.known(condition)
+        if known is not None:
+            return known
+        return self.decide(condition) if self.is_backed(self.simplify(condition)) else otherwise
+
+    def decide_oblivious(self, condition: bool | Expr) -> bool:
+        """Like `decide`; a size that only run time knows counts as neither 0 nor 1."""
+        known = self.known(condition)
+        if known is not None:
+            return known
+        simple = self.simplify(condition)
+        unbacked = [s for s in free_symbols(simple) if self.symbols[s].hint is None]
+        if unbacked:
+            sizes = {s: (max(low, 2), high) for s in unbacked for low, high in (self._ranges.get(s, (None, None)),) if low is not None and low >= 0}
+            simple = Context({**self._ranges, **sizes}, self._facts).simplify(simple)
+        return self.decide(simple)
 
     def assume(self, condition: bool | Expr, why: str = "torch._check") -> bool:
         """The program states that the condition holds.  Of backed symbols this is a question like any other; of unbacked ones
@@ -332,6 +356,7 @@ class ShapeEnv:
                     self._narrow(leaf, value - 1, True)
 
     def _new_context(self) -> None:
+        self.generation += 1
         self._context = Context(self._ranges, self._facts, self._relations)
 
     # ------------------------------------------------------------ guards

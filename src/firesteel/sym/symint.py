@@ -1,0 +1,271 @@
+"""SymNode: the node behind `torch.SymInt`, `torch.SymFloat` and `torch.SymBool`.
+
+C++ and torch's carrier classes ask a Python object: arithmetic (`add`, `mul`, ...), comparisons, and questions
+(`guard_bool`, `guard_int`, ...).  Arithmetic goes to `sym.expr`, questions to the ShapeEnv.  A node is (value, env): value is a
+plain number or an Expr, and nodes are kept per environment, so that equal values share one node and one carrier.
+
+    n = to_symint(env.create_symbol(8, "x"), env)       # a torch.SymInt
+    n * 2 + 1 > 5                                        # a torch.SymBool; `if` asks the env
+    from_sym(n)                                          # the Expr again
+
+Names and arguments of the methods are torch's; `file` and `line` say where in C++ the question was asked.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from firesteel.errors import InternalError
+from firesteel.sym import expr as E
+from firesteel.sym import layout
+from firesteel.sym.env import ShapeEnv
+from firesteel.sym.expr import Expr, Size
+
+_CARRIER = {"i64": torch.SymInt, "f64": torch.SymFloat, "bool": torch.SymBool}
+_PLAIN = {int: "i64", float: "f64", bool: "bool"}
+_PYTYPE = {"i64": int, "f64": float, "bool": bool}
+
+
+class SymNode:
+    """Immutable, but for the cache of what the environment makes of the value."""
+
+    __slots__ = ("value", "env", "kind", "carrier", "_simple", "_generation")
+
+    constant = None             # torch's wrappers look for these names
+    fx_node = None
+
+    def __init__(self, value: Any, env: ShapeEnv):
+        self.value, self.env = value, env
+        self.kind: str = value.dtype if type(value) is Expr else _PLAIN[type(value)]
+        self.carrier: Any = None
+        self._simple, self._generation = value, -1
+
+    # ------------------------------------------------------------ what it is
+
+    def is_int(self) -> bool:
+        return self.kind == "i64"
+
+    def is_float(self) -> bool:
+        return self.kind == "f64"
+
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        """Known without a guard.  Floats say no: torch's wrapper cannot unpack a constant float."""
+        return self.kind != "f64" and type(self.value) is not Expr
+
+    @property
+    def pytype(self) -> type:
+        return _PYTYPE[self.kind]
+
+    @property
+    def shape_env(self) -> ShapeEnv:
+        return self.env
+
+    @property
+    def expr(self) -> Any:
+        return self.value
+
+    @property
+    def hint(self) -> Any:
+        return self.env.hint(self.value) if self.has_hint() else None
+
+    def has_hint(self) -> bool:
+        return self.env.has_hint(self.value)
+
+    def simple(self) -> Any:
+        """The value under all that the environment knows by now."""
+        env = self.env
+        if self._generation != env.generation:
+            self._simple, self._generation = env.simplify(self.value), env.generation
+        return self._simple
+
+    def maybe_as_int(self) -> int | None:
+        value = self.value if type(self.value) is not Expr else self.simple()
+        return value if type(value) is int else None
+
+    def maybe_as_float(self) -> float | None:
+        value = self.simple()
+        return value if type(value) is float else None
+
+    def maybe_as_bool(self) -> bool | None:
+        value = self.simple()
+        return value if type(value) is bool else None
+
+    def clone(self) -> SymNode:
+        return self
+
+    def str(self):
+        return f"{self.value}"
+
+    __str__ = __repr__ = _graph_repr = str
+
+    # ------------------------------------------------------------ making nodes
+
+    def wrap_int(self, number: int) -> SymNode:
+        return _node(number, self.env)
+
+    wrap_float = wrap_bool = wrap_int
+
+    def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
+        return _node(E.sum_([node.value for node in nodes]), self.env)
+
+    def sym_ite(self, yes: SymNode, no: SymNode) -> SymNode:
+        return _node(E.where(self.value, yes.value, no.value), self.env)
+
+    def round(self, digits: int | None = None) -> SymNode:
+        return _node(E.round_(self.value, digits), self.env)
+
+    def pos(self) -> SymNode:
+        return self
+
+    # ------------------------------------------------------------ questions
+
+    def guard_bool(self, file: str = "", line: int = 0) -> bool:
+        value = self.value
+        if type(value) is Expr:
+            if value.dtype != "bool":
+                value = E.ne(value, 0)
+            return self.env.decide(value)
+        return bool(value)
+
+    def guard_int(self, file: str = "", line: int = 0) -> int:
+        return int(self.env.specialize(self.value))
+
+    def guard_float(self, file: str = "", line: int = 0) -> float:
+        return float(self.env.specialize(self.value))
+
+    def int_(self) -> int:
+        return int(self.env.specialize(self.value))
+
+    def bool_(self) -> bool:
+        return self.guard_bool()
+
+    def expect_true(self, file: str = "", line: int = 0) -> bool:
+        """torch._check: a fact where run time has to tell, else a question."""
+        return self.env.assume(self.value)
+
+    def expect_size(self, file: str = "", line: int = 0) -> bool:
+        """The value is used as a size: it is not negative."""
+        return self.env.assume(E.ge(self.value, 0), "a size is not negative")
+
+    def guard_size_oblivious(self, file: str = "", line: int = 0) -> bool:
+        return self.env.decide_oblivious(self.value)
+
+    def guard_or_false(self, file: str = "", line: int = 0) -> bool:
+        return self.env.decide_or(self.value, False)
+
+    def guard_or_true(self, file: str = "", line: int = 0) -> bool:
+        return self.env.decide_or(self.value, True)
+
+    def statically_known_true(self, file: str = "", line: int = 0) -> bool:
+        return self.env.known(self.value) is True
+
+    # ------------------------------------------------------------ layouts
+
+    def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_contiguous, sizes, strides)
+
+    def is_channels_last_contiguous_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_channels_last_contiguous, sizes, strides, 4)
+
+    def is_channels_last_contiguous_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_channels_last_contiguous, sizes, strides, 5)
+
+    def is_channels_last_strides_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_channels_last_strides, sizes, strides, 4)
+
+    def is_channels_last_strides_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_channels_last_strides, sizes, strides, 5)
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self._layout(layout.is_dense, sizes, strides, lambda question: self.env.decide_or(question, False))
+
+    def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return _node(E.to_int(self.is_non_overlapping_and_dense(sizes, strides).value), self.env)
+
+    def _layout(self, question: Callable, sizes: Sequence[SymNode], strides: Sequence[SymNode], *more: Any) -> SymNode:
+        return _node(question([n.simple() for n in sizes], [n.simple() for n in strides], *more), self.env)
+
+
+def _node(value: Any, env: ShapeEnv) -> SymNode:
+    """The one node of a value in an environment."""
+    key = value if type(value) is Expr else (value, type(value))
+    node = env.nodes.get(key)
+    if node is None:
+        node = env.nodes.setdefault(key, SymNode(value, env))
+    return node
+
+
+# ---------------------------------------------------------------- arithmetic: one row a method
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[SymNode], SymNode]:
+    def method(self: SymNode) -> SymNode:
+        return _node(function(self.value), self.env)
+    return method
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[SymNode, SymNode], SymNode]:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        return _node(function(self.value, other.value), self.env)
+    return method
+
+
+def _power(a: Any, b: Any) -> Any:
+    return E.pow_(a, b)
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": E.add, "sub": E.sub, "mul": E.mul, "mod": E.mod, "floordiv": E.floordiv, "int_floordiv": E.floordiv,
+    "truediv": E.truediv, "float_truediv": E.truediv, "int_truediv": E.truediv, "pow": _power, "float_pow": _power, "pow_by_natural": _power,
+    "lshift": E.lshift, "rshift": E.rshift, "bitwise_and": E.bitand, "bitwise_or": E.bitor, "bitwise_xor": E.bitxor,
+    "eq": E.eq, "ne": E.ne, "lt": E.lt, "le": E.le, "gt": E.gt, "ge": E.ge, "sym_min": E.min_, "sym_max": E.max_,
+    "and_": E.and_, "or_": E.or_, "sym_and": E.and_, "sym_or": E.or_,
+}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": E.neg, "abs": E.abs_, "sym_not": E.not_, "floor": E.floor, "ceil": E.ceil, "trunc": E.trunc, "sym_float": E.to_float,
+    "sym_int": E.to_int, "is_integer": E.is_integer, **{f"sym_{name}": function for name, function in E.MATH.items()},
+}
+for _name, _function in BINARY.items():
+    setattr(SymNode, _name, _binary(_function))
+for _name, _function in UNARY.items():
+    setattr(SymNode, _name, _unary(_function))
+
+
+# ---------------------------------------------------------------- in and out
+
+def to_symint(size: Any, env: ShapeEnv) -> Any:
+    """A Size (or float, or bool) as torch takes it: plain if it is known, else a SymInt, SymFloat or SymBool."""
+    if type(size) is not Expr or size.op == "const":
+        return E.as_size(size)
+    node = _node(size, env)
+    if node.carrier is None:
+        node.carrier = _CARRIER[node.kind](node)
+    return node.carrier
+
+
+def from_sym(value: Any) -> Size:
+    """The Size (or float, or bool, plain or Expr) that torch's value carries."""
+    if type(value) not in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        return value
+    node = value.node
+    if type(node) is SymNode:
+        return node.value
+    if node.is_constant():
+        return node.guard_int("", 0)
+    raise InternalError(f"{value} belongs to another compiler")
+
+
+from_symint = from_sym
