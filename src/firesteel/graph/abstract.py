@@ -31,7 +31,7 @@ from firesteel.graph.ops import Facts, facts
 from firesteel.graph.sizes import asking, current, fixed, same
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.sym.expr import Expr, Size
-from firesteel.sym.symint import from_symint, to_symint
+from firesteel.sym.symint import from_sym, to_symint
 
 aten = torch.ops.aten
 _make = torch.Tensor._make_wrapper_subclass
@@ -102,7 +102,7 @@ def to_spec(value: Any) -> Any:
     if kind is list or kind is tuple or isinstance(value, (list, tuple)):
         return [to_spec(v) for v in value]
     if kind in _SYMBOLIC:
-        return from_symint(value)
+        return from_sym(value)
     return spec_of(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -385,7 +385,7 @@ def as_meta(value: Any, real_device: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(as_meta(v, real_device) for v in value)
     if type(value) in _SYMBOLIC:
-        return fixed(from_symint(value))
+        return fixed(from_sym(value))
     return torch.device("meta") if isinstance(value, torch.device) and not real_device else value
 
 

@@ -1,0 +1,230 @@
+"""Views and writes as values: how an in-place program becomes a functional one.
+
+A `Cell` is a storage: the graph node that holds its present value.  A tensor's `Place` says which cell it lies in and by which
+view steps it is seen.  A write computes the cell's new value: the written part is put back step by step, from the last view to
+the first, by the rows of `PUT_BACK`; the cell's version rises, and every other view of it is made again at its next use.
+
+    v = x[1]; v.add_(1)          # Place(cell of x, [select 0 1])
+    # new value of the cell:  select_scatter(x, add(select(x, 0, 1), 1), 0, 1)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.rules.views import view_strides
+from firesteel.graph.sizes import same
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_dense, sort_dims
+from firesteel.sym.expr import Size
+from firesteel.table import Table
+
+aten = torch.ops.aten
+Emit = Callable[..., Node]      # emit(op, *args, **kwargs): appends a node, its Spec found by rule
+
+
+class Cell:
+    """A storage and its present value.  `source` is the number of the input it came from, None for what the program made."""
+
+    __slots__ = ("node", "spec", "version", "source")
+
+    def __init__(self, node: Node, spec: Spec, source: int | None = None):
+        self.node, self.spec, self.version, self.source = node, spec, 0, source
+
+
+class Step(NamedTuple):
+    """One view operator; `before` is the Spec it was applied to."""
+    op: Any
+    args: tuple
+    kwargs: dict
+    before: Spec
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a tensor lies.  `node` shows it as of the cell's `version`."""
+    cell: Cell
+    steps: tuple[Step, ...]
+    node: Node
+    version: int
+
+
+def spec_of_node(node: Node) -> Spec:
+    return node.meta["val"].spec
+
+
+# ---------------------------------------------------------------- reading
+
+def show(place: Place, emit: Emit) -> Node:
+    """The node of a tensor's present value; views of a cell that was written since are made again."""
+    if place.version != place.cell.version:
+        node = place.cell.node
+        for step in place.steps:
+            node = apply(step, node, emit)
+        place.node, place.version = node, place.cell.version
+    return place.node
+
+
+def apply(step: Step, node: Node, emit: Emit) -> Node:
+    if step.op is aten.as_strided.default:
+        return emit(step.op, node, *_shifted(step, node))
+    return emit(step.op, node, *step.args, **step.kwargs)
+
+
+def _shifted(step: Step, node: Node) -> tuple:
+    """as_strided counts from the storage's start, which differs between an input and the value that replaced it."""
+    size, stride, offset = step.args
+    return size, stride, offset - step.before.offset + spec_of_node(node).offset
+
+
+# ---------------------------------------------------------------- writing
+
+def write(place: Place, value: Node, emit: Emit) -> None:
+    """Makes `value` (of the tensor's shape and dtype) the new content of the tensor."""
+    cell, steps = place.cell, place.steps
+    if steps and steps[-1].op in EMPTY_STEPS:
+        steps = tuple(s for s in steps if s.op not in EMPTY_STEPS)
+    bases = [cell.node]
+    for step in steps[:-1]:
+        bases.append(apply(step, bases[-1], emit))
+    whole = value
+    for step, base in zip(reversed(steps), reversed(bases)):
+        whole = PUT_BACK[step.op](emit, base, whole, step)
+    cell.node = with_strides(whole, cell.spec, cell.node, emit)
+    cell.version += 1
+    if not steps:
+        place.node, place.version = cell.node, cell.version
+
+
+def with_strides(node: Node, wanted: Spec, old: Node, emit: Emit) -> Node:
+    """The same value laid out as `wanted`, so that views recorded against it stay legal."""
+    spec = spec_of_node(node)
+    if spec.strides == wanted.strides or _same_layout(spec, wanted):
+        return node
+    if wanted.strides == contiguous_strides(wanted.shape):
+        return emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    if is_dense(wanted):
+        order = list(reversed(sort_dims(list(range(len(wanted.shape) - 1, -1, -1)), wanted.strides)))
+        inverse = [order.index(d) for d in range(len(order))]
+        permuted = emit(aten.permute.default, node, order)
+        return emit(aten.permute.default, emit(aten.clone.default, permuted, memory_format=torch.contiguous_format), inverse)
+    return emit(aten.copy.default, old, node)
+
+
+def _same_layout(a: Spec, b: Spec) -> bool:
+    return all(same(size, 1) or same(s, t) for size, s, t in zip(a.shape, a.strides, b.strides))
+
+
+def reshape(node: Node, shape: Shape, emit: Emit) -> Node:
+    """`node` with another shape, copied only where its strides ask for it."""
+    spec = spec_of_node(node)
+    if spec.shape == shape:
+        return node
+    if view_strides(spec, shape) is None:
+        node = emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return emit(aten.view.default, node, list(shape))
+
+
+# ---------------------------------------------------------------- putting back
+
+PUT_BACK: Table[Callable[[Emit, Node, Node, Step], Node]] = Table("way to write through a view", "graph/functional.py")
+EMPTY_STEPS = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default})
+
+
+@PUT_BACK.row(*EMPTY_STEPS)
+def _same_value(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return value
+
+
+@PUT_BACK.row(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim,
+              aten.squeeze.dims, aten.unsqueeze.default)
+def _reshaped(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return reshape(value, step.before.shape, emit)
+
+
+@PUT_BACK.row(aten.permute.default)
+def _permuted(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    dims = [wrap_dim(d, len(step.before.shape)) for d in step.args[0]]
+    return emit(aten.permute.default, value, [dims.index(d) for d in range(len(dims))])
+
+
+@PUT_BACK.row(aten.transpose.int, aten.t.default)
+def _transposed(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(step.op, value, *step.args)
+
+
+@PUT_BACK.row(aten.expand.default)
+def _expanded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    if spec_of_node(value).shape != step.before.shape:
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                           "Please clone() the tensor before performing the operation.")
+    return value
+
+
+def _scatter(op: Any) -> Callable[[Emit, Node, Node, Step], Node]:
+    def put_back(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+        return emit(op, base, value, *step.args, **step.kwargs)
+    return put_back
+
+
+PUT_BACK.add(aten.slice.Tensor, _scatter(aten.slice_scatter.default))
+PUT_BACK.add(aten.select.int, _scatter(aten.select_scatter.default))
+PUT_BACK.add(aten.diagonal.default, _scatter(aten.diagonal_scatter.default))
+
+
+@PUT_BACK.row(aten.as_strided.default)
+def _strided(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(aten.as_strided_scatter.default, base, value, *_shifted(step, base))
+
+
+@PUT_BACK.row(aten.unfold.default)
+def _unfolded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    spec = spec_of_node(base)
+    dim, size, stride = step.args
+    d = wrap_dim(dim, len(spec.shape))
+    shape = spec_of_node(value).shape
+    strides = (*spec.strides[:d], spec.strides[d] * stride, *spec.strides[d + 1:], spec.strides[d])
+    return emit(aten.as_strided_scatter.default, base, value, list(shape), list(strides), spec.offset)
+
+
+@PUT_BACK.row(aten.view.dtype)
+def _other_dtype(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(aten.view.dtype, value, step.before.dtype)
+
+
+@PUT_BACK.row(aten.view_as_real.default)
+def _from_real(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(aten.view_as_complex.default, value)
+
+
+@PUT_BACK.row(aten.view_as_complex.default)
+def _from_complex(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(aten.view_as_real.default, value)
+
+
+@PUT_BACK.row(aten._conj.default, aten._neg_view.default)
+def _involution(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    return emit(step.op, value)
+
+
+# ---------------------------------------------------------------- views that give lists
+
+def parts(op: Any, spec: Spec, args: Sequence[Any], kwargs: dict[str, Any], results: list[Spec]) -> list[tuple[Any, tuple]]:
+    """Each result of a list-giving view (split, unbind, ...) as a single view operator."""
+    dim = wrap_dim(kwargs.get("dim", args[-1] if len(args) > _SIZED[op] else 0), len(spec.shape))
+    if op is aten.unbind.int:
+        return [(aten.select.int, (dim, i)) for i in range(len(results))]
+    start: Size = 0
+    steps = []
+    for result in results:
+        steps.append((aten.slice.Tensor, (dim, start, start + result.shape[dim], 1)))
+        start = start + result.shape[dim]
+    return steps
+
+
+# how many arguments after the tensor come before `dim`
+_SIZED = {aten.unbind.int: 0, aten.split.Tensor: 1, aten.split_with_sizes.default: 1}

@@ -1,0 +1,598 @@
+"""trace: runs a function on abstract tensors and records what arrives at dispatch as a functional ATen graph.
+
+`trace(fn, inputs)` calls `fn` with fresh abstract tensors like `inputs`.  C++ autograd is at work above the recorder, so `fn` may
+call `torch.autograd.grad`: the backward's operators are recorded in the same graph.  In-place operators are recorded as their
+functional twins (`functional.py`); writes to inputs are reported, not recorded.
+
+    def joint(x, w):
+        y = torch.relu(x @ w).sum()
+        return [y, *torch.autograd.grad(y, [w])]
+    traced = trace(joint, [x, w])
+    print(traced.gm.code)
+
+What always holds
+ 1. Every call_function node is an OpOverload without writes, `operator.getitem`, or a function of sizes on sizes.
+ 2. The Spec of a tensor in the program is the Spec of the node that shows it: strides too.
+ 3. Nodes carry meta: "val" (abstract), "phase" ("forward" or "backward"), "seq_nr" (ties a backward node to the forward node it
+    differentiates), and "stack_trace" and "nn_module_stack" of the torch-level node being interpreted (`interpret`).
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from firesteel.errors import InternalError
+from firesteel.graph.abstract import (
+    HANDLERS, AbstractTensor, AbstractWorld, call_rule, check_written, find_world, reshaped_spec, returned, set_spec)
+from firesteel.graph.functional import EMPTY_STEPS, Cell, Place, Step, parts, reshape, show, spec_of_node, write
+from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
+from firesteel.graph.sizes import current, same
+from firesteel.graph.spec import Spec, contiguous_strides, spec_of
+from firesteel.sym.expr import Expr
+from firesteel.sym.symint import from_sym, to_symint
+from firesteel.table import Table
+
+aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+@dataclass
+class Mutation:
+    """A written input.  `value` is the node of its final value (None where only its metadata changed); `spec` its final Spec."""
+    input: int
+    value: Node | None
+    metadata: bool
+    spec: Spec
+
+
+@dataclass
+class Result:
+    """An output of the traced function: which input's storage it shows (None: its own), and by which views."""
+    tensor: Any
+    source: int | None = None
+    steps: tuple[Step, ...] = ()
+    cell: Any = None
+
+
+@dataclass
+class Traced:
+    """The graph, whose outputs are those of the function and then the final values of `mutations`, in order."""
+    gm: GraphModule
+    results: list[Result]
+    mutations: list[Mutation] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)      # the abstract values that the function was called with
+
+
+class TraceWorld(AbstractWorld):
+    """The world inside a trace: a graph builder.  Mutable while tracing; `fn` may ask it through `current_trace()`."""
+
+    def __init__(self, env: Any, decompositions: Mapping[OpOverload, Callable] | None = None):
+        super().__init__(env)
+        self.graph = Graph()
+        self.decompositions = decompositions or {}
+        self.origin: Node | None = None         # the torch-level node being interpreted
+        self.inputs: list[Any] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self._constant_nodes: dict[int, tuple[Node, torch.Tensor]] = {}
+        self._sizes: dict[Expr, Node | tuple] = {}
+        self._origins: dict[int, dict[str, Any]] = {}   # seq_nr -> meta of the forward node
+
+    # ------------------------------------------------------------ nodes
+
+    def node(self, op: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Node:
+        """Appends a call; `value` is its abstract result."""
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta = meta = self._meta()
+        meta["val"] = value
+        return node
+
+    def _meta(self) -> dict[str, Any]:
+        backward = torch._C._current_autograd_node()
+        if backward is not None:
+            seq = backward._sequence_nr()
+            return {**self._origins.get(seq, {}), "phase": "backward", "seq_nr": seq}
+        seq = torch.autograd._get_sequence_nr() - 1
+        meta = {"phase": "forward", "seq_nr": seq}
+        origin = self.origin
+        if origin is not None:
+            carried = {k: origin.meta[k] for k in _CARRIED if k in origin.meta}
+            self._origins.setdefault(seq, carried)
+            meta.update(carried)
+        return meta
+
+    def emit(self, op: OpOverload, *args: Any, **kwargs: Any) -> Node:
+        """Appends a call on nodes and sizes whose Spec the rule finds."""
+        specs = [spec_of_node(a) if isinstance(a, Node) else a for a in args]
+        value = self.from_specs(facts(op).rule(*specs, **kwargs))
+        return self.node(op, tuple(self.to_node(a) for a in args), {k: self.to_node(v) for k, v in kwargs.items()}, value)
+
+    def to_node(self, value: Any) -> Any:
+        """An argument as the graph holds it."""
+        kind = type(value)
+        if kind is AbstractTensor:
+            place = value.record
+            if place is None:
+                raise InternalError(f"{value!r} is not of this trace")
+            return place.node if place.version == place.cell.version else show(place, self.emit)
+        if kind is list or kind is tuple or isinstance(value, (list, tuple)):
+            return [self.to_node(v) for v in value]
+        if kind in _SYMBOLIC:
+            return self.size_node(from_sym(value))
+        if kind is Expr:
+            return self.size_node(value)
+        return self.constant(value) if isinstance(value, torch.Tensor) else value
+
+    def constant(self, tensor: torch.Tensor) -> Node:
+        """A real tensor of the program, as an attribute of the graph's module."""
+        found = self._constant_nodes.get(id(tensor))
+        if found is None:
+            name = f"_tensor_constant{len(self.constants)}"
+            self.constants[name] = tensor
+            node = self.graph.create_node("get_attr", name, (), {})
+            node.meta = {"val": self.make(spec_of(tensor)), "phase": "forward"}
+            found = self._constant_nodes[id(tensor)] = (node, tensor)
+        return found[0]
+
+    # ------------------------------------------------------------ sizes
+
+    def size_node(self, size: Any) -> Any:
+        """A size as a node, or as a number where it is known."""
+        if type(size) is not Expr:
+            return size
+        found = self._sizes.get(size)
+        if type(found) is Node:
+            return found
+        if found is None:
+            simple = self.env.simplify(size)
+            node = self.size_node(simple) if simple is not size else self._compute_size(size)
+        else:
+            op, source, dim = found
+            node = self.graph.call_function(op, (source, dim) if dim is not None else (source,))
+            node.meta = {"val": to_symint(size, self.env), "phase": "forward"}
+        self._sizes[size] = node
+        return node
+
+    def _compute_size(self, size: Expr) -> Any:
+        if size.op == "const":
+            return size.attr
+        if size.op == "symbol":
+            raise InternalError(f"the size {size} is not known from any input of the graph")
+        args = tuple(self.size_node(a) for a in size.args)
+        node = self.graph.call_function(size_function(size), args)
+        node.meta = {"val": to_symint(size, self.env), "phase": "forward"}
+        return node
+
+    def _learn_sizes(self, node: Node, spec: Spec) -> None:
+        """Remembers where each symbolic size can be read; a symbol itself is better than an expression."""
+        for op, sizes in ((aten.sym_size.int, spec.shape), (aten.sym_stride.int, spec.strides)):
+            for dim, size in enumerate(sizes):
+                if type(size) is Expr and size not in self._sizes and (size.op == "symbol" or op is aten.sym_size.int):
+                    self._sizes[size] = (op, node, dim)
+        if type(spec.offset) is Expr and spec.offset.op == "symbol":
+            self._sizes.setdefault(spec.offset, (aten.sym_storage_offset.default, node, None))
+
+    # ------------------------------------------------------------ inputs and outputs
+
+    def add_input(self, value: Any) -> Any:
+        """A placeholder; tensors become fresh leaves of this trace."""
+        number = len(self.inputs)
+        node = self.graph.placeholder(f"arg{number}_1")
+        node.meta = {"val": value, "phase": "forward"}
+        if isinstance(value, torch.Tensor):
+            value = self._input_tensor(value, node, number)
+        elif type(value) in _SYMBOLIC and type(expr := from_sym(value)) is Expr:
+            self._sizes[expr] = node
+            value = to_symint(expr, self.env)
+            node.meta["val"] = value
+        self.inputs.append(value)
+        return value
+
+    def _input_tensor(self, like: torch.Tensor, node: Node, number: int) -> AbstractTensor:
+        spec = like.spec if type(like) is AbstractTensor else spec_of(like)
+        tensor = self.make(spec)
+        tensor.record = Place(Cell(node, spec, number), (), node, 0)
+        node.meta["val"] = self.make(spec)
+        self._learn_sizes(node, spec)
+        if like.requires_grad:
+            tensor.requires_grad_(True)
+            node.meta["val"].requires_grad_(True)
+        for mark in ("_is_param", "_is_buffer"):
+            if getattr(like, mark, False):
+                setattr(tensor, mark, True)
+        return tensor
+
+    def mutations(self) -> list[Mutation]:
+        """The inputs written so far (data or metadata)."""
+        found = []
+        for number, value in enumerate(self.inputs):
+            if type(value) is AbstractTensor:
+                cell, steps = value.record.cell, value.record.steps
+                original = cell.source == number and not any(s.op not in EMPTY_STEPS for s in steps)
+                if cell.version or not original:
+                    found.append(Mutation(number, self.to_node(value) if cell.version or cell.source != number else None, not original, value.spec))
+        return found
+
+    # ------------------------------------------------------------ operators
+
+    def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        fact = facts(op)
+        if fact.composite:
+            with self._mode:
+                return op.decompose(*args, **kwargs)
+        decomposition = self.decompositions.get(op)
+        if decomposition is not None:
+            with self._mode:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        current.env = self.env
+        if op in RECORDERS:
+            return RECORDERS[op](self, fact, args, kwargs)
+        if op in HANDLERS:
+            return HANDLERS[op](self, op, args, kwargs)
+        if fact.kind == "pure":
+            return self._record_pure(fact, args, kwargs)
+        return _KINDS[fact.kind](self, fact, args, kwargs)
+
+    def _record_pure(self, fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
+        specs = call_rule(fact, args, kwargs)
+        nodes = tuple([self.to_node(a) for a in args])
+        node_kwargs = {k: self.to_node(v) for k, v in kwargs.items()} if kwargs else {}
+        if type(specs) is Spec:
+            result = self.make(specs)
+            node = self.node(fact.op, nodes, node_kwargs, result)
+            result.record = Place(Cell(node, specs), (), node, 0)
+            return result
+        result = self.from_specs(specs)
+        node = self.node(fact.op, nodes, node_kwargs, result)
+        if isinstance(result, (list, tuple)):
+            self._unpack(node, result)
+        elif type(result) in _SYMBOLIC:
+            self._sizes[from_sym(result)] = node
+        return result
+
+    def _unpack(self, node: Node, results: Sequence[Any]) -> list[Node | None]:
+        """getitem nodes for the results of a node; tensors among them become cells."""
+        items: list[Node | None] = []
+        for i, result in enumerate(results):
+            if result is None:
+                items.append(None)
+                continue
+            item = self.node(operator.getitem, (node, i), {}, result)
+            items.append(item)
+            if type(result) is AbstractTensor:
+                result.record = Place(Cell(item, result.spec), (), item, 0)
+            elif isinstance(result, (list, tuple)):
+                self._unpack(item, result)
+            elif type(result) in _SYMBOLIC:
+                self._sizes[from_sym(result)] = item
+        return items
+
+    def assign(self, target: AbstractTensor, node: Node) -> None:
+        """Writes a node's value into a tensor, converted to its dtype."""
+        spec = spec_of_node(node)
+        if spec.dtype is not target.spec.dtype:
+            node = self.emit(aten._to_copy.default, node, dtype=target.spec.dtype)
+        if type(target) is not AbstractTensor or target.record is None:
+            raise NotImplementedError("a constant of the program is written in place")
+        write(target.record, node, self.emit)
+
+
+# ---------------------------------------------------------------- kinds of operators
+
+def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    base = args[0]
+    if type(base) is not AbstractTensor:
+        return world._record_pure(fact, args, kwargs)
+    base.value = None
+    specs = call_rule(fact, args, kwargs)
+    if type(specs) is list:
+        return _record_parts(world, fact, args, kwargs, specs)
+    result = world.make(specs)
+    place = base.record
+    if fact.op in EMPTY_STEPS:
+        result.record = Place(place.cell, place.steps, place.node, place.version)
+        return result
+    node = world.to_node(base)
+    rest = tuple(_plain(a) for a in args[1:])
+    plain = {k: _plain(v) for k, v in kwargs.items()}
+    if fact.op is aten.as_strided.default:
+        result.record = _place_strided(world, place, specs)
+        return result
+    view = world.node(fact.op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
+    result.record = Place(place.cell, (*place.steps, Step(fact.op, rest, plain, base.spec)), view, place.version)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in _SYMBOLIC:
+        return from_sym(value)
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _place_strided(world: TraceWorld, place: Place, spec: Spec) -> Place:
+    """as_strided looks at the whole storage, whatever view it is called on."""
+    step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
+    fresh = Place(place.cell, (step,), place.node, -1)
+    show(fresh, world.emit)
+    return fresh
+
+
+def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, specs: list[Spec]) -> list[AbstractTensor]:
+    base = args[0]
+    results = [world.make(s) for s in specs]
+    place = base.record
+    node = world.node(fact.op, tuple(world.to_node(a) for a in args), {k: world.to_node(v) for k, v in kwargs.items()}, results)
+    steps = parts(fact.op, base.spec, [_plain(a) for a in args[1:]], {k: _plain(v) for k, v in kwargs.items()}, specs)
+    for i, (result, (op, rest)) in enumerate(zip(results, steps)):
+        item = world.node(operator.getitem, (node, i), {}, result)
+        result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version)
+    return results
+
+
+def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} writes its argument and has no functional twin")
+    twin = facts(fact.twin)
+    values = call_rule(twin, args, kwargs)
+    target = args[fact.writes[0]]
+    check_written(fact, target, values)
+    nodes = tuple(world.to_node(a) for a in args)
+    node_kwargs = {k: world.to_node(v) for k, v in kwargs.items()}
+    result = world.from_specs(values)
+    node = world.node(twin.op, nodes, node_kwargs, result)
+    if type(values) is Spec:
+        world.assign(target, node)
+    else:
+        _assign_all(world, fact, args, node, result)
+    return returned(fact, args, kwargs)
+
+
+def _assign_all(world: TraceWorld, fact: Facts, args: tuple, node: Node, results: Any) -> None:
+    """Writes the results of a twin that gives several: a list for one written list, or one result a written argument."""
+    written = [args[p] for p in fact.writes]
+    if len(written) == 1:
+        items = world._unpack(node, results)
+        for target, item in zip(written[0], items):
+            world.assign(target, item)
+        return
+    items = world._unpack(node, results)
+    for target, item, result in zip(written, items, results):
+        if isinstance(result, (list, tuple)):
+            for t, value in zip(target, result):
+                world.assign(t, world.to_node(value))
+        else:
+            world.assign(target, item)
+
+
+def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} has no functional twin")
+    rest = {k: v for k, v in kwargs.items() if k not in fact.writes}
+    with world._mode:
+        results = fact.twin(*args, **rest)
+    results = results if isinstance(results, (list, tuple)) else (results,)
+    for place, result in zip(fact.writes, results):
+        _assign_out(world, kwargs[place], result)
+    return returned(fact, args, kwargs)
+
+
+def _assign_out(world: TraceWorld, out: AbstractTensor, result: AbstractTensor) -> None:
+    if len(out.spec.shape) != len(result.spec.shape) or not all(map(same, out.spec.shape, result.spec.shape)):
+        set_spec(out, result.spec._replace(dtype=out.spec.dtype))
+        cell = out.record.cell
+        cell.spec, out.record.steps = out.spec, ()
+    world.assign(out, world.to_node(result))
+
+
+def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """An operator that changes the metadata of its argument: the tensor moves to another place."""
+    target = args[0]
+    spec = reshaped_spec(fact, args, kwargs)
+    before, place = target.spec, target.record
+    if fact.op is aten.set_.source_Tensor:
+        source = args[1].record
+        target.record = Place(source.cell, source.steps, source.node, source.version)
+    elif fact.op is aten.resize_.default:
+        if not same(spec.numel(), before.numel()):
+            raise NotImplementedError("resize_ to another number of elements")
+        if spec != before:
+            target.record = _place_strided(world, place, spec)
+    elif fact.twin is not None:
+        rest = tuple(_plain(a) for a in args[1:])
+        step = Step(fact.twin, rest, {k: _plain(v) for k, v in kwargs.items()}, before)
+        target.record = Place(place.cell, (*place.steps, step), place.node, -1)
+        if fact.twin is aten.as_strided.default:
+            target.record = _place_strided(world, place, spec)
+    if spec != before:
+        set_spec(target, spec)
+    return target
+
+
+_KINDS = {"view": _record_view, "inplace": _record_inplace, "out": _record_out, "reshape": _record_reshape}
+
+
+# ---------------------------------------------------------------- operators with their own way of being recorded
+
+RECORDERS: Table[Callable[[TraceWorld, Facts, tuple, dict], Any]] = Table("recorder of an operator", "graph/trace.py")
+
+
+@RECORDERS.row(aten.copy_.default)
+def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """The new value is the source, expanded and converted; it does not depend on the old one."""
+    target, source = args[:2]
+    node = world.to_node(source)
+    have, want = spec_of_node(node), target.spec
+    if len(have.shape) != len(want.shape) or not all(map(same, have.shape, want.shape)):
+        node = world.emit(aten.expand.default, node, list(want.shape))
+    convert = {}
+    if have.dtype is not want.dtype:
+        convert["dtype"] = want.dtype
+    if have.device != want.device:
+        convert["device"] = want.device
+    if convert:
+        node = world.emit(aten._to_copy.default, node, **convert)
+    elif not target.record.steps:
+        node = world.emit(aten.clone.default, node)
+    world.assign(target, node)
+    return target
+
+
+@RECORDERS.row(aten.fill_.Scalar, aten.zero_.default)
+def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    target = args[0]
+    value = args[1] if len(args) > 1 else 0
+    spec = target.spec
+    world.assign(target, world.emit(aten.full.default, list(spec.shape), _plain(value), dtype=spec.dtype, device=spec.device))
+    return target
+
+
+@RECORDERS.row(aten.fill_.Tensor)
+def _record_fill_tensor(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return _record_copy(world, fact, args, kwargs)
+
+
+@RECORDERS.row(aten.lift_fresh.default)
+def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """A literal such as torch.tensor(3): a constant, copied so that writing it does not change the next call's."""
+    if type(args[0]) is AbstractTensor:
+        return _record_view(world, fact, args, kwargs)
+    result = world._record_pure(facts(aten.lift_fresh_copy.default), args, kwargs)
+    result.value = args[0]
+    return result
+
+
+@RECORDERS.row(*HIDDEN_WRITES)
+def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Batch normalisation updates its running statistics without saying so: recorded as the functional form that returns them."""
+    x, weight, bias, mean, var, training, momentum, eps = args[:8]
+    if mean is None or not training:
+        return world._record_pure(fact, args, kwargs)
+    with world._mode:
+        out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+            x, weight, bias, mean, var, training, momentum, eps)
+    world.assign(mean, world.to_node(new_mean))
+    world.assign(var, world.to_node(new_var))
+    reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()
+    return (out, save_mean, save_invstd, *reserve)
+
+
+@RECORDERS.row(aten._native_batch_norm_legit.default)
+def _record_batch_norm_legit(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return _record_batch_norm(world, fact, args, kwargs)
+
+
+# ---------------------------------------------------------------- functions of sizes
+
+SIZE_FUNCTIONS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "floordiv": operator.floordiv,
+    "mod": operator.mod, "truediv": operator.truediv, "pow": operator.pow, "abs": operator.abs, "min": torch.sym_min,
+    "max": torch.sym_max, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
+    "and": operator.and_, "or": operator.or_, "where": torch.sym_ite, "lshift": operator.lshift, "rshift": operator.rshift,
+    "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
+}
+_CONVERSIONS = {"f64": torch.sym_float, "i64": torch.sym_int}
+
+
+def size_function(size: Expr) -> Callable:
+    """The Python function that computes one operation on sizes."""
+    if size.op == "to":
+        return _CONVERSIONS[size.dtype]
+    found = SIZE_FUNCTIONS.get(size.op)
+    if found is None:
+        raise InternalError(f"no Python function for the size operation {size.op}: add a row in graph/trace.py")
+    return found
+
+
+# ---------------------------------------------------------------- the function
+
+_active: list[TraceWorld] = []
+
+
+def current_trace() -> TraceWorld:
+    """The innermost trace at work."""
+    return _active[-1]
+
+
+@contextmanager
+def _tracing(world: TraceWorld) -> Iterator[None]:
+    _active.append(world)
+    try:
+        with torch.autograd.set_multithreading_enabled(False), world.active():
+            yield
+    finally:
+        _active.pop()
+
+
+def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
+          env: Any = None, names: Sequence[str] | None = None) -> Traced:
+    """Runs `fn(*inputs)` on fresh abstract inputs and records it.  `fn` returns a flat list or tuple."""
+    world = TraceWorld(env if env is not None else _env_of(inputs), decompositions)
+    values = [world.add_input(value) for value in inputs]
+    with _tracing(world):
+        outputs = fn(*values)
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    mutations = world.mutations()
+    results = [_result(o) for o in outputs]
+    nodes = [world.to_node(o) for o in outputs]
+    world.graph.output(tuple(nodes + [m.value for m in mutations if m.value is not None])).meta["val"] = None
+    gm = GraphModule(world.constants, world.graph)
+    return Traced(gm, results, mutations, values)
+
+
+def _env_of(inputs: Sequence[Any]) -> Any:
+    world = find_world([v for v in inputs if isinstance(v, torch.Tensor)])
+    return world.env if world is not None else None
+
+
+def _result(output: Any) -> Result:
+    if type(output) is not AbstractTensor or output.record is None:
+        return Result(output)
+    place = output.record
+    return Result(output, place.cell.source, place.steps, place.cell)
+
+
+def interpret(gm: GraphModule, *args: Any) -> Any:
+    """Runs a captured graph inside a trace; what is recorded carries the meta of the node it comes from."""
+    world = _active[-1] if _active else None
+    values: dict[Node, Any] = {}
+    supplied = iter(args)
+    for node in gm.graph.nodes:
+        if world is not None:
+            world.origin = node
+        if node.op == "placeholder":
+            values[node] = next(supplied)
+        elif node.op == "output":
+            if world is not None:
+                world.origin = None
+            return torch.fx.node.map_arg(node.args[0], values.__getitem__)
+        else:
+            values[node] = _RUN[node.op](gm, node.target, *_fetch(node, values))
+    raise InternalError("a graph without an output node")
+
+
+def _fetch(node: Node, values: dict[Node, Any]) -> tuple[tuple, dict]:
+    return torch.fx.node.map_arg(node.args, values.__getitem__), torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+
+
+def _attribute(gm: GraphModule, path: str) -> Any:
+    value: Any = gm
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "call_function": lambda gm, target, args, kwargs: target(*args, **kwargs),
+    "call_method": lambda gm, target, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs),
+    "call_module": lambda gm, target, args, kwargs: _attribute(gm, target)(*args, **kwargs),
+    "get_attr": lambda gm, target, args, kwargs: _attribute(gm, target),
+}
