@@ -18,7 +18,7 @@ What always holds
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,6 +122,7 @@ class AbstractWorld:
     def __init__(self, env: Any = None):
         self.env = env
         self._mode = AbstractMode(self)
+        self._ways: dict[int, tuple[Way, Facts]] = {}
 
     def make(self, spec: Spec) -> AbstractTensor:
         """A fresh abstract tensor."""
@@ -147,15 +148,17 @@ class AbstractWorld:
 
     def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operator on abstract tensors: the results' metadata, and changed metadata of what it changes in place."""
-        fact = facts(op)
-        if fact.composite:
-            return op.decompose(*args, **kwargs)
-        if op in HANDLERS:
-            return HANDLERS[op](self, op, args, kwargs)
         current.env = self.env
-        if fact.kind == "pure":
-            return self.from_specs(call_rule(fact, args, kwargs))
-        return KINDS[fact.kind](self, fact, args, kwargs)
+        way = self._ways.get(id(op))
+        if way is None:
+            way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
+        return way[0](self, way[1], args, kwargs)
+
+    def _find_way(self, fact: Facts) -> "Way":
+        """How an operator is run here."""
+        if fact.composite:
+            return _run_composite
+        return HANDLERS.get(fact.op) or KINDS[fact.kind]
 
     # ------------------------------------------------------------ what capture needs
 
@@ -228,6 +231,18 @@ class AbstractMode(TorchDispatchMode):
 
 
 # ---------------------------------------------------------------- operators that are not pure
+
+Way = Callable[[AbstractWorld, Facts, tuple, dict[str, Any]], Any]
+
+
+def _run_composite(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return fact.op.decompose(*args, **kwargs)
+
+
+def _run_pure(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    specs = call_rule(fact, args, kwargs)
+    return world.make(specs) if type(specs) is Spec else world.from_specs(specs)
+
 
 def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     base = args[0]
@@ -325,22 +340,22 @@ RESHAPES = {
     aten.detach_.default: lambda x: x,
 }
 
-KINDS = {"view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
+KINDS: dict[str, Way] = {"pure": _run_pure, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
 
 
 # ---------------------------------------------------------------- operators that read data, and literals
 
-def _local_scalar(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+def _local_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     if type(args[0]) is not AbstractTensor:
-        return op(*args)
+        return fact.op(*args)
     return args[0]._literal("Tensor.item").item()
 
 
-def _no_data(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
-    raise DataAccess(str(op).removeprefix("aten."))
+def _no_data(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    raise DataAccess(str(fact.op).removeprefix("aten."))
 
 
-def _lift(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+def _lift(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """A literal of the program, such as torch.tensor(3): abstract, but its data is known."""
     if type(args[0]) is AbstractTensor:
         return world.make(args[0].spec)
@@ -349,13 +364,12 @@ def _lift(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> An
     return tensor
 
 
-def _sdp_choice(world: AbstractWorld, op: OpOverload, args: tuple, kwargs: dict) -> int:
+def _sdp_choice(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> int:
     """Which attention kernel eager would choose: asked of eager itself, with tensors without memory of the same metadata."""
-    current.env = world.env
-    return op(*as_meta(args, real_device=True), **as_meta(kwargs, real_device=True))
+    return fact.op(*as_meta(args, real_device=True), **as_meta(kwargs, real_device=True))
 
 
-HANDLERS = {
+HANDLERS: dict[OpOverload, Way] = {
     aten._local_scalar_dense.default: _local_scalar,
     aten.equal.default: _no_data,
     aten.nonzero.default: _no_data,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from firesteel.graph.ops import EMPTY_VIEWS
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.rules.views import view_strides
 from firesteel.graph.sizes import same
@@ -86,8 +87,8 @@ def _shifted(step: Step, node: Node) -> tuple:
 def write(place: Place, value: Node, emit: Emit) -> None:
     """Makes `value` (of the tensor's shape and dtype) the new content of the tensor."""
     cell, steps = place.cell, place.steps
-    if steps and steps[-1].op in EMPTY_STEPS:
-        steps = tuple(s for s in steps if s.op not in EMPTY_STEPS)
+    if steps and steps[-1].op in EMPTY_VIEWS:
+        steps = tuple(s for s in steps if s.op not in EMPTY_VIEWS)
     bases = [cell.node]
     for step in steps[:-1]:
         bases.append(apply(step, bases[-1], emit))
@@ -132,10 +133,9 @@ def reshape(node: Node, shape: Shape, emit: Emit) -> Node:
 # ---------------------------------------------------------------- putting back
 
 PUT_BACK: Table[Callable[[Emit, Node, Node, Step], Node]] = Table("way to write through a view", "graph/functional.py")
-EMPTY_STEPS = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default})
 
 
-@PUT_BACK.row(*EMPTY_STEPS)
+@PUT_BACK.row(*EMPTY_VIEWS)
 def _same_value(emit: Emit, base: Node, value: Node, step: Step) -> Node:
     return value
 

@@ -32,6 +32,8 @@ HIDDEN_WRITES = {
     aten.miopen_batch_norm.default: ((3, 4), 5),
 }
 
+EMPTY_VIEWS = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default})
+
 # Operators whose result, or its size, is data.
 DATA = frozenset(op for op in (
     aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.allclose.default) if op is not None)
@@ -48,21 +50,22 @@ class Facts:
     composite: bool = False                 # has a decomposition in C++ that must be used (CompositeImplicitAutograd)
     random: bool = False
     returns_list: bool = False
+    empty: bool = False                     # a view that shows the same elements in the same way
 
 
-_facts: dict[OpOverload, Facts] = {}
+_facts: dict[int, Facts] = {}       # by id: operators live for ever, and hashing one costs a microsecond
 
 
 def facts(op: OpOverload) -> Facts:
-    found = _facts.get(op)
+    found = _facts.get(id(op))
     if found is None:
-        found = _facts[op] = _read(op)
+        found = _facts[id(op)] = _read(op)
     return found
 
 
 def forget(op: OpOverload) -> None:
     """Reads the operator again at its next use (a rule was added)."""
-    _facts.pop(op, None)
+    _facts.pop(id(op), None)
 
 
 def _read(op: OpOverload) -> Facts:
@@ -82,7 +85,7 @@ def _read(op: OpOverload) -> Facts:
         rule = RULES.get(twin)
     composite = rule is None and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")
-    return Facts(op, kind, rule, twin, writes, composite, torch.Tag.nondeterministic_seeded in tags, returns_list)
+    return Facts(op, kind, rule, twin, writes, composite, torch.Tag.nondeterministic_seeded in tags, returns_list, op in EMPTY_VIEWS)
 
 
 def _packet(op: OpOverload, name: str) -> Any:

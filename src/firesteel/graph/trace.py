@@ -22,6 +22,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import (
-    HANDLERS, AbstractTensor, AbstractWorld, call_rule, check_written, find_world, reshaped_spec, returned, set_spec)
-from firesteel.graph.functional import EMPTY_STEPS, Cell, Place, Step, parts, reshape, show, spec_of_node, write
-from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
+    HANDLERS, AbstractTensor, AbstractWorld, Way, call_rule, check_written, find_world, reshaped_spec, returned, set_spec)
+from firesteel.graph.build import append_call, make_module
+from firesteel.graph.functional import Cell, Place, Step, parts, reshape, show, spec_of_node, write
+from firesteel.graph.ops import EMPTY_VIEWS, HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.sym.expr import Expr
@@ -41,6 +43,7 @@ from firesteel.table import Table
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NOTHING: dict[str, Any] = {}
 _CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
@@ -84,29 +87,35 @@ class TraceWorld(AbstractWorld):
         self._constant_nodes: dict[int, tuple[Node, torch.Tensor]] = {}
         self._sizes: dict[Expr, Node | tuple] = {}
         self._origins: dict[int, dict[str, Any]] = {}   # seq_nr -> meta of the forward node
+        self._carried: dict[Node, dict[str, Any]] = {}
 
     # ------------------------------------------------------------ nodes
 
     def node(self, op: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Node:
         """Appends a call; `value` is its abstract result."""
-        node = self.graph.call_function(op, args, kwargs)
-        node.meta = meta = self._meta()
+        node = append_call(self.graph, op, args, kwargs)
+        meta = node.meta
+        self._describe(meta)
         meta["val"] = value
         return node
 
-    def _meta(self) -> dict[str, Any]:
+    def _describe(self, meta: dict[str, Any]) -> None:
+        """Where in the program the node comes from.  A backward node carries the meta of the forward node it differentiates."""
         backward = torch._C._current_autograd_node()
         if backward is not None:
             seq = backward._sequence_nr()
-            return {**self._origins.get(seq, {}), "phase": "backward", "seq_nr": seq}
+            meta.update(self._origins.get(seq, _NOTHING))
+            meta["phase"], meta["seq_nr"] = "backward", seq
+            return
         seq = torch.autograd._get_sequence_nr() - 1
-        meta = {"phase": "forward", "seq_nr": seq}
+        meta["phase"], meta["seq_nr"] = "forward", seq
         origin = self.origin
         if origin is not None:
-            carried = {k: origin.meta[k] for k in _CARRIED if k in origin.meta}
+            carried = self._carried.get(origin)
+            if carried is None:
+                carried = self._carried[origin] = {k: origin.meta[k] for k in _CARRIED if k in origin.meta}
             self._origins.setdefault(seq, carried)
             meta.update(carried)
-        return meta
 
     def emit(self, op: OpOverload, *args: Any, **kwargs: Any) -> Node:
         """Appends a call on nodes and sizes whose Spec the rule finds."""
@@ -137,7 +146,7 @@ class TraceWorld(AbstractWorld):
             name = f"_tensor_constant{len(self.constants)}"
             self.constants[name] = tensor
             node = self.graph.create_node("get_attr", name, (), {})
-            node.meta = {"val": self.make(spec_of(tensor)), "phase": "forward"}
+            node.meta.update(val=self.make(spec_of(tensor)), phase="forward")
             found = self._constant_nodes[id(tensor)] = (node, tensor)
         return found[0]
 
@@ -155,8 +164,8 @@ class TraceWorld(AbstractWorld):
             node = self.size_node(simple) if simple is not size else self._compute_size(size)
         else:
             op, source, dim = found
-            node = self.graph.call_function(op, (source, dim) if dim is not None else (source,))
-            node.meta = {"val": to_symint(size, self.env), "phase": "forward"}
+            node = append_call(self.graph, op, (source, dim) if dim is not None else (source,), {})
+            node.meta.update(val=to_symint(size, self.env), phase="forward")
         self._sizes[size] = node
         return node
 
@@ -166,8 +175,8 @@ class TraceWorld(AbstractWorld):
         if size.op == "symbol":
             raise InternalError(f"the size {size} is not known from any input of the graph")
         args = tuple(self.size_node(a) for a in size.args)
-        node = self.graph.call_function(size_function(size), args)
-        node.meta = {"val": to_symint(size, self.env), "phase": "forward"}
+        node = append_call(self.graph, size_function(size), args, {})
+        node.meta.update(val=to_symint(size, self.env), phase="forward")
         return node
 
     def _learn_sizes(self, node: Node, spec: Spec) -> None:
@@ -185,7 +194,7 @@ class TraceWorld(AbstractWorld):
         """A placeholder; tensors become fresh leaves of this trace."""
         number = len(self.inputs)
         node = self.graph.placeholder(f"arg{number}_1")
-        node.meta = {"val": value, "phase": "forward"}
+        node.meta.update(val=value, phase="forward")
         if isinstance(value, torch.Tensor):
             value = self._input_tensor(value, node, number)
         elif type(value) in _SYMBOLIC and type(expr := from_sym(value)) is Expr:
@@ -215,32 +224,24 @@ class TraceWorld(AbstractWorld):
         for number, value in enumerate(self.inputs):
             if type(value) is AbstractTensor:
                 cell, steps = value.record.cell, value.record.steps
-                original = cell.source == number and not any(s.op not in EMPTY_STEPS for s in steps)
+                original = cell.source == number and not any(s.op not in EMPTY_VIEWS for s in steps)
                 if cell.version or not original:
                     found.append(Mutation(number, self.to_node(value) if cell.version or cell.source != number else None, not original, value.spec))
         return found
 
     # ------------------------------------------------------------ operators
 
-    def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        fact = facts(op)
-        if fact.composite:
-            with self._mode:
-                return op.decompose(*args, **kwargs)
-        decomposition = self.decompositions.get(op)
+    def _find_way(self, fact: Facts) -> Way:
+        """How an operator is recorded.  A decomposition may decline by returning NotImplemented."""
+        decomposition = self.decompositions.get(fact.op)
         if decomposition is not None:
-            with self._mode:
-                result = decomposition(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        current.env = self.env
-        if op in RECORDERS:
-            return RECORDERS[op](self, fact, args, kwargs)
-        if op in HANDLERS:
-            return HANDLERS[op](self, op, args, kwargs)
-        if fact.kind == "pure":
-            return self._record_pure(fact, args, kwargs)
-        return _KINDS[fact.kind](self, fact, args, kwargs)
+            return partial(_decompose, decomposition)
+        return self._plain_way(fact)
+
+    def _plain_way(self, fact: Facts) -> Way:
+        if fact.composite:
+            return _record_composite
+        return RECORDERS.get(fact.op) or HANDLERS.get(fact.op) or _KINDS[fact.kind]
 
     def _record_pure(self, fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
         specs = call_rule(fact, args, kwargs)
@@ -288,6 +289,20 @@ class TraceWorld(AbstractWorld):
 
 # ---------------------------------------------------------------- kinds of operators
 
+def _decompose(decomposition: Callable, world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    with world._mode:
+        result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        current.env = world.env
+        return world._plain_way(fact)(world, fact, args, kwargs)
+    return result
+
+
+def _record_composite(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    with world._mode:
+        return fact.op.decompose(*args, **kwargs)
+
+
 def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     base = args[0]
     if type(base) is not AbstractTensor:
@@ -298,7 +313,7 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         return _record_parts(world, fact, args, kwargs, specs)
     result = world.make(specs)
     place = base.record
-    if fact.op in EMPTY_STEPS:
+    if fact.empty:
         result.record = Place(place.cell, place.steps, place.node, place.version)
         return result
     node = world.to_node(base)
@@ -417,7 +432,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     return target
 
 
-_KINDS = {"view": _record_view, "inplace": _record_inplace, "out": _record_out, "reshape": _record_reshape}
+_KINDS: dict[str, Way] = {"pure": TraceWorld._record_pure, "view": _record_view, "inplace": _record_inplace, "out": _record_out, "reshape": _record_reshape}
 
 
 # ---------------------------------------------------------------- operators with their own way of being recorded
@@ -544,7 +559,7 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapp
     results = [_result(o) for o in outputs]
     nodes = [world.to_node(o) for o in outputs]
     world.graph.output(tuple(nodes + [m.value for m in mutations if m.value is not None])).meta["val"] = None
-    gm = GraphModule(world.constants, world.graph)
+    gm = make_module(world.graph, world.constants)
     return Traced(gm, results, mutations, values)
 
 

