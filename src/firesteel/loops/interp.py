@@ -203,7 +203,7 @@ class PhaseRun:
         if node.attr in self.running:
             return self.running[node.attr]
         final = self.sweep.accumulators[node.attr]
-        return final.reshape(*final.shape, *[1] * len(self.inner))
+        return final.reshape((*final.shape, *[1] * len(self.inner)))
 
     def load(self, node: Expr) -> torch.Tensor:
         source = self.machine.tensor(node.attr)
