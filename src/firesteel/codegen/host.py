@@ -41,10 +41,10 @@ CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> addr
 
 @dataclass(frozen=True)
 class Launch:
-    """How one Nest is run: the address of its kernel, the buffers whose addresses it wants, and the values of its symbols."""
+    """How one Nest is run: the address of its kernel, the buffers whose addresses it wants, and the names of its symbols."""
     address: int
     buffers: tuple[str, ...]
-    symbols: tuple[Size, ...] = ()
+    symbols: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------- fast doors of torch, with their plain twins
@@ -86,9 +86,9 @@ def index_error() -> IndexError:
     return IndexError("index out of range in self")
 
 
-def double_bits(value: float) -> int:
-    """A float symbol as the i64 that kernels take."""
-    return struct.unpack("q", struct.pack("d", value))[0]
+def as_word(value: int | float) -> int:
+    """A number among the inputs as the i64 that kernels take: a float by its bits."""
+    return struct.unpack("q", struct.pack("d", value))[0] if isinstance(value, float) else int(value)
 
 
 # ---------------------------------------------------------------- the launcher
@@ -245,7 +245,7 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}             # buffer -> Python variable
         self.scope: dict[str, Any] = {"empty": _empty, "view": _reinterpret, "as_strided": torch.as_strided, "laid_out": laid_out,
-                                      "index_error": index_error, "double_bits": double_bits, "Tensor": torch.Tensor,
+                                      "index_error": index_error, "as_word": as_word, "Tensor": torch.Tensor,
                                       "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "min": min, "max": max}
         self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
@@ -382,11 +382,9 @@ class _Writer:
             return _slot("arena.data_ptr()", frame), place
         return _slot(f"arena.data_ptr() + {self._size(place)}", frame), 0
 
-    def _value(self, symbol: Size, frame: dict[str, int]) -> tuple[int, int]:
-        if not isinstance(symbol, Expr):
-            return -2, symbol
-        text = self._size(symbol)
-        return _slot(f"double_bits({text})" if symbol.dtype == "f64" else text, frame), 0
+    def _value(self, symbol: str, frame: dict[str, int]) -> tuple[int, int]:
+        _, kind, _ = self.program.symbols.get(symbol, (0, "value", 0))
+        return _slot(f"as_word({symbol})" if kind == "value" else symbol, frame), 0
 
     # ------------------------------------------------ library calls
 
@@ -401,10 +399,10 @@ class _Writer:
         if not any(step.outputs):
             self.lines.append(call)
             return
-        targets = [self._variable(name) if name is not None else "_" for name in step.outputs]
+        targets = ["_" if name is None else self._variable(name) if name in self.buffers else name for name in step.outputs]
         self.lines.append(f"{', '.join(targets)} = {call}" if _returns_one(step) else f"{', '.join(targets)}, = {call}")
         if _call_stem(step.target) not in _ROW_MAJOR_RESULTS:
-            self.lines += [f"{t} = laid_out({t}, {self._sizes(self.buffers[n].strides)})" for t, n in zip(targets, step.outputs) if n is not None]
+            self.lines += [f"{t} = laid_out({t}, {self._sizes(self.buffers[n].strides)})" for t, n in zip(targets, step.outputs) if n in self.buffers]
 
     def _argument(self, value: Any, aliases: bool = False) -> str:
         """Source text of an argument or an output; `aliases`: a view must be one that autograd and users can see through."""

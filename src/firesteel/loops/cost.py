@@ -1,0 +1,113 @@
+"""What things cost, roughly, and the yes/no questions that fusion asks about it.
+
+In: scalar bodies, buffers, extents.  Out: numbers in units of one cheap vector operation an element (about 0.02 ns on a core with
+8 lanes), and decisions.  One table of weights; every threshold is named here and nowhere else.
+
+What always holds: a decision depends on the program alone (never on time, hashes or addresses), so compiling is repeatable.
+
+    body_cost(exp(load(x, i) - acc(m)))     # 20 + 1 + 2
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from firesteel.loops.access import LOADS, walk
+from firesteel.loops.ir import Axis, Buffer
+from firesteel.loops.ops import ITEMSIZE
+from firesteel.sym.expr import Expr, Size, product
+
+FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
+_WEIGHTS: dict[str, int] = {}
+for _weight, _ops in {
+    4: ("div", "sqrt", "rsqrt", "recip", "mod", "floordiv", "fmod", "round"),
+    20: ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "sin", "cos", "tanh", "hypot"),
+    30: ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "pow"),
+    60: ("erfinv", "lgamma", "digamma", "nextafter"),
+}.items():
+    _WEIGHTS.update(dict.fromkeys(_ops, _weight))
+
+LOAD, GATHER = 2, 8             # an element in order, an element at a computed place
+BYTE = 1                        # a byte written to memory and read back, once it has left the nearest cache
+CACHED_PAIR = 6                 # a store and a load of an element that stays in the nearest cache
+MOST_NODES = 1500               # of one body: beyond that compile time grows faster than run time shrinks
+SMALL = 4096                    # elements: below that a kernel's start costs more than its work
+ENOUGH_ROWS = 8                 # points of the parallel axes that keep a machine's cores busy
+UNKNOWN_SIZE = 256              # what a symbolic size counts for
+
+
+def op_cost(node: Expr) -> int:
+    if node.op in LOADS:
+        return GATHER if any(_gathers(arg) for arg in node.args[2 if node.op == "masked" else 0:]) else LOAD
+    return 0 if node.op in FREE_OPS else _WEIGHTS.get(node.op, 1)
+
+
+def _gathers(index: Expr) -> bool:
+    return index.op in LOADS or index.op == "check_index"
+
+
+def body_cost(*roots: Expr) -> int:
+    """Work for one element; what the roots share counts once.  Index arithmetic is free: it moves out of the innermost loop."""
+    total = 0
+    seen: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        total += op_cost(node)
+        if node.op not in LOADS:
+            stack.extend(node.args)
+        elif node.op == "masked":
+            stack.extend(node.args[:2])
+    return total
+
+
+def node_count(*roots: Expr) -> int:
+    return sum(1 for _ in walk(*roots))
+
+
+def hint(size: Size) -> int:
+    """A number to reckon with; exact for known sizes."""
+    return size if isinstance(size, int) else UNKNOWN_SIZE
+
+
+def points(axes: Iterable[Axis]) -> int:
+    total = 1
+    for axis in axes:
+        total *= hint(axis.extent)
+    return total
+
+
+def elements(buffer: Buffer) -> int:
+    return hint_product(buffer.shape)
+
+
+def hint_product(shape: Iterable[Size]) -> int:
+    total = 1
+    for size in shape:
+        total *= hint(size)
+    return total
+
+
+# ---------------------------------------------------------------- questions
+
+def worth_inlining(cost: int, buffer: Buffer, uses: int) -> bool:
+    """Is computing a value again at each of `uses` places cheaper than writing it once and reading it there?"""
+    if uses <= 1:
+        return True
+    return (uses - 1) * cost <= BYTE * ITEMSIZE[buffer.dtype] * (2 + uses)
+
+
+def worth_recomputing(cost: int, stored_anyway: bool) -> bool:
+    """In a later sweep over the same row: compute the value again, or read back what an earlier sweep stored?"""
+    return cost <= LOAD if stored_anyway else cost <= CACHED_PAIR
+
+
+def enough_rows(rows: Iterable[Axis], work: int) -> bool:
+    """Do these parallel axes keep the cores busy, given that `work` elements are swept in all?"""
+    return work <= SMALL * 8 or points(rows) >= ENOUGH_ROWS
+
+
+def same_size(shape: tuple[Size, ...], axes: Iterable[Axis]) -> bool:
+    return product(shape) == product(axis.extent for axis in axes)

@@ -1,0 +1,235 @@
+"""Producers into consumers: a pointwise value is computed where it is read, and its buffer disappears.
+
+In: a simplified Program and some fuel.  Out: a Program with fewer nests and the same meaning.
+
+Numbered rules of what may be inlined
+ 1. The producer is one map phase with one "set" store, whose index is its axes, each once (or 0): then `load(b, x, y)` is its value
+    with i := x, j := y.  It is the only writer of b.
+ 2. Every reader of b is a Nest, and b is no output: all readers take the value, and the nest is dropped.
+ 3. No buffer that the value loads is written again later.
+ 4. Through a masked load, every load of the value gets the mask too; a value whose computation may fault (integer division,
+    check_index) does not go through one.
+ 5. A rounding that stands only where eager stores between two operators (`to` marked loose) is dropped when the reader widens it again.
+ 6. A value with a check_index goes only where all of it is read.
+Whether it is worth it is `cost.worth_inlining`'s question; a value read at more points than it has elements must be cheap.
+
+    t[i, j] = exp(load(x, i, j));  y[a] = sum(r: load(t, r, a))      ->      y[a] = sum(r: exp(load(x, r, a)))
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from firesteel.config import config
+from firesteel.loops import access, cost
+from firesteel.loops.access import LOADS, rebuild
+from firesteel.loops.ir import Axis, Extern, Nest, Phase, Program, Store, zero
+from firesteel.loops.simplify import map_nest, simplify_nest
+from firesteel.sym.expr import Expr, make
+
+CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
+FAULTS = ("floordiv", "mod", "fmod", "check_index")
+
+
+class Fuel:
+    """How many fusions may still be made; below 0 there is no limit."""
+
+    def __init__(self, amount: int):
+        self.left = amount
+
+    def take(self) -> bool:
+        if self.left == 0:
+            return False
+        self.left -= self.left > 0
+        return True
+
+
+@dataclass(slots=True)
+class Use:
+    """How the program reads a buffer."""
+    count: int = 0              # distinct loads, each phase for itself
+    broadcast: bool = False     # some load is at fewer indices than its phase has points
+    masked: bool = False
+    partial: bool = False       # some load is not at plain axes: perhaps not all elements are read
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    index: tuple[Expr, ...]
+    value: Expr
+    cost: int
+    nodes: int
+
+
+def inline(program: Program, fuel: Fuel) -> Program:
+    return _Inliner(program, fuel).run()
+
+
+def written_again(program: Program) -> set[str]:
+    """Buffers that are not written once and for all before they are read."""
+    writers: dict[str, int] = {}
+    for step in program.steps:
+        for name in access.writes(step):
+            writers[name] = writers.get(name, 0) + 1
+    owned = ("temp", "output")
+    return {name for name, count in writers.items() if count > 1 or name not in program.buffers or program.buffers[name].kind not in owned}
+
+
+class _Inliner:
+    """One walk over the steps; `definitions` are the values of the buffers dropped so far."""
+
+    def __init__(self, program: Program, fuel: Fuel):
+        self.program, self.fuel = program, fuel
+        self.rewritten = written_again(program)
+        self.fixed = access.output_buffers(program) | self.rewritten    # buffers that must stay
+        self.uses: dict[str, Use] = {}
+        self.definitions: dict[str, Definition] = {}
+        self.origins: dict[str, tuple[str, ...]] = {}
+        self.results: dict[Expr, Expr] = {}         # load -> the value in its place
+        self.moved = False                          # did a value change its indices in the step at hand?
+        self._scan()
+
+    def _scan(self) -> None:
+        for step in self.program.steps:
+            if isinstance(step, Extern):
+                self.fixed.update(access.reads(step))
+                continue
+            for phase in step.phases:
+                self._scan_phase(step, phase)
+
+    def _scan_phase(self, nest: Nest, phase: Phase) -> None:
+        points = {axis.name for axis in (*nest.axes, *phase.axes)}
+        for load in access.loads(access.phase_exprs(phase)):
+            use = self.uses.setdefault(load.attr, Use())
+            index = access.load_index(load)
+            use.count += 1
+            use.masked |= load.op == "masked"
+            if all(part.op in ("axis", "const") for part in index):
+                use.broadcast |= not points <= {part.attr for part in index}
+            else:
+                use.partial = True
+                use.broadcast |= not points <= {node.attr for node in access.walk(*index) if node.op == "axis"}
+
+    def run(self) -> Program:
+        steps = []
+        for step in self.program.steps:
+            if isinstance(step, Nest):
+                step = self._step(step)
+            if step is not None:
+                steps.append(step)
+        buffers = {name: buffer for name, buffer in self.program.buffers.items() if name not in self.definitions}
+        return replace(self.program, buffers=buffers, steps=tuple(steps))
+
+    def _step(self, nest: Nest) -> Nest | None:
+        """The nest with definitions put in; None if it became one itself."""
+        taken = [load.attr for load in access.loads(access.nest_exprs(nest)) if load.attr in self.definitions]
+        new = nest
+        if taken:
+            self.moved = False
+            memo: dict[Expr, Expr] = {}
+            new = map_nest(nest, lambda expr: rebuild(expr, self._change, memo))
+            if self.moved:
+                new = simplify_nest(new)
+            new = replace(new, origin=tuple(dict.fromkeys((*(o for name in taken for o in self.origins[name]), *nest.origin))))
+        definition = self._definition(nest, new, taken)
+        if definition is None:
+            return new
+        name = new.phases[0].stores[0].buffer
+        self.definitions[name] = definition
+        self.origins[name] = new.origin
+        return None
+
+    # ------------------------------------------------ may it, and is it worth it
+
+    def _definition(self, nest: Nest, new: Nest, taken: list[str]) -> Definition | None:
+        store = only_store(nest)
+        if store is None or store.buffer in self.fixed or not is_permutation(store.index, nest.axes):
+            return None
+        use = self.uses.get(store.buffer, Use())
+        own = cost.body_cost(store.value)
+        parts = [self.definitions[name] for name in dict.fromkeys(taken)]
+        total = own - cost.LOAD * len(parts) + sum(part.cost for part in parts)
+        nodes = cost.node_count(store.value) + sum(part.nodes for part in parts)
+        if not self._worth(total, nodes, store.buffer, use) or not self._sound(new.phases[0].stores[0].value, use):
+            return None
+        if not self.fuel.take():
+            return None
+        return Definition(store.index, new.phases[0].stores[0].value, total, nodes)
+
+    def _worth(self, total: int, nodes: int, name: str, use: Use) -> bool:
+        if nodes > cost.MOST_NODES or use.broadcast and total > CHEAP_BROADCAST:
+            return False
+        return cost.worth_inlining(total, self.program.buffers[name], use.count)
+
+    def _sound(self, value: Expr, use: Use) -> bool:
+        """Rules 3, 4 and 6.  Walks the value only where something in the program asks for it."""
+        if not (self.rewritten or use.masked or use.partial):
+            return True
+        for node in access.walk(value):
+            if node.op in LOADS and node.attr in self.rewritten:
+                return False
+            if use.masked and node.op in FAULTS and node.dtype[0] != "f" or use.partial and node.op == "check_index":
+                return False
+        return True
+
+    # ------------------------------------------------ putting values in
+
+    def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op in LOADS:
+            definition = self.definitions.get(node.attr)
+            return None if definition is None else self._value(make(node.op, node.dtype, args, node.attr), definition)
+        return widened(node, args)
+
+    def _value(self, load: Expr, definition: Definition) -> Expr:
+        found = self.results.get(load)
+        if found is None:
+            found = self.results[load] = self._substitute(load, definition)
+        else:
+            self.moved |= found is not definition.value
+        return found
+
+    def _substitute(self, load: Expr, definition: Definition) -> Expr:
+        index = access.load_index(load)
+        changed = {old: new for old, new in zip(definition.index, index) if old.op == "axis" and old is not new}
+        value = definition.value
+        if changed:
+            self.moved = True
+            value = rebuild(value, lambda node, args: changed.get(node), {})
+        if load.op == "masked":
+            mask, other = load.args[:2]
+            return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}), other))
+        return value
+
+
+def _guarding(mask: Expr) -> Callable[[Expr, tuple[Expr, ...]], Expr | None]:
+    """Puts a mask on loads."""
+    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op == "load":
+            return make("masked", node.dtype, (mask, zero(node.dtype), *args), node.attr)
+        if node.op == "masked":
+            both = args[0] if args[0] is mask else make("and", "bool", (args[0], mask))
+            return make("masked", node.dtype, (both, *args[1:]), node.attr)
+        return None
+    return change
+
+
+def widened(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+    """to(wide, to(narrow, v, loose)) is v."""
+    if node.op == "to" and args[0].op == "to" and args[0].attr == "loose" and args[0].args[0].dtype == node.dtype and not config.eager_rounding:
+        return args[0].args[0]
+    return None
+
+
+def only_store(nest: Nest) -> Store | None:
+    """The store of a nest that is nothing but one."""
+    if len(nest.phases) != 1 or nest.phases[0].kind != "map" or nest.phases[0].axes or len(nest.phases[0].stores) != 1:
+        return None
+    store = nest.phases[0].stores[0]
+    return store if store.mode == "set" else None
+
+
+def is_permutation(index: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
+    """Is each axis the index of exactly one dimension, and 0 that of the others?"""
+    used = [part.attr for part in index if part.op == "axis"]
+    rest = [part for part in index if part.op != "axis"]
+    return sorted(used) == sorted(axis.name for axis in axes) and all(part.op == "const" and part.attr == 0 for part in rest)
