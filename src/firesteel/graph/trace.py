@@ -190,10 +190,10 @@ class TraceWorld(AbstractWorld):
 
     # ------------------------------------------------------------ inputs and outputs
 
-    def add_input(self, value: Any) -> Any:
+    def add_input(self, value: Any, name: str | None = None) -> Any:
         """A placeholder; tensors become fresh leaves of this trace."""
         number = len(self.inputs)
-        node = self.graph.placeholder(f"arg{number}_1")
+        node = self.graph.placeholder(name or f"arg{number}_1")
         node.meta.update(val=value, phase="forward")
         if isinstance(value, torch.Tensor):
             value = self._input_tensor(value, node, number)
@@ -538,7 +538,7 @@ def current_trace() -> TraceWorld:
 
 
 @contextmanager
-def _tracing(world: TraceWorld) -> Iterator[None]:
+def tracing(world: TraceWorld) -> Iterator[None]:
     _active.append(world)
     try:
         with torch.autograd.set_multithreading_enabled(False), world.active():
@@ -552,7 +552,7 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapp
     """Runs `fn(*inputs)` on fresh abstract inputs and records it.  `fn` returns a flat list or tuple."""
     world = TraceWorld(env if env is not None else _env_of(inputs), decompositions)
     values = [world.add_input(value) for value in inputs]
-    with _tracing(world):
+    with tracing(world):
         outputs = fn(*values)
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     mutations = world.mutations()
