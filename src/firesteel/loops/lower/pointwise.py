@@ -450,7 +450,7 @@ def masked_fill(x, mask, value):
 
 @pointwise(aten.heaviside.default)
 def heaviside(x, values):
-    return S.where(S.eq(x, 0), values, S.where(S.lt(x, 0), literal(0, x.dtype), literal(1, x.dtype)))
+    return S.where(S.eq(x, 0), values, to(S.gt(x, 0), x.dtype))
 
 
 # ---------------------------------------------------------------- activations, and their derivatives as autograd calls them
@@ -552,12 +552,28 @@ def shrink_backward(grad, x, lambd):
     return S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, grad)
 
 
-@pointwise(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(grad, x, buffer):
-    negative = S.lt(x, 0)
-    z = S.exp(S.neg(S.abs(x)))
-    slope = S.sub(S.where(negative, literal(1, x.dtype), literal(0, x.dtype)), S.mul(S.where(negative, literal(1, x.dtype), literal(-1, x.dtype)), S.div(z, S.add(z, 1))))
-    return S.mul(grad, slope)
+@LOWERINGS.row(aten.log_sigmoid_forward.default)
+def lower_log_sigmoid(b: Builder, out: Any, x: Tensor) -> Any:
+    """(the value, exp(-|x|) kept for the backward pass; a GPU keeps nothing)."""
+    value = lower_pointwise(b, out[0], lambda x: S.sub(S.min(x, 0), S.log1p(_kept(x))), "result", (), (x,), {})
+    kept = lower_pointwise(b, out[1], _kept, "result", (), (x,), {}) if tuple(out[1].shape) == x.shape else None
+    return NotImplemented if value is NotImplemented else (value, kept)
+
+
+def _kept(x: Expr) -> Expr:
+    return S.exp(S.neg(S.abs(x)))
+
+
+@LOWERINGS.row(aten.log_sigmoid_backward.default)
+def lower_log_sigmoid_backward(b: Builder, out: Any, grad: Tensor, x: Tensor, kept: Tensor) -> Any:
+    args = (grad, x, kept) if kept.shape == x.shape else (grad, x)
+    return lower_pointwise(b, out, log_sigmoid_backward, "result", (), args, {})
+
+
+def log_sigmoid_backward(grad, x, kept=None):
+    z = _kept(x) if kept is None else kept
+    share = S.div(z, S.add(z, 1))
+    return S.mul(grad, S.where(S.lt(x, 0), S.sub(1.0, share), share))
 
 
 @pointwise(aten.threshold.default)

@@ -1,0 +1,53 @@
+"""Every lowering row, on every sample: lower a one-operator graph, verify, interpret, compare with eager."""
+import pytest
+import torch
+
+from firesteel.artifacts import counters
+from firesteel.loops.interp import run
+from firesteel.loops.ir import Extern, Nest
+from firesteel.loops.lower import LOWERINGS, lower_graph
+from optable import LIBRARY_SAMPLES, SAMPLES, Sample, one_op_graph
+
+aten = torch.ops.aten
+
+
+def check(sample: Sample):
+    gm, inputs, expected = one_op_graph(sample)
+    program = lower_graph(gm, inputs)
+    actual = run(program, inputs)
+    assert len(actual) == len(expected)
+    for got, want in zip(actual, expected):
+        torch.testing.assert_close(got, want, equal_nan=True, msg=lambda m: f"{sample}\n{m}\n{program.steps}")
+        assert got.stride() == want.stride(), str(sample)
+    return program
+
+
+def names(ops):
+    return [str(op) for op in ops]
+
+
+@pytest.mark.parametrize("op", list(SAMPLES), ids=str)
+def test_row_agrees_with_eager(op):
+    assert op in LOWERINGS
+    for sample in SAMPLES[op]:
+        program = check(sample)
+        called = [step for step in program.steps if isinstance(step, Extern)]
+        assert not called or op in READ_BY_LIBRARY, f"{sample} was not lowered to a nest: {called}"
+
+
+READ_BY_LIBRARY: set = set()
+
+
+@pytest.mark.parametrize("sample", LIBRARY_SAMPLES, ids=str)
+def test_library_calls(sample):
+    before = counters["native"]["library_calls"], counters["native"]["fallbacks"]
+    program = check(sample)
+    assert sum(isinstance(step, Extern) for step in program.steps) == 1
+    assert (counters["native"]["library_calls"], counters["native"]["fallbacks"]) == (before[0] + 1, before[1])
+
+
+def test_an_operator_without_a_row_is_called_and_counted():
+    before = counters["native"]["fallback:cummax"]
+    program = check(Sample(aten.cummax.default, (torch.randn(3, 4), 0)))
+    assert [type(step) for step in program.steps] == [Extern]
+    assert counters["native"]["fallback:cummax"] == before + 1

@@ -1,0 +1,548 @@
+"""Samples of ATen operators: one table for every stage that must agree with eager.
+
+`SAMPLES[overload]` is a list of `Sample`s: arguments in which tensors are descriptions (`t(shape, dtype, ...)`), made real by
+`sample.make()`.  Shapes cover broadcasting, 0-d, empty, size 1, and non-contiguous layouts; dtypes f32 f64 bf16 i64 i32 u8 bool.
+
+    for sample in SAMPLES[aten.add.Tensor]:
+        args, kwargs = sample.make()
+        expected = sample.op(*args, **kwargs)
+
+`graph_of(fn, inputs)` records a hand-made fx graph with the Specs of real tensors as meta["val"], so that a stage can be
+tested without the stages before it.
+"""
+from __future__ import annotations
+
+import math
+import operator
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from firesteel.loops.lower.value import TensorSpec
+from firesteel.table import Table
+
+aten = torch.ops.aten
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
+          "i32": torch.int32, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "bool": torch.bool, "c64": torch.complex64}
+
+
+# ---------------------------------------------------------------- descriptions of arguments
+
+@dataclass(frozen=True)
+class T:
+    """A tensor to be made: values from [lo, hi), in one of a few layouts."""
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    lo: float = -3.0
+    hi: float = 3.0
+    layout: str = "plain"       # plain, transposed, sliced, expanded, channels_last
+    special: bool = False       # put NaN, infinities and zeros of both signs among the values
+
+    def make(self, generator: torch.Generator) -> torch.Tensor:
+        return LAYOUTS[self.layout](self, generator)
+
+    def values(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        dtype = DTYPES[self.dtype]
+        if dtype is torch.bool:
+            return torch.rand(shape, generator=generator) < 0.5
+        if not dtype.is_floating_point and not dtype.is_complex:
+            lo, hi = (max(self.lo, 0), max(self.hi, 1)) if dtype is torch.uint8 else (self.lo, self.hi)
+            return torch.randint(int(lo), max(int(hi), int(lo) + 1), shape, generator=generator).to(dtype)
+        made = (torch.rand(shape, generator=generator, dtype=torch.float64) * (self.hi - self.lo) + self.lo).to(dtype)
+        if self.special and made.numel() >= 6:
+            made.view(-1)[:5] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0], dtype=dtype)
+        return made
+
+
+def _plain(t: T, g: torch.Generator) -> torch.Tensor:
+    return t.values(t.shape, g)
+
+
+def _transposed(t: T, g: torch.Generator) -> torch.Tensor:
+    return t.values(t.shape[::-1], g).permute(*range(len(t.shape))[::-1])
+
+
+def _sliced(t: T, g: torch.Generator) -> torch.Tensor:
+    """Every second element of a bigger tensor, from an offset on."""
+    big = t.values(tuple(2 * n + 1 for n in t.shape), g)
+    return big[tuple(slice(1, None, 2) for _ in t.shape)]
+
+
+def _expanded(t: T, g: torch.Generator) -> torch.Tensor:
+    return t.values((1, *t.shape[1:]), g).expand(t.shape)
+
+
+def _channels_last(t: T, g: torch.Generator) -> torch.Tensor:
+    return t.values(t.shape, g).contiguous(memory_format=torch.channels_last)
+
+
+LAYOUTS = {"plain": _plain, "transposed": _transposed, "sliced": _sliced, "expanded": _expanded, "channels_last": _channels_last}
+
+
+def t(*shape: int, dtype: str = "f32", **more: Any) -> T:
+    return T(shape, dtype, **more)
+
+
+@dataclass(frozen=True)
+class Sample:
+    op: Any
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+
+    def make(self) -> tuple[tuple, dict]:
+        """The arguments, the same ones each time."""
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op} {self.args} {self.kwargs}".encode()))
+        real = lambda a: a.make(generator) if isinstance(a, T) else a
+        return pytree.tree_map(real, (self.args, self.kwargs), is_leaf=lambda a: isinstance(a, T))
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.args))}, {self.kwargs})"
+
+
+SAMPLES: Table[list[Sample]] = Table("samples", "tests/optable.py")
+
+
+def sample(op: Any, *args: Any, **kwargs: Any) -> None:
+    if op not in SAMPLES:
+        SAMPLES.add(op, [])
+    SAMPLES[op].append(Sample(op, args, kwargs))
+
+
+# ---------------------------------------------------------------- one argument
+
+POSITIVE, UNIT = (0.05, 5.0), (-0.95, 0.95)
+FLOAT_UNARY = {
+    "exp": (-5.0, 5.0), "exp2": (-5.0, 5.0), "expm1": (-3.0, 3.0), "log": POSITIVE, "log2": POSITIVE, "log10": POSITIVE, "log1p": POSITIVE,
+    "sqrt": POSITIVE, "rsqrt": POSITIVE, "reciprocal": POSITIVE, "sin": (-9.0, 9.0), "cos": (-9.0, 9.0), "tan": (-1.2, 1.2),
+    "asin": UNIT, "acos": UNIT, "atan": (-9.0, 9.0), "sinh": (-4.0, 4.0), "cosh": (-4.0, 4.0), "tanh": (-4.0, 4.0),
+    "asinh": (-9.0, 9.0), "acosh": (1.1, 9.0), "atanh": UNIT, "sigmoid": (-9.0, 9.0), "erf": (-3.0, 3.0), "erfc": (-3.0, 3.0),
+    "erfinv": UNIT, "lgamma": POSITIVE, "digamma": POSITIVE, "deg2rad": (-9.0, 9.0), "rad2deg": (-9.0, 9.0), "sinc": (-3.0, 3.0),
+}
+for _name, (_lo, _hi) in FLOAT_UNARY.items():
+    _op = getattr(aten, _name).default
+    for _case in (t(4, 5), t(), t(0, 3), t(3, 1, dtype="f64"), t(4, 6, layout="transposed"), t(3, 4, layout="sliced"), t(5, dtype="bf16"),
+                  t(2, 7, dtype="f16")):
+        sample(_op, T(_case.shape, _case.dtype, _lo, _hi, _case.layout))
+    if _name not in ("acosh", "atanh", "asin", "acos", "erfinv", "tan"):
+        sample(_op, T((3, 4), "i64", max(_lo, 1), max(_hi, 3)))
+    sample(_op, T((3, 4), "f32", _lo, _hi, special=True))
+
+for _name in ("floor", "ceil", "round", "trunc", "neg", "abs", "sign", "relu", "square", "positive"):
+    _op = getattr(aten, _name).default
+    for _case in (t(4, 5, lo=-6.0, hi=6.0), t(), t(0,), t(3, 4, dtype="i64"), t(3, 4, dtype="bf16"), t(2, 3, 4, layout="transposed"), t(3, 4, special=True)):
+        sample(_op, _case)
+sample(aten.round.default, t(41, lo=-10.25, hi=10.25))
+sample(aten.round.decimals, t(9), decimals=2)
+sample(aten.round.decimals, t(9, lo=-300.0, hi=300.0), decimals=-1)
+sample(aten.frac.default, t(4, 5))
+sample(aten.sign.default, t(3, 4, dtype="u8"))
+sample(aten.abs.default, t(3, 4, dtype="u8"))
+for _name in ("isnan", "isinf", "isfinite", "isposinf", "isneginf", "signbit"):
+    for _case in (t(4, 5, special=True), t(3, dtype="i64"), t(2, 4, dtype="bf16", special=True)):
+        sample(getattr(aten, _name).default, _case)
+sample(aten.nan_to_num.default, t(4, 5, special=True))
+sample(aten.nan_to_num.default, t(4, 5, special=True), 1.0, 2.0, -3.0)
+sample(aten.logical_not.default, t(4, 5, lo=0.0, hi=2.0))
+sample(aten.logical_not.default, t(4, 5, dtype="i64", lo=0, hi=2))
+sample(aten.bitwise_not.default, t(4, 5, dtype="i64"))
+sample(aten.bitwise_not.default, t(4, 5, dtype="bool"))
+sample(aten.logit.default, t(5, lo=0.1, hi=0.9))
+sample(aten.logit.default, t(5, lo=-0.1, hi=1.1), 0.2)
+sample(aten.special_entr.default, t(5, lo=-1.0))
+
+# ---------------------------------------------------------------- two arguments
+
+PAIRS = [(t(4, 5), t(4, 5)), (t(4, 5), t(5)), (t(4, 1), t(1, 5)), (t(2, 3, 4), t(3, 1)), (t(), t(4)), (t(), t()), (t(0, 3), t(3)),
+         (t(4, 6, layout="transposed"), t(4, 6)), (t(4, 6, layout="sliced"), t(6, layout="sliced")), (t(3, 4, layout="expanded"), t(3, 4))]
+for _name in ("add", "sub", "mul"):
+    _op = getattr(aten, _name).Tensor
+    for _x, _y in [*PAIRS, (t(4, 5, dtype="bf16"), t(5, dtype="bf16")), (t(4, dtype="i64"), t(4, dtype="i64")), (t(4, dtype="i64"), t(4)),
+                   (t(4, dtype="bf16"), t(4)), (t(4, dtype="f64"), t(4)), (t(4), t(dtype="f64")), (t(4, dtype="i32"), t(4, dtype="i64")),
+                   (t(4, dtype="u8", hi=250), t(4, dtype="u8", hi=250)), (t(3, 4, special=True), t(3, 4))]:
+        sample(_op, _x, _y)
+    sample(_op, t(4, 5), 2.5)
+    sample(_op, t(4, 5, dtype="i64"), 3)
+    sample(_op, t(4, 5, dtype="i64"), 2.5)
+    sample(_op, t(4, 5, dtype="bf16"), 0.1)
+for _name in ("add", "mul"):
+    sample(getattr(aten, _name).Tensor, t(4, dtype="bool"), t(4, dtype="bool"))
+    sample(getattr(aten, _name).Tensor, t(4, dtype="bool"), t(4, dtype="i64"))
+sample(aten.add.Tensor, t(4, 5), t(5), alpha=2)
+sample(aten.sub.Tensor, t(4, 5), t(5), alpha=0.5)
+sample(aten.add.Tensor, t(4, dtype="i64"), t(4, dtype="i64"), alpha=-3)
+sample(aten.rsub.Scalar, t(4, 5), 1.0)
+sample(aten.add.Scalar, t(4, 5), 1.5)
+sample(aten.mul.Scalar, t(4, 5), 1.5)
+for _x, _y in [*PAIRS, (t(4, dtype="i64", lo=-9, hi=9), t(4, dtype="i64", lo=1, hi=4)), (t(4, dtype="bf16"), t(4, dtype="bf16", lo=1.0)), (t(4), 3)]:
+    sample(aten.div.Tensor, _x, _y)
+for _mode in ("floor", "trunc", None):
+    sample(aten.div.Tensor_mode, t(9, lo=-9.0, hi=9.0), t(9, lo=0.3, hi=4.0), rounding_mode=_mode)
+    sample(aten.div.Tensor_mode, t(9, dtype="i64", lo=-9, hi=9), 4, rounding_mode=_mode)
+    sample(aten.div.Tensor_mode, t(9, dtype="i64", lo=-9, hi=9), -4, rounding_mode=_mode)
+for _op in (aten.remainder, aten.fmod):
+    sample(_op.Tensor, t(9, lo=-9.0, hi=9.0), t(9, lo=0.3, hi=4.0))
+    sample(_op.Tensor, t(9, lo=-9.0, hi=9.0), t(9, lo=-4.0, hi=-0.3))
+    sample(_op.Scalar, t(9, dtype="i64", lo=-9, hi=9), 4)
+    sample(_op.Scalar, t(9, dtype="i64", lo=-9, hi=9), -4)
+    sample(_op.Scalar, t(9, lo=-9.0, hi=9.0), 2.5)
+sample(aten.floor_divide.default, t(9, lo=-9.0, hi=9.0), t(9, lo=0.3, hi=4.0))
+sample(aten.floor_divide.default, t(9, dtype="i64", lo=-9, hi=9), 3)
+for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "logaddexp", "logaddexp2", "nextafter"):
+    _op = getattr(aten, _name).default
+    for _x, _y in [*PAIRS[:4], (t(3, 4, special=True), t(3, 4))]:
+        sample(_op, _x, _y)
+for _name in ("maximum", "minimum"):
+    for _d in ("i64", "bool", "bf16", "u8"):
+        sample(getattr(aten, _name).default, t(3, 4, dtype=_d), t(4, dtype=_d))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _packet = getattr(aten, _name)
+    for _x, _y in [(t(4, 5, dtype="i64"), t(5, dtype="i64")), (t(4, 5), t(5)), (t(4, dtype="bool"), t(4, dtype="bool")), (t(4, dtype="i64"), t(4)),
+                   (t(4, dtype="bf16"), t(4, dtype="bf16")), (t(3, 4, special=True), t(3, 4, special=True)), (t(4, dtype="u8"), t(4, dtype="i64")),
+                   (t(4, dtype="i64"), t(lo=0.2, hi=0.3)), (t(4, dtype="f64"), t(4))]:
+        sample(_packet.Tensor, _x, _y)
+    for _x, _y in [(t(4, 5, dtype="i64"), 1), (t(4, 5, dtype="i64"), 0.5), (t(4, 5), 0), (t(4, dtype="bool"), True), (t(7, dtype="bf16"), 0.1)]:
+        sample(_packet.Scalar, _x, _y)
+for _name in ("and", "or", "xor"):
+    sample(getattr(aten, f"logical_{_name}").default, t(4, 5, dtype="i64", lo=0, hi=2), t(5, lo=0.0, hi=2.0))
+    sample(getattr(aten, f"bitwise_{_name}").Tensor, t(4, 5, dtype="i64"), t(5, dtype="i64"))
+    sample(getattr(aten, f"bitwise_{_name}").Tensor, t(4, 5, dtype="bool"), t(5, dtype="bool"))
+    sample(getattr(aten, f"bitwise_{_name}").Scalar, t(4, 5, dtype="i64"), 5)
+for _name in ("left", "right"):
+    sample(getattr(aten, f"bitwise_{_name}_shift").Tensor, t(9, dtype="i64", lo=-99, hi=99), t(9, dtype="i64", lo=0, hi=9))
+    sample(getattr(aten, f"bitwise_{_name}_shift").Tensor_Scalar, t(9, dtype="i32", lo=-99, hi=99), 3)
+    sample(getattr(aten, f"bitwise_{_name}_shift").Tensor, t(9, dtype="u8", lo=0, hi=99), t(9, dtype="u8", lo=0, hi=9))
+for _e in (0, 0.5, 1, 2, 3, 4, -0.5, -1, -2, 2.5):
+    sample(aten.pow.Tensor_Scalar, t(4, 5, lo=0.2), _e)
+    sample(aten.pow.Tensor_Scalar, t(5, lo=0.2, dtype="bf16"), _e)
+for _e in (0, 1, 2, 3, 7):
+    sample(aten.pow.Tensor_Scalar, t(4, 5, dtype="i64"), _e)
+sample(aten.pow.Tensor_Tensor, t(4, 5, lo=0.2), t(5))
+sample(aten.pow.Scalar, 2, t(4, 5))
+sample(aten.xlogy.Tensor, t(4, 5, lo=0.0), t(5, lo=0.1))
+sample(aten.copysign.Tensor, t(4, 5), t(5))
+sample(aten.heaviside.default, t(4, 5, special=True), t(5))
+
+# ---------------------------------------------------------------- three arguments and options
+
+for _cond in (t(4, 5, dtype="bool"), t(5, dtype="bool"), t(4, 1, dtype="bool"), t(dtype="bool")):
+    sample(aten.where.self, _cond, t(4, 5), t(5))
+sample(aten.where.self, t(4, dtype="bool"), t(4, dtype="i64"), t(4))
+sample(aten.where.self, t(4, dtype="bool"), t(4, dtype="bf16"), t(4, dtype="bf16"))
+sample(aten.where.ScalarOther, t(4, dtype="bool"), t(4), 2.0)
+sample(aten.where.ScalarSelf, t(4, dtype="bool"), 2.0, t(4))
+for _lo, _hi in ((-1, 1), (None, 0.5), (-0.5, None)):
+    sample(aten.clamp.default, t(4, 5), _lo, _hi)
+    sample(aten.clamp.default, t(4, 5, dtype="bf16"), _lo, _hi)
+    sample(aten.clamp.default, t(3, 4, special=True), _lo, _hi)
+sample(aten.clamp.default, t(4, 5, dtype="i64"), -1, 1)
+sample(aten.clamp.Tensor, t(4, 5), t(5, hi=0.0), t(5, lo=0.0))
+sample(aten.clamp_min.default, t(4, 5), 0.5)
+sample(aten.clamp_max.default, t(4, 5), 0.5)
+sample(aten.masked_fill.Scalar, t(4, 5), t(5, dtype="bool"), -math.inf)
+sample(aten.masked_fill.Tensor, t(4, 5), t(4, 5, dtype="bool"), t())
+sample(aten.addcmul.default, t(4, 5), t(5), t(4, 1), value=2)
+sample(aten.addcdiv.default, t(4, 5), t(5), t(4, 1, lo=0.5), value=0.5)
+sample(aten.lerp.Scalar, t(4, 5), t(4, 5), 0.3)
+sample(aten.lerp.Scalar, t(4, 5), t(4, 5), 0.7)
+sample(aten.lerp.Tensor, t(4, 5), t(4, 5), t(5, lo=0.0, hi=1.0))
+ACTIVATIONS = {
+    "relu6": [()], "hardtanh": [(), (-2.0, 0.5)], "hardsigmoid": [()], "hardswish": [()], "leaky_relu": [(), (0.2,)],
+    "elu": [(), (1.5,)], "softplus": [(), (2.0, 1.0)], "softshrink": [()], "hardshrink": [()], "threshold": [(0.1, -2.0)], "silu": [()], "mish": [()],
+    "gelu": [()],
+}
+for _name, _options in ACTIVATIONS.items():
+    for _option in _options:
+        sample(getattr(aten, _name).default, t(4, 5, lo=-5.0, hi=5.0), *_option)
+        sample(getattr(aten, _name).default, t(7, dtype="bf16"), *_option)
+sample(aten.gelu.default, t(4, 5), approximate="tanh")
+BACKWARDS = {
+    "gelu_backward": [()], "silu_backward": [()], "sigmoid_backward": [()], "tanh_backward": [()], "threshold_backward": [(0,)],
+    "hardtanh_backward": [(-1.0, 1.0)], "hardsigmoid_backward": [()], "hardswish_backward": [()], "leaky_relu_backward": [(0.1, False)],
+    "softplus_backward": [(1.0, 20.0)], "softshrink_backward": [(0.5,)], "hardshrink_backward": [(0.5,)],
+}
+for _name, _options in BACKWARDS.items():
+    for _option in _options:
+        sample(getattr(aten, _name).default, t(4, 5), t(4, 5, lo=-4.0, hi=4.0), *_option)
+        sample(getattr(aten, _name).default, t(4, dtype="bf16"), t(4, dtype="bf16"), *_option)
+sample(aten.gelu_backward.default, t(4, 5), t(4, 5), approximate="tanh")
+sample(aten.elu_backward.default, t(4, 5), 1.0, 1.0, 1.0, False, t(4, 5))
+sample(aten.elu_backward.default, t(4, 5), 1.5, 1.0, 1.0, True, t(4, 5, lo=-1.0))
+sample(aten.log_sigmoid_forward.default, t(4, 5))
+sample(aten.log_sigmoid_backward.default, t(4, 5), t(4, 5), t(4, 5, lo=0.1, hi=1.0))
+sample(aten.mse_loss.default, t(4, 5), t(4, 5), 0)
+
+# ---------------------------------------------------------------- copies and conversions
+
+for _src in ("f32", "f64", "bf16", "f16", "i64", "i32", "u8", "bool"):
+    for _dst in ("f32", "f64", "bf16", "f16", "i64", "i32", "u8", "bool"):
+        if _src != _dst:
+            sample(aten._to_copy.default, t(3, 4, dtype=_src, lo=0.0, hi=9.0), dtype=DTYPES[_dst])
+for _case in (t(4, 5), t(4, 5, layout="transposed"), t(4, 5, layout="sliced"), t(4, 5, layout="expanded"), t(), t(0, 3), t(2, 3, 4, 5, layout="channels_last")):
+    sample(aten.clone.default, _case)
+    sample(aten.clone.default, _case, memory_format=torch.contiguous_format)
+sample(aten.clone.default, t(2, 3, 4, 5), memory_format=torch.channels_last)
+sample(aten.copy.default, t(4, 5), t(5, dtype="i64"))
+
+# ---------------------------------------------------------------- reductions
+
+REDUCED = [t(4, 5), t(3, 4, layout="transposed"), t(2, 3, 4, layout="sliced"), t(5, 1, 3), t(4, 5, dtype="f64"), t(4, 5, dtype="bf16"), t(6, 7, dtype="i64"), t(4, 5, dtype="i32")]
+for _case in REDUCED:
+    for _dims in ([0], [-1], [0, 1], [], None):
+        for _keep in (False, True):
+            sample(aten.sum.dim_IntList, _case, _dims, _keep)
+            if _dims is not None:
+                sample(aten.amax.default, _case, _dims, _keep)
+                sample(aten.amin.default, _case, _dims, _keep)
+            if not _case.dtype.startswith("i"):
+                sample(aten.mean.dim, _case, _dims, _keep)
+    sample(aten.sum.default, _case)
+    sample(aten.prod.default, _case)
+    sample(aten.prod.dim_int, _case, 1)
+    sample(aten.prod.dim_int, _case, 0, True)
+    sample(aten.max.default, _case)
+    sample(aten.min.default, _case)
+    sample(aten.any.default, _case)
+    sample(aten.all.default, _case)
+    sample(aten.any.dim, _case, 1)
+    sample(aten.all.dim, _case, 0, True)
+    for _op in (aten.argmax.default, aten.argmin.default):
+        for _dim in (0, -1, None):
+            sample(_op, _case, _dim)
+        sample(_op, _case, 1, True)
+    for _op in (aten.max.dim, aten.min.dim):
+        sample(_op, _case, 0)
+        sample(_op, _case, -1, True)
+sample(aten.sum.dim_IntList, t(2, 3, 4, 5), [1, 3])
+sample(aten.sum.default, t())
+sample(aten.sum.dim_IntList, t(), [0])
+sample(aten.sum.default, t(0, 3))
+sample(aten.sum.dim_IntList, t(0, 3), [0])
+sample(aten.sum.dim_IntList, t(0, 3), [1])
+sample(aten.sum.default, t(4, 5, dtype="bool"))
+sample(aten.sum.default, t(4, 5, dtype="i32"), dtype=torch.float32)
+sample(aten.mean.default, t(4, 5))
+sample(aten.mean.default, t(4, 5, dtype="i64"), dtype=torch.float32)
+sample(aten.mean.dim, t(0, 3), [0])
+sample(aten.any.dim, t(4, 5, dtype="bool"), -1, True)
+sample(aten.any.dims, t(2, 3, 4, dtype="bool"), [0, 2])
+sample(aten.all.dims, t(2, 3, 4, dtype="bool"), [0, 2])
+sample(aten.amax.default, t(4, 5, dtype="bool"), [1])
+sample(aten.amax.default, t(3, 4, special=True), [1])
+sample(aten.argmax.default, t(3, 4, special=True), 1)
+sample(aten.argmax.default, t(4, 9, dtype="i64", lo=0, hi=3), 1)
+sample(aten.argmin.default, t(4, 9, dtype="i64", lo=0, hi=3), 1)
+sample(aten.max.dim, t(4, 9, dtype="i64", lo=0, hi=3), 1)
+sample(aten.aminmax.default, t(4, 5), dim=1)
+sample(aten.aminmax.default, t(4, 5))
+sample(aten.count_nonzero.dim_IntList, t(4, 5, dtype="i64", lo=0, hi=2), [1])
+for _op in (aten.var.correction, aten.std.correction, aten.var_mean.correction):
+    for _correction in (0, 1, None):
+        sample(_op, t(4, 5), [1], correction=_correction)
+        sample(_op, t(2, 3, 4), [0, 2], correction=_correction, keepdim=True)
+    sample(_op, t(4, 5), None, correction=1)
+sample(aten.var.dim, t(4, 5), [1], False, True)
+for _ord in (2, 1, 0, math.inf, -math.inf, 3):
+    sample(aten.linalg_vector_norm.default, t(4, 5), _ord, [1])
+sample(aten.linalg_vector_norm.default, t(4, 5), 2, None, True)
+for _op in (aten._softmax.default, aten._log_softmax.default):
+    for _case in (t(4, 5), t(2, 3, 4, layout="transposed"), t(4, 5, dtype="bf16"), t(3, 1)):
+        sample(_op, _case, -1, False)
+        sample(_op, _case, 0, False)
+for _op in (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default):
+    sample(_op, t(4, 5), t(4, 5, lo=0.0, hi=1.0), 1, torch.float32)
+sample(aten.logsumexp.default, t(4, 5), [1])
+sample(aten.logsumexp.default, t(4, 5), [0, 1], True)
+for _case in (t(4, 5), t(4, 5, layout="transposed"), t(4, 5, dtype="i64"), t(3, 1), t(7, dtype="bf16"), t(0, 3), t(), t(4, dtype="bool")):
+    for _dim in (0, -1):
+        sample(aten.cumsum.default, _case, _dim)
+        sample(aten.cumprod.default, _case, _dim)
+
+# ---------------------------------------------------------------- views (each read through an addition by the tests)
+
+sample(aten.permute.default, t(2, 3, 4), [2, 0, 1])
+sample(aten.permute.default, t(2, 3, 4), [-1, 0, -2])
+sample(aten.transpose.int, t(2, 3, 4), 0, -1)
+sample(aten.t.default, t(2, 3))
+sample(aten.t.default, t(3))
+sample(aten.alias.default, t(2, 3))
+sample(aten.detach.default, t(2, 3))
+sample(aten.expand.default, t(3, 1), [2, 3, 4])
+sample(aten.expand.default, t(3, 1), [-1, 4])
+sample(aten.expand.default, t(), [2, 2])
+sample(aten.unsqueeze.default, t(2, 3), 1)
+sample(aten.unsqueeze.default, t(2, 3), -1)
+sample(aten.unsqueeze.default, t(), 0)
+sample(aten.squeeze.default, t(1, 3, 1))
+sample(aten.squeeze.dim, t(1, 3, 1), 0)
+sample(aten.squeeze.dim, t(1, 3, 1), 1)
+sample(aten.squeeze.dims, t(1, 3, 1, 2), [0, 2])
+for _from, _into in (((4, 6), [24]), ((4, 6), [2, 2, 6]), ((4, 6), [4, 2, 3]), ((4, 6), [3, 8]), ((2, 3, 4), [6, 4]), ((2, 3, 4), [2, 12]), ((6,), [2, 3]),
+                     ((1,), []), ((), [1, 1]), ((2, 1, 3), [3, 1, 2]), ((0, 3), [3, 0]), ((4, 6), [-1, 2])):
+    sample(aten.view.default, T(_from), _into)
+    sample(aten._unsafe_view.default, T(_from), _into)
+sample(aten.view.default, t(4, 6, layout="sliced"), [4, 2, 3])
+for _args in ((0, 1, 3), (0, -2, None), (1, None, 2), (1, 0, 99), (1, 1, 5, 2), (0, 2, 1), (-1, 4, 9)):
+    sample(aten.slice.Tensor, t(4, 5), *_args)
+sample(aten.select.int, t(4, 5), 0, 2)
+sample(aten.select.int, t(4, 5), -1, -2)
+sample(aten.unbind.int, t(3, 2), 0)
+sample(aten.unbind.int, t(3, 2), -1)
+sample(aten.split.Tensor, t(7, 2), 3)
+sample(aten.split.Tensor, t(2, 6), 2, 1)
+sample(aten.split_with_sizes.default, t(7, 2), [2, 5])
+sample(aten.diagonal.default, t(4, 5))
+sample(aten.diagonal.default, t(2, 4, 5), 1, 1, 2)
+sample(aten.diagonal.default, t(4, 5), -2)
+sample(aten.unfold.default, t(7), 0, 3, 2)
+sample(aten.unfold.default, t(2, 7), -1, 3, 2)
+sample(aten.as_strided.default, t(4, 6), [3, 2], [6, 1], 1)
+sample(aten.as_strided.default, t(4, 6), [3, 3], [2, 1], 0)
+sample(aten.as_strided.default, t(4, 6, layout="transposed"), [2, 3], [4, 1], 2)
+sample(aten.as_strided.default, t(4, 6, layout="sliced"), [2, 2], [2, 1], 3)
+sample(aten.view.dtype, t(4, 6), torch.int32)
+sample(aten.permute.default, t(3, 2, dtype="i64"), [1, 0])
+
+# ---------------------------------------------------------------- tensors from nothing
+
+sample(aten.full.default, [2, 3], 2.5)
+sample(aten.full.default, [2, 3], 7)
+sample(aten.full.default, [], True)
+sample(aten.full.default, [2], 0.1, dtype=torch.bfloat16)
+sample(aten.full_like.default, t(2, 3, layout="transposed"), 3)
+sample(aten.zeros.default, [2, 3])
+sample(aten.zeros_like.default, t(2, 3, dtype="i64"))
+sample(aten.ones.default, [3], dtype=torch.bool)
+sample(aten.ones_like.default, t(2, 3))
+sample(aten.new_zeros.default, t(2, 3), [4])
+sample(aten.new_ones.default, t(2, 3), [4])
+sample(aten.new_full.default, t(2, 3), [4], 2.0)
+sample(aten.scalar_tensor.default, 2.5)
+sample(aten.fill.Scalar, t(2, 3), 2)
+sample(aten.fill.Tensor, t(2, 3), t())
+sample(aten.arange.default, 7)
+sample(aten.arange.start, 2, 9)
+sample(aten.arange.start_step, 2, 12, 3)
+sample(aten.arange.start_step, 0.0, 1.0, 0.1)
+sample(aten.arange.start_step, 5, -3, -2)
+sample(aten.linspace.default, -1.0, 2.0, 7)
+sample(aten.eye.default, 4)
+sample(aten.eye.m, 3, 5)
+
+# ---------------------------------------------------------------- putting together
+
+for _count in (1, 2, 3, 4, 6):
+    sample(aten.cat.default, [T((n + 1, 3)) for n in range(_count)])
+    sample(aten.cat.default, [T((3, n + 1), layout="transposed") for n in range(_count)], -1)
+sample(aten.cat.default, [t(0), t(2, 3), t(1, 3)])
+sample(aten.cat.default, [t(2), t(3, dtype="i64")])
+sample(aten.cat.default, [t(2, dtype="bf16"), t(3, dtype="bf16")])
+sample(aten.constant_pad_nd.default, t(3, 4), [1, 2])
+sample(aten.constant_pad_nd.default, t(3, 4), [1, 2, 0, 3], 2.5)
+sample(aten.constant_pad_nd.default, t(5, 4), [-1, 2, 1, -2])
+sample(aten.slice_scatter.default, t(5, 4), t(2, 4), 0, 1, 3)
+sample(aten.slice_scatter.default, t(5, 4), t(5, 2), 1, 0, 4, 2)
+sample(aten.slice_scatter.default, t(5, 4), t(5, 2), 1, -2)
+sample(aten.slice_scatter.default, t(5, 1), t(5, 1), 1)
+sample(aten.select_scatter.default, t(5, 4), t(4), 0, 2)
+sample(aten.select_scatter.default, t(5, 4), t(5), 1, -1)
+sample(aten.diagonal_scatter.default, t(4, 5), t(4), 0)
+sample(aten.diagonal_scatter.default, t(4, 5), t(2), -2)
+sample(aten.diagonal_scatter.default, t(4, 5), t(4), 1)
+sample(aten.flip.default, t(3, 4), [0])
+sample(aten.flip.default, t(3, 4), [0, -1])
+sample(aten.roll.default, t(3, 4), [1], [0])
+sample(aten.roll.default, t(3, 4), [1, -2], [0, 1])
+sample(aten.repeat.default, t(3, 4), [2, 2])
+sample(aten.repeat.default, t(3, 1), [2, 1, 3])
+for _op in (aten.tril.default, aten.triu.default):
+    sample(_op, t(4, 5))
+    sample(_op, t(2, 4, 4), 1)
+    sample(_op, t(4, 4), -1)
+
+# ---------------------------------------------------------------- indices that are data
+
+_index = lambda *shape, n=4, lo=0: T(shape, "i64", lo, n)
+sample(aten.embedding.default, t(6, 3), _index(2, 5, n=6))
+sample(aten.embedding.default, t(6, 3), T((4,), "i32", 0, 6))
+sample(aten.gather.default, t(4, 5), 1, _index(4, 3, n=5))
+sample(aten.gather.default, t(4, 5), 0, _index(2, 5))
+sample(aten.gather.default, t(4, 5), -1, _index(2, 2))
+sample(aten.index_select.default, t(4, 5), 0, _index(6))
+sample(aten.index_select.default, t(4, 5), -1, _index(2))
+sample(aten.index.Tensor, t(4, 5), [_index(6, lo=-4)])
+sample(aten.index.Tensor, t(4, 5), [None, _index(2, 3)])
+sample(aten.index.Tensor, t(4, 5), [_index(3, 1), _index(2)])
+sample(aten.index.Tensor, t(4, 5, 4), [_index(3), None, _index(3)])
+sample(aten.index.Tensor, t(2, 4, 5, 4), [None, _index(3), _index(2, 1, 3)])
+sample(aten.index_put.default, t(4, 5), [_index(1)], t(5))
+sample(aten.index_put.default, t(4, 5), [None, _index(1)], t())
+sample(aten.index_put.default, t(4, 5), [t(4, 5, dtype="bool")], t())
+sample(aten.index_put.default, t(4, 5), [t(4, dtype="bool")], t())
+sample(aten.scatter.value, t(4, 5), 1, _index(4, 2), 2.5)
+sample(aten.scatter.src, t(4, 5), 1, _index(4, 1), t(4, 2))
+LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
+    (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
+    (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)),
+    (aten.embedding_dense_backward.default, t(3, 4, 2), _index(3, 4, n=6), 6, -1, False),
+    (aten.mm.default, t(3, 4), t(4, 5)), (aten.mm.default, t(3, 4, layout="transposed"), t(4, 5, layout="sliced")),
+    (aten.bmm.default, t(2, 3, 4), t(2, 4, 5)), (aten.addmm.default, t(5), t(3, 4), t(4, 5)), (aten.addmm.default, t(3, 5), t(3, 4), t(4, 5)),
+    (aten.baddbmm.default, t(2, 3, 5), t(2, 3, 4), t(2, 4, 5)),
+    (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [2, 2], [2, 2]),
+]]
+
+
+# ---------------------------------------------------------------- graphs made by hand
+
+class Val:
+    """Stands in for an abstract tensor: has a Spec."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device)
+
+
+def vals(tree: Any) -> Any:
+    return pytree.tree_map(lambda a: Val(a) if isinstance(a, torch.Tensor) else a, tree)
+
+
+class _Recorder(Interpreter):
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        n.meta["val"] = vals(result)
+        return result
+
+
+def graph_of(build: Any, inputs: list[torch.Tensor]) -> tuple[GraphModule, Any]:
+    """`build(call, *nodes) -> outputs` makes a graph with `call(op, *args, **kwargs)`; returned with eager's results."""
+    graph = Graph()
+    nodes = [graph.placeholder(f"x{n}") for n in range(len(inputs))]
+    graph.output(build(lambda op, *args, **kwargs: graph.call_function(op, args, kwargs), *nodes))
+    gm = GraphModule(torch.nn.Module(), graph)
+    return gm, _Recorder(gm).run(*inputs)
+
+
+def one_op_graph(sample: Sample) -> tuple[GraphModule, list[torch.Tensor], Any]:
+    """The graph of one operator on one sample: (graph, inputs, eager's flat results)."""
+    leaves, tree = pytree.tree_flatten(sample.make())
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def build(call: Any, *nodes: Node) -> Any:
+        rest = iter(nodes)
+        args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
+        result = call(sample.op, *args, **kwargs)
+        count = _results(sample)
+        return (result,) if count is None else tuple(call(operator.getitem, result, n) for n in range(count))
+    gm, expected = graph_of(build, inputs)
+    return gm, inputs, list(expected)
+
+
+def _results(sample: Sample) -> int | None:
+    """How many results the operator has; None for one that is not in a tuple."""
+    args, kwargs = sample.make()
+    result = sample.op(*args, **kwargs)
+    return len(result) if isinstance(result, (tuple, list)) else None
