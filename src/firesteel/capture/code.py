@@ -353,7 +353,7 @@ def write_positions(spans: Sequence[tuple[Position, int]], first_line: int) -> b
     out, line = bytearray(), first_line
     merged: list[list] = []
     for position, length in spans:
-        if merged and merged[-1][0] == position:
+        if versions.MERGED_POSITIONS and merged and merged[-1][0] == position:
             merged[-1][1] += length
         else:
             merged.append([position, length])

@@ -424,6 +424,7 @@ INTERNAL = frozenset("CACHE EXTENDED_ARG INTERPRETER_EXIT RESERVED ENTER_EXECUTO
 
 
 NULL_ABOVE: bool = applies(P13, None)               # CALL's NULL: above the callable, or below it
+MERGED_POSITIONS: bool = applies(P12, None)         # instructions at one place share an entry of the line table
 COMPARE_BOOL_BIT: int = 16 if applies(P13, None) else 0
 
 
@@ -445,7 +446,9 @@ NAME_SHIFT = _facts([Fact("LOAD_GLOBAL", 1), Fact("LOAD_ATTR", 1, P12), Fact("LO
 COMPARE_SHIFT = _facts([Fact("COMPARE_OP", 0, None, P12), Fact("COMPARE_OP", 4, P12, P13), Fact("COMPARE_OP", 5, P13)])["COMPARE_OP"]
 # where the jump of an exhausted iterator lands: this many instructions behind its written target
 LANDING = _facts([Fact("FOR_ITER", 1, P12, P13), Fact("FOR_ITER", 2, P13), Fact("SEND", 1, P12)])
-PAIRS = frozenset({"LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"})      # two locals in four bits each
+# two locals in four bits each -> the two instructions it stands for
+PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+         "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST")}
 BINARY_SYMBOLS = tuple("+ & // << @ * % | ** >> - / ^ += &= //= <<= @= *= %= |= **= >>= -= /= ^=".split())
 COMPARE_SYMBOLS = ("<", "<=", "==", "!=", ">", ">=")
 
@@ -458,6 +461,46 @@ _TURNS = [("JUMP_FORWARD", "JUMP_BACKWARD", None)] + [
 BACKWARD_OF = {forward: backward for forward, backward, until in _TURNS if applies(None, until)}
 FORWARD_OF = {backward: forward for forward, backward in BACKWARD_OF.items()}
 BACKWARD = frozenset(FORWARD_OF) | {"JUMP_BACKWARD_NO_INTERRUPT"}
+
+
+# How normalised instructions that are not the first of their run are said in real ones, for resuming in the middle of a run:
+# each real instruction with what its argument is: arg, slot, name, const, jump, a number, or nothing.
+_SPELLINGS: list[tuple[str, str, Version | None, Version | None]] = [
+    ("PUSH_NULL", "PUSH_NULL", None, None),
+    ("SWAP", "SWAP:arg", None, None),
+    ("POP_TOP", "POP_TOP", None, None),
+    ("LOAD_CONST", "LOAD_CONST:const", None, None),
+    ("LOAD_FAST", "LOAD_FAST:slot", None, None),
+    ("DELETE_FAST", "DELETE_FAST:slot", None, None),
+    ("STORE_FAST", "STORE_FAST:slot", None, None),
+    ("LOAD_CLOSURE", "LOAD_CLOSURE:slot", None, P13),
+    ("LOAD_CLOSURE", "LOAD_FAST:slot", P13, None),
+    ("LOAD_GLOBAL", "LOAD_GLOBAL:name", None, None),
+    ("BINARY_SUBSCR", "BINARY_SUBSCR", None, None),
+    ("STORE_SUBSCR", "STORE_SUBSCR", None, None),
+    ("RETURN_VALUE", "RETURN_VALUE", None, None),
+    ("TO_BOOL", "UNARY_NOT UNARY_NOT", None, P13),
+    ("TO_BOOL", "TO_BOOL", P13, None),
+    ("UNARY_NOT", "UNARY_NOT", None, P13),
+    ("UNARY_NOT", "TO_BOOL UNARY_NOT", P13, None),
+    *[(f"POP_JUMP_IF_{when}", f"POP_JUMP_FORWARD_IF_{when}:jump", None, P12) for when in ("TRUE", "FALSE")],
+    *[(f"POP_JUMP_IF_{when}", f"POP_JUMP_IF_{when}:jump", P12, P13) for when in ("TRUE", "FALSE")],
+    *[(f"POP_JUMP_IF_{when}", f"TO_BOOL POP_JUMP_IF_{when}:jump", P13, None) for when in ("TRUE", "FALSE")],
+    ("CONVERT_VALUE", "FORMAT_VALUE:arg", None, P13),       # formats too, which changes nothing in a str
+    ("FORMAT_SIMPLE", "FORMAT_VALUE:0", None, P13),
+    ("FORMAT_WITH_SPEC", "FORMAT_VALUE:4", None, P13),
+    ("LOAD_FROM_DICT_OR_DEREF", "LOAD_CLASSDEREF:slot", None, P12),     # class bodies, never resumed
+    ("CALL", "PRECALL:arg CALL:arg", None, P12),
+    ("CALL", "CALL:arg", P12, None),
+]
+Spelling = tuple[tuple[str, str], ...]
+
+
+def _spelling(text: str) -> Spelling:
+    return tuple((name, what) for name, _, what in (word.partition(":") for word in text.split()))
+
+
+SPELLINGS: dict[str, Spelling] = {name: _spelling(text) for name, text, since, until in _SPELLINGS if applies(since, until)}
 
 
 def _by_opcode(names: Sequence[int]) -> frozenset[int]:
