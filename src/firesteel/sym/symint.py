@@ -12,6 +12,7 @@ Names and arguments of the methods are torch's; `file` and `line` say where in C
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,39 +29,31 @@ _PLAIN = {int: "i64", float: "f64", bool: "bool"}
 _PYTYPE = {"i64": int, "f64": float, "bool": bool}
 
 
+# C++ asks a node what it is dozens of times for each tensor: answers that need no Python frame
+_no = staticmethod(bool)
+_yes = staticmethod(functools.partial(bool, True))
+
+
 class SymNode:
-    """Immutable, but for the cache of what the environment makes of the value."""
+    """Immutable, but for the cache of what the environment makes of the value.  Its subclasses are its three kinds."""
 
-    __slots__ = ("value", "env", "kind", "carrier", "_simple", "_generation")
+    __slots__ = ("value", "env", "carrier", "_simple", "_int", "_generation")
 
+    kind: str
+    is_int = is_float = is_bool = is_nested_int = _no
+    is_symbolic = _yes
     constant = None             # torch's wrappers look for these names
     fx_node = None
 
     def __init__(self, value: Any, env: ShapeEnv):
         self.value, self.env = value, env
-        self.kind: str = value.dtype if type(value) is Expr else _PLAIN[type(value)]
         self.carrier: Any = None
-        self._simple, self._generation = value, -1
+        self._generation = -1
 
     # ------------------------------------------------------------ what it is
 
-    def is_int(self) -> bool:
-        return self.kind == "i64"
-
-    def is_float(self) -> bool:
-        return self.kind == "f64"
-
-    def is_bool(self) -> bool:
-        return self.kind == "bool"
-
-    def is_nested_int(self) -> bool:
-        return False
-
     def nested_int(self) -> None:
         return None
-
-    def is_symbolic(self) -> bool:
-        return True
 
     def is_constant(self) -> bool:
         """Known without a guard.  Floats say no: torch's wrapper cannot unpack a constant float."""
@@ -87,14 +80,19 @@ class SymNode:
 
     def simple(self) -> Any:
         """The value under all that the environment knows by now."""
-        env = self.env
-        if self._generation != env.generation:
-            self._simple, self._generation = env.simplify(self.value), env.generation
+        if self._generation != self.env.generation:
+            self._refresh()
         return self._simple
 
     def maybe_as_int(self) -> int | None:
-        value = self.value if type(self.value) is not Expr else self.simple()
-        return value if type(value) is int else None
+        if self._generation != self.env.generation:
+            self._refresh()
+        return self._int
+
+    def _refresh(self) -> None:
+        env = self.env
+        self._simple, self._generation = env.simplify(self.value), env.generation
+        self._int = self._simple if type(self._simple) is int else None
 
     def maybe_as_float(self) -> float | None:
         value = self.simple()
@@ -200,12 +198,35 @@ class SymNode:
         return _node(question([n.simple() for n in sizes], [n.simple() for n in strides], *more), self.env)
 
 
+class IntNode(SymNode):
+    __slots__ = ()
+    kind = "i64"
+    is_int = _yes
+
+
+class FloatNode(SymNode):
+    __slots__ = ()
+    kind = "f64"
+    is_float = _yes
+
+
+class BoolNode(SymNode):
+    __slots__ = ()
+    kind = "bool"
+    is_bool = _yes
+
+
+_CLASSES = {"i64": IntNode, "f64": FloatNode, "bool": BoolNode}
+
+
 def _node(value: Any, env: ShapeEnv) -> SymNode:
     """The one node of a value in an environment."""
-    key = value if type(value) is Expr else (value, type(value))
+    kind = type(value)
+    key = value if kind is Expr else (repr(value) if kind is float else value, kind)     # 0.0 is not -0.0
     node = env.nodes.get(key)
     if node is None:
-        node = env.nodes.setdefault(key, SymNode(value, env))
+        made = _CLASSES[value.dtype if kind is Expr else _PLAIN[kind]](value, env)
+        node = env.nodes.setdefault(key, made)
     return node
 
 
@@ -261,7 +282,7 @@ def from_sym(value: Any) -> Size:
     if type(value) not in (torch.SymInt, torch.SymFloat, torch.SymBool):
         return value
     node = value.node
-    if type(node) is SymNode:
+    if isinstance(node, SymNode):
         return node.value
     if node.is_constant():
         return node.guard_int("", 0)
