@@ -61,6 +61,9 @@ class Axis:
     def value(self) -> Expr:
         return axis(self.name)
 
+    def __str__(self) -> str:
+        return f"{self.name} < {self.extent}"
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -83,6 +86,9 @@ class Reduce:
     value: Expr
     dtype: str
 
+    def __str__(self) -> str:
+        return f"{self.name} = {self.op}({self.value})"
+
 
 @dataclass(frozen=True, slots=True)
 class Store:
@@ -90,6 +96,9 @@ class Store:
     index: tuple[Expr, ...]
     value: Expr
     mode: StoreMode = "set"
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(map(str, self.index))}] {'+=' if self.mode == 'add' else '='} {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,9 @@ class Phase:
     reduces: tuple[Reduce, ...] = ()
     stores: tuple[Store, ...] = ()
 
+    def __str__(self) -> str:
+        return "\n".join([f"  {self.kind} [{', '.join(map(str, self.axes))}]", *(f"    {part}" for part in (*self.reduces, *self.stores))])
+
 
 @dataclass(frozen=True, slots=True)
 class Nest:
@@ -109,6 +121,9 @@ class Nest:
     axes: tuple[Axis, ...]
     phases: tuple[Phase, ...]
     origin: tuple[str, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return "\n".join([f"nest {self.name} [{', '.join(map(str, self.axes))}]", *map(str, self.phases)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,10 @@ class Extern:
     out: bool = False           # the target takes out=: it writes into preallocated outputs
     origin: tuple[str, ...] = field(default=(), compare=False)
 
+    def __str__(self) -> str:
+        given = [_shown(arg) for arg in self.args] + [f"{key}={_shown(value)}" for key, value in self.kwargs.items()]
+        return f"call {', '.join(map(str, self.outputs))} = {self.target}({', '.join(given)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -147,6 +166,18 @@ class Program:
     inputs: tuple[str | None, ...]
     outputs: tuple[Any, ...]
     symbols: dict[str, tuple[int, str, int]]
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.steps), f"return {', '.join(map(_shown, self.outputs))}"])
+
+
+def _shown(value: Any) -> str:
+    """An argument of a library call, or an output, for people."""
+    if isinstance(value, View):
+        return value.buffer
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value)
 
 
 # ---------------------------------------------------------------- leaves
