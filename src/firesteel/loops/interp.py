@@ -16,6 +16,7 @@ import torch
 
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View
 from firesteel.loops.ops import DTYPES, REDUCE_OPS, meaning
+from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.sym.expr import Expr, evaluate, postorder
 
 
@@ -27,11 +28,29 @@ def run(program: Program, inputs: Sequence[Any], *, check_sets: bool = True) -> 
     return [machine.resolve(output) for output in program.outputs]
 
 
+def run_plan(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a plan.  Freed memory is overwritten at once, so that a plan which frees too early gives wrong results."""
+    machine = Interpreter(plan.program, inputs)
+    machine.arena = torch.zeros(machine.size(plan.arena), dtype=torch.uint8)
+    outputs: list[Any] = []
+    for step in plan.steps:
+        if isinstance(step, Alloc):
+            machine.take(step)
+        elif isinstance(step, Free):
+            machine.free(step.buffer)
+        elif isinstance(step, Run):
+            machine.step(step.step)
+        else:
+            outputs = [machine.resolve(output) for output in step.outputs]
+    return outputs
+
+
 class Interpreter:
     """Memory (a tensor for each buffer) and the values of the symbols."""
 
     def __init__(self, program: Program, inputs: Sequence[Any], check_sets: bool = True):
         self.buffers, self.check_sets = program.buffers, check_sets
+        self.freed: dict[str, torch.Tensor] = {}
         self.symbols = {name: _read(inputs[number], kind, dim) for name, (number, kind, dim) in program.symbols.items()}
         self.memory: dict[str, torch.Tensor] = {n: b.value for n, b in program.buffers.items() if b.kind == "constant"}
         for name, value in zip(program.inputs, inputs):
@@ -45,6 +64,28 @@ class Interpreter:
         shape, strides = [self.size(n) for n in buffer.shape], [self.size(n) for n in buffer.strides]
         made = torch.empty_strided(shape, strides, dtype=DTYPES[buffer.dtype], device=buffer.device)
         return made.fill_(_GARBAGE.get(buffer.dtype, 0))
+
+    # ------------------------------------------------------------ the memory of a plan
+
+    arena: torch.Tensor
+
+    def take(self, step: Alloc) -> None:
+        """Memory of its own, a place in the arena, or what a dead buffer had."""
+        buffer = self.buffers[step.buffer]
+        if step.reuse is not None:
+            self.memory[step.buffer] = self.freed.pop(step.reuse)
+        elif step.at is None:
+            self.memory[step.buffer] = self.allocate(buffer)
+        else:
+            shape, strides = [self.size(n) for n in buffer.shape], [self.size(n) for n in buffer.strides]
+            start, dtype = self.size(step.at), DTYPES[buffer.dtype]
+            assert start % dtype.itemsize == 0
+            made = torch.empty(0, dtype=dtype).set_(self.arena.untyped_storage(), start // dtype.itemsize, shape, strides)
+            self.memory[step.buffer] = made.fill_(_GARBAGE.get(buffer.dtype, 0))
+
+    def free(self, name: str) -> None:
+        freed = self.freed[name] = self.memory.pop(name)
+        freed.fill_(_GARBAGE.get(self.buffers[name].dtype, 0))
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self.memory:

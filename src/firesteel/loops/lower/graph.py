@@ -1,7 +1,7 @@
 """Lowering of a whole graph: a walk over its nodes, each given to the row of its operator.
 
 In: a functional ATen GraphModule, each node with meta["val"] (an object with `.spec`, a SymInt, a number, or a tuple of
-these).  Out: a verified Program.  Nodes that nobody reads are left out, unless they draw random numbers or have effects.
+these).  Out: a Program.  Nodes that nobody reads are left out, unless they draw random numbers or have effects.
 
     program = lower_graph(gm, example_inputs)
 """
@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Program
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
 from firesteel.loops.lower.value import Tensor, spec_of
 from firesteel.loops.ops import SHORT, literal
-from firesteel.loops.verify import verify_program
-from firesteel.sym.expr import Expr, as_size
+from firesteel.sym.expr import Expr
+from firesteel.sym.symint import from_sym
 
 
 def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
@@ -38,10 +37,7 @@ def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
             position += 1
         elif node in wanted:
             WALK[node.op](walk, node)
-    program = walk.program()
-    if config.verify:
-        verify_program(program)
-    return program
+    return walk.program()
 
 
 _has_effects: dict[Any, bool] = {}
@@ -79,9 +75,7 @@ def described(value: Any) -> Any:
 
 def scalar(value: Any) -> Any:
     """A SymInt, SymFloat or SymBool as the Expr it carries; anything else as it is."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return as_size(value.node.expr)
-    return value
+    return from_sym(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
 
 
 class Walk:
