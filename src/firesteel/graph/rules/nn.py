@@ -52,9 +52,13 @@ def softmax_backward(grad: Spec, output: Spec, dim: int, input_dtype: torch.dtyp
 def native_layer_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, bias: Spec | None, eps: float) -> tuple[Spec, Spec, Spec]:
     n = len(normalized)
     check(len(x.shape) >= n, f"Given normalized_shape={list(normalized)}, expected input with shape [*, ...], but got {x.shape}")
-    dtype = accumulate_dtype(x.dtype) if x.device.type != "cpu" or _mixed(x, weight) else x.dtype
-    stats = fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), dtype)
+    stats = fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), layer_norm_stats_dtype(x, weight))
     return fresh(x), stats, stats
+
+
+def layer_norm_stats_dtype(x: Any, weight: Any) -> torch.dtype:
+    """The dtype of the saved statistics (of Specs or tensors)."""
+    return accumulate_dtype(x.dtype) if x.device.type != "cpu" or _mixed(x, weight) else x.dtype
 
 
 def _mixed(x: Spec, weight: Spec | None) -> bool:
