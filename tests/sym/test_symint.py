@@ -106,7 +106,7 @@ def test_every_method_of_torchs_node_is_there():
     from torch.fx.experimental.sym_node import SymNode as Theirs
     private = {"with_shape_env", "evaluate"}
     wanted = {name for name in vars(Theirs) if not name.startswith("_")} - private
-    assert wanted <= {name for name in dir(SymNode)}, sorted(wanted - set(dir(SymNode)))
+    assert wanted <= set(dir(SymNode)), sorted(wanted - set(dir(SymNode)))
     assert set(BINARY) <= set(dir(SymNode)) and set(UNARY) <= set(dir(SymNode))
 
 

@@ -144,7 +144,7 @@ def floordiv_split(c: Context, x: Size, d: Size) -> Size | None:
     return c.add(from_poly(quotient), c.floordiv(from_poly(rest), d))
 
 
-@rule("floordiv", "(k*x + j) // (k*d) -> (x + j//k) // d")
+@rule("floordiv", "(k*x + j) // (k*d) -> (x + j//k) // d where d > 0 or j % k == 0")
 def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
     """k is an int > 0 that divides all terms but the constant, or a product of atoms that divides all terms."""
     term = single_term(d)
@@ -155,10 +155,11 @@ def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
     shared = _shared_atoms(terms, term[0])
     if k == 1 and not shared:
         return None
-    if shared and () not in terms:
-        k = gcd(term[1], *terms.values())
-    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}
-    return c.floordiv(from_poly(numerator), from_poly({without(term[0], shared): term[1] // k}))    # type: ignore[dict-item]
+    d = from_poly({without(term[0], shared): term[1] // k})         # type: ignore[dict-item]
+    if terms.get((), 0) % k and not c.positive(d):
+        return None         # rounding j/k down first is right for a positive divisor only
+    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}    # type: ignore[misc]
+    return c.floordiv(from_poly(numerator), d)      # type: ignore[arg-type]
 
 
 def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
@@ -284,7 +285,7 @@ def mod_split(c: Context, x: Size, d: Size) -> Size | None:
     return None if rest == poly(x) else c.mod(from_poly(rest), d)
 
 
-@rule("mod", "(k*x + j) % (k*d) -> k*((x + j//k) % d) + j%k")
+@rule("mod", "(k*x + j) % (k*d) -> k*((x + j//k) % d) + j%k where d > 0 or j % k == 0")
 def mod_common(c: Context, x: Size, d: Size) -> Size | None:
     term = single_term(d)
     if term is None:
@@ -294,8 +295,11 @@ def mod_common(c: Context, x: Size, d: Size) -> Size | None:
     k = gcd(term[1], *[count for m, count in terms.items() if m or shared])
     if k == 1 and not shared:
         return None
-    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}
-    inner = c.mod(from_poly(numerator), from_poly({without(term[0], shared): term[1] // k}))    # type: ignore[dict-item]
+    d = from_poly({without(term[0], shared): term[1] // k})         # type: ignore[dict-item]
+    if terms.get((), 0) % k and not c.positive(d):
+        return None
+    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}    # type: ignore[misc]
+    inner = c.mod(from_poly(numerator), d)      # type: ignore[arg-type]
     return c.add(c.mul(inner, from_poly({shared: k})), terms.get((), 0) % k)
 
 
