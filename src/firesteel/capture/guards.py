@@ -46,6 +46,8 @@ class Guard:
     def key(self) -> tuple:
         """Equal for guards that say the same."""
         data = self.data
+        if self.kind in ("tensor", "state"):
+            return self.source, self.kind       # facts of one object at one time: the first say it all
         return self.source, self.kind, (type(data), data) if literal(data) is not None or isinstance(data, Source) else id(data)
 
     @property
