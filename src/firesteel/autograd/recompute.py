@@ -127,23 +127,28 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
 
 
-def hint(size: Any) -> int:
-    """A number for a size: a symbol's hint, or 4096 for one that only run time knows."""
-    if isinstance(size, int):
-        return size
-    known = size.node.hint
-    return 4096 if known is None else int(known)
+UNKNOWN_SIZE = 4096     # stands for a size that only run time knows
+
+
+def element_count(tensor: torch.Tensor) -> int:
+    """How many elements, symbols by their hints."""
+    spec = getattr(tensor, "spec", None)
+    if spec is None:
+        return tensor.numel()
+    count = 1
+    for size in spec.shape:
+        if type(size) is not int:
+            env = tensor.world.env
+            size = env.hint(size) if env.has_hint(size) else UNKNOWN_SIZE
+        count *= size
+    return count
 
 
 def bytes_of(node: Node) -> int:
-    """Size of the node's value in memory, symbols by their hints."""
-    total = 0
-    for tensor in tensors_of(node.meta.get("val")):
-        count = 1
-        for size in tensor.shape:
-            count *= hint(size)
-        total += count * tensor.dtype.itemsize
-    return total
+    """Size of the node's value in memory."""
+    value = node.meta.get("val")
+    tensors = (value,) if isinstance(value, torch.Tensor) else tensors_of(value)
+    return sum(element_count(tensor) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def reads_much_more(node: Node) -> bool:

@@ -1,0 +1,391 @@
+"""`fs.aot`: ahead-of-time autograd, for backends and for users with graph compilers of their own.
+
+`compile_aot` is the path from a captured graph to a callable: trace (joint.py), partition, compile the forward, make the runtime
+(function.py).  A graph compiler is `fn(gm, example_inputs) -> callable`; its graph is functional ATen.
+
+    my_backend = fs.aot.backend(fw_compiler=my_compiler)
+    f = fs.aot.function(lambda x: x.sin(), fs.aot.nop)
+    f(torch.randn(3, requires_grad=True)).sum().backward()
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from firesteel import artifacts
+from firesteel.artifacts import counters, timed
+from firesteel.autograd import function as runtime
+from firesteel.autograd.joint import Joint, Program, gradient_program, trace_program
+from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
+from firesteel.autograd.recompute import is_size, op_class
+from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.trace import interpret
+from firesteel.sym.env import ShapeEnv
+
+__all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
+
+GraphCompiler = Callable[[GraphModule, list], Callable]
+
+
+def nop(gm: GraphModule, example_inputs: list) -> Callable:
+    """The compiler that does nothing: PyTorch runs the graph."""
+    return gm.forward
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """What `compile_aot` is given; passed on as one thing."""
+    forward: GraphCompiler
+    backward: GraphCompiler
+    inference: GraphCompiler
+    partition: PartitionFn
+    decompositions: Mapping | None
+    keep_mutations: bool
+
+    @classmethod
+    def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
+           partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False) -> Compilers:
+        return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
+                   decompositions, keep_inference_input_mutations)
+
+
+# ---------------------------------------------------------------- the path
+
+def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None,
+                inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
+                decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False) -> Callable:
+    """A captured graph as a callable(*inputs) -> tuple."""
+    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
+    return compile_program(functools.partial(interpret, gm), example_inputs, compilers, eager=gm.forward)
+
+
+def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable) -> Callable:
+    """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors."""
+    counters["aot"]["total"] += 1
+    with timed("joint"):
+        joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
+    if joint.reshaped_inputs:
+        counters["aot"]["reshaped_inputs"] += 1
+        artifacts.log("aot", lambda: f"inputs {joint.reshaped_inputs} change their sizes or strides in place: the program runs in eager")
+        return eager
+    compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
+    counters["aot"]["ok"] += 1
+    return compiled
+
+
+def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
+    remove_unused(joint.gm)
+    _show("aot", "inference", joint.gm)
+    with timed("compile_forward"):
+        forward = compilers.inference(joint.gm, joint.example_inputs)
+    return runtime.inference(joint.plan, forward, eager)
+
+
+def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
+    _show("joint", "joint", joint.gm)
+    count = joint.plan.num_inputs
+    inputs = joint.example_inputs
+    with timed("partition"):
+        fw, bw = compilers.partition(joint.gm, [inputs[:count], inputs[count:]], num_fwd_outputs=joint.num_fwd_outputs)
+        gradients = keep_gradients(bw)
+    _show("aot", "forward", fw)
+    _show("aot", "backward", bw)
+    saved = list(fw.graph.output_node().args[0])[joint.num_fwd_outputs:]
+    sizes = sum(is_size(node) for node in saved)
+    with timed("compile_forward"):
+        forward = compilers.forward(fw, inputs[:count])
+    return runtime.training(runtime.TrainingGraph(
+        plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
+        non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
+        compile_backward=_once(lambda: _compile_backward(bw, compilers)),
+        second_order=SecondOrder(program, joint, compilers), copied=_read_and_written(joint),
+        draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
+
+
+def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
+    with timed("compile_backward"):
+        inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
+        return runtime.plain_call(compilers.backward(bw, inputs))
+
+
+def _once(make: Callable[[], Callable]) -> Callable[[], Callable]:
+    """Calls `make` once; the graph it holds is free afterwards."""
+    return functools.cache(make)
+
+
+def _show(artifact: str, stage: str, gm: GraphModule) -> None:
+    artifacts.log(artifact, lambda: f"{stage}\n{gm.code}")
+    artifacts.dump(stage, "py", lambda: gm.code)
+
+
+def remove_unused(gm: GraphModule) -> None:
+    """Erases calls whose results nobody reads.  Random operators stay: eager draws too."""
+    for node in reversed(gm.graph.nodes):
+        if node.op == "call_function" and not node.users and op_class(node) != "random" and _returns_something(node):
+            gm.graph.erase_node(node)
+
+
+def _returns_something(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or bool(schema.returns)
+
+
+def keep_gradients(bw: GraphModule) -> list[int | None]:
+    """Takes the Nones out of the backward's results; says for each input at which place its gradient is."""
+    output = bw.graph.output_node()
+    results = list(output.args[0])
+    kept = [r for r in results if r is not None]
+    if len(kept) != len(results):
+        output.args = (tuple(kept),)
+        output.meta["val"] = tuple(n.meta.get("val") for n in kept)
+        bw.recompile()
+    places = iter(range(len(kept)))
+    return [None if r is None else next(places) for r in results]
+
+
+def reached_by_tangents(bw: GraphModule, count: int) -> list[int]:
+    """For each result of the backward the bit set of tangents that it depends on."""
+    *nodes, output = bw.graph.nodes
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    bits = {node: 1 << k for k, node in enumerate(placeholders[len(placeholders) - count:])}
+    for node in nodes:
+        if node not in bits:
+            found = 0
+            for before in node.all_input_nodes:
+                found |= bits[before]
+            bits[node] = found
+    return [bits[node] for node in output.args[0]]
+
+
+def _read_and_written(joint: Joint) -> list[int]:
+    """Inputs that the program overwrites and on whose old value gradients depend: kept by copy for higher orders."""
+    written = {w.input for w in joint.plan.writes}
+    if not written:
+        return []
+    results = joint.gm.graph.output_node().args[0][joint.num_fwd_outputs:]
+    needed, stack = set(), [r for r in results if isinstance(r, Node)]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    placeholders = [node for node in joint.gm.graph.nodes if node.op == "placeholder"]
+    return [i for i in sorted(written) if placeholders[i] in needed]
+
+
+# ---------------------------------------------------------------- gradients of gradients
+
+class SecondOrder:
+    """Differentiable gradients of a program, compiled for each kind of call: (inputs, tangents) -> one gradient an input."""
+
+    def __init__(self, program: Program, joint: Joint, compilers: Compilers):
+        self.program, self.compilers = program, compilers
+        self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
+        self.count = joint.plan.num_inputs
+        self.compiled: dict[tuple, Callable] = {}
+
+    def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
+        present = [k for k, t in enumerate(tangents) if t is not None]
+        args = [*inputs, *(tangents[k] for k in present)]
+        key = (*present, *(_kind(a) for a in args))
+        run = self.compiled.get(key)
+        if run is None:
+            run = self.compiled[key] = self._compile(args, present)
+        found = dict(zip(self.wanted, run(*args)))
+        return [found.get(i) for i in range(self.count)]
+
+    def _compile(self, args: list[Any], present: list[int]) -> Callable:
+        program = gradient_program(self.program, self.count, self.wanted, present)
+        return compile_program(program, args, self.compilers, eager=program)
+
+
+def _kind(value: Any) -> Any:
+    """What a compiled program depends on, of one input."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf
+    return value
+
+
+# ---------------------------------------------------------------- public functions
+
+def backend(*, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
+            partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None,
+            keep_inference_input_mutations: bool = True) -> Callable[[GraphModule, list], Callable]:
+    """A backend for fs.compile made of graph compilers."""
+    def aot_backend(gm: GraphModule, example_inputs: list) -> Callable:
+        return compile_aot(gm, example_inputs, fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions,
+                           keep_inference_input_mutations)
+    return aot_backend
+
+
+def function(fn: Callable, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, *, partition_fn: PartitionFn | None = None,
+             decompositions: Mapping | None = None, dynamic: bool = False, inference_compiler: GraphCompiler | None = None) -> Callable:
+    """`fn` traced and compiled at its first call with inputs of each kind; differentiable."""
+    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    return functools.wraps(fn)(Traced(fn, compilers, dynamic))
+
+
+class Traced:
+    """A function of nests of tensors, compiled for each kind of call."""
+
+    def __init__(self, fn: Callable, compilers: Compilers, dynamic: bool = False):
+        self.fn, self.compilers, self.dynamic = fn, compilers, dynamic
+        self.variants: dict[tuple, list[Variant]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        unique, places = deduplicate(flat)
+        key = (structure, tuple(places), torch.is_grad_enabled(), *(self._key(v) for v in unique))
+        variants = self.variants.setdefault(key, [])
+        found = next((v for v in variants if v.holds(unique)), None)
+        if found is None:
+            found = self._compile(unique, places, structure)
+            variants.append(found)
+        return pytree.tree_unflatten(found.run(*unique), found.structure[0])
+
+    def _key(self, value: Any) -> Any:
+        if self.dynamic and isinstance(value, torch.Tensor):
+            return value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf
+        return _kind(value)
+
+    def _compile(self, unique: list[Any], places: list[int], structure: Any) -> Variant:
+        results: list[Any] = [None]
+
+        def program(*inputs: Any) -> list[Any]:
+            args, kwargs = pytree.tree_unflatten([inputs[p] for p in places], structure)
+            outputs, results[0] = pytree.tree_flatten(self.fn(*args, **kwargs))
+            return outputs
+        env = ShapeEnv() if self.dynamic else None
+        examples = unique if env is None else with_symbols(unique, env)
+        return Variant(compile_program(program, examples, self.compilers, eager=program), results, size_check(env))
+
+
+@dataclass(frozen=True)
+class Variant:
+    run: Callable
+    structure: list[Any]
+    holds: Callable[[Sequence[Any]], bool]
+
+
+def with_symbols(values: Sequence[Any], env: ShapeEnv) -> list[Any]:
+    """Abstract inputs each size of which is a symbol."""
+    world = AbstractWorld(env)
+    return [world.wrap(v, f"inputs[{i}]", ("dynamic",) * v.dim()) if isinstance(v, torch.Tensor) else v for i, v in enumerate(values)]
+
+
+def size_check(env: ShapeEnv | None) -> Callable[[Sequence[Any]], bool]:
+    """The guards of a traced program as one function of its inputs."""
+    if env is None:
+        return lambda inputs: True
+    text = " and ".join(f"({guard.text(env.sources())})" for guard in env.guards()) or "True"
+    return eval(f"lambda inputs: {text}", {"math": __import__("math")})
+
+
+def deduplicate(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """(each tensor once, for each value its place among them)."""
+    unique: list[Any] = []
+    seen: dict[int, int] = {}
+    places = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            place = seen.setdefault(id(value), len(unique))
+            if place == len(unique):
+                unique.append(value)
+        else:
+            place = len(unique)
+            unique.append(value)
+        places.append(place)
+    return unique, places
+
+
+def module(mod: torch.nn.Module, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, *, partition_fn: PartitionFn | None = None,
+           decompositions: Mapping | None = None, dynamic: bool = False) -> Callable:
+    """A module's call, traced and compiled; its parameters and buffers are inputs of the graph."""
+    call = function(functools.partial(call_with_state, mod), fw_compiler, bw_compiler, partition_fn=partition_fn,
+                    decompositions=decompositions, dynamic=dynamic) if not isinstance(mod, functools.partial) else mod
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(state_of(mod), args, kwargs)
+    return run
+
+
+def state_of(mod: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(mod.named_parameters(remove_duplicate=False)), **dict(mod.named_buffers(remove_duplicate=False))}
+
+
+def call_with_state(mod: torch.nn.Module, state: Mapping[str, torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls a module with these tensors in the place of its parameters and buffers."""
+    with _reparametrize_module(mod, dict(state)):
+        return mod(*args, **kwargs)
+
+
+def module_simplified(mod: torch.nn.Module, example_args: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, *,
+                      partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None,
+                      inference_compiler: GraphCompiler | None = None, keep_inference_input_mutations: bool = False) -> Callable:
+    """A captured module (flat tensors in, a flat tuple out), compiled at once for these arguments, parameters lifted."""
+    state = state_of(mod)
+    names, lifted = list(state), list(state.values())
+    unique, places = deduplicate([*lifted, *example_args])
+
+    def program(*inputs: Any) -> list[Any]:
+        values = [inputs[p] for p in places]
+        outputs = call_with_state(mod, dict(zip(names, values)), values[len(names):], {})
+        return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
+    run = compile_program(program, unique, compilers, eager=program)
+
+    def forward(*args: Any) -> tuple:
+        return run(*deduplicate([*lifted, *args])[0])
+    return forward
+
+
+# ---------------------------------------------------------------- export
+
+@dataclass(frozen=True)
+class Signature:
+    """The names of a joint graph's inputs and results."""
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    user_inputs: tuple[str, ...]            # placeholders of what the user passes
+    inputs_to_parameters: dict[str, str]    # placeholder -> parameter
+    inputs_to_buffers: dict[str, str]
+    tangents: tuple[str, ...]
+    outputs: tuple[Any, ...]                # results that the program returns, as the alias plan makes them
+    mutated_inputs: dict[str, str]          # result -> placeholder it is written to
+    gradients: dict[str, str]               # result -> placeholder it is the gradient of
+
+
+def export_joint(mod: Callable, args: Sequence[Any], *, trace_joint: bool = True, decompositions: Mapping | None = None) -> tuple[GraphModule, Signature]:
+    """The joint graph of a module or function over flat arguments, parameters and buffers first, and its signature."""
+    is_module = isinstance(mod, torch.nn.Module)
+    parameters = dict(mod.named_parameters()) if is_module else {}
+    buffers = dict(mod.named_buffers()) if is_module else {}
+    names = [*parameters, *buffers]
+
+    def program(*inputs: Any) -> list[Any]:
+        user = inputs[len(names):]
+        outputs = call_with_state(mod, dict(zip(names, inputs)), user, {}) if is_module else mod(*user)
+        return list(pytree.tree_leaves(outputs))
+    joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint)
+    remove_unused(joint.gm)
+    return joint.gm, _signature(joint, list(parameters), list(buffers))
+
+
+def _signature(joint: Joint, parameters: list[str], buffers: list[str]) -> Signature:
+    placeholders = [node.name for node in joint.gm.graph.nodes if node.op == "placeholder"]
+    results = [getattr(r, "name", None) for r in joint.gm.graph.output_node().args[0]]
+    count, lifted = joint.plan.num_inputs, len(parameters) + len(buffers)
+    primals, gradients = placeholders[:count], results[joint.num_fwd_outputs:]
+    return Signature(tuple(parameters), tuple(buffers), tuple(primals[lifted:]), dict(zip(primals, parameters)),
+                     dict(zip(primals[len(parameters):], buffers)), tuple(placeholders[count:]), tuple(joint.plan.results),
+                     {results[w.value]: primals[w.input] for w in joint.plan.writes},
+                     {g: p for g, p in zip(gradients, primals) if g is not None})
+
+

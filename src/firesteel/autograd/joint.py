@@ -1,0 +1,315 @@
+"""From a program and example inputs to one graph that computes its outputs and gradients.
+
+`trace_program` runs the program on abstract tensors with torch's C++ autograd at work, looks at what came out (alias.py says what
+matters), and, where something differentiable came out, asks `torch.autograd.grad` for gradients while the recorder still
+listens.  The result is a `Joint`: an inference graph (no tangents) or a joint graph, and the Plan around it.
+
+What always holds
+  - placeholders are primals_0.. (one an input, in order) and tangents_0..; results are the forward's values, then one gradient an input
+  - the forward's values are: new contents of written inputs, then fresh outputs, hidden bases of views, and sizes that views need
+  - no value is a placeholder, and no two are the same node
+
+    joint = trace_program(lambda x: x.sin(), [torch.randn(3, requires_grad=True)])
+    joint.gm.code        # primals_0, tangents_0 -> sin(primals_0), tangents_0 * cos(primals_0)
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from firesteel.artifacts import timed
+from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
+from firesteel.autograd.function import Tangent
+from firesteel.graph.abstract import AbstractTensor, find_world
+from firesteel.graph.build import make_module
+from firesteel.graph.functional import Cell, Step
+from firesteel.graph.spec import Spec, contiguous_strides, is_dense
+from firesteel.graph.trace import TraceWorld, current_trace, tracing
+from firesteel.sym.expr import Expr
+from firesteel.sym.symint import from_sym
+
+aten = torch.ops.aten
+Program = Callable[..., Sequence[Any]]
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass
+class Joint:
+    """A traced program.  Without tangents `gm` is an inference graph."""
+    gm: GraphModule
+    plan: Plan
+    tangents: list[Tangent]
+    differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
+    non_differentiable: list[int]           # forward values that are floating but carry no gradient
+    example_inputs: list[Any]               # abstract, of the placeholders
+    reshaped_inputs: list[int] = field(default_factory=list)     # inputs whose metadata the program changes: not supported
+
+    @property
+    def num_fwd_outputs(self) -> int:
+        return self.plan.num_values
+
+
+def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
+                  gradients: bool | None = None) -> Joint:
+    """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on."""
+    wanted = torch.is_grad_enabled() if gradients is None else gradients
+    examples = [v for v in inputs if isinstance(v, torch.Tensor)]
+    wanted = wanted and any(t.requires_grad for t in examples)
+    world = TraceWorld(_env_of(inputs), decompositions)
+    leaves = [world.add_input(value, f"primals_{i}") for i, value in enumerate(inputs)]
+    with tracing(world), torch.set_grad_enabled(wanted):
+        with timed("trace_forward"):
+            values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
+            outcome = Outcome(world, program, values)
+        tangents, grads = [], []
+        if wanted and any(v.differentiable for v in outcome.values):
+            with timed("trace_backward"):
+                tangents, grads = _differentiate(world, outcome, leaves)
+    return _finish(world, outcome, tangents, grads, len(inputs))
+
+
+def _env_of(inputs: Sequence[Any]) -> Any:
+    world = find_world([v for v in inputs if isinstance(v, torch.Tensor)])
+    if world is not None:
+        return world.env
+    return next((v.node.env for v in inputs if isinstance(v, _SYMBOLIC)), None)
+
+
+def _as_passed(world: TraceWorld, leaf: Any, example: Any) -> Any:
+    """The input as the program sees it: what is a result of an operator for the caller must not be a leaf here either, since only
+    leaves refuse in-place writes.  The copy that makes it one is not recorded."""
+    if not isinstance(example, torch.Tensor) or not torch.is_grad_enabled() or not example.requires_grad or example.is_leaf:
+        return leaf
+    copy = leaf.clone()
+    node, copy.record = copy.record.node, leaf.record
+    world.graph.erase_node(node)
+    return copy
+
+
+def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tuple[list[Tangent], list[Any]]:
+    """Makes the tangents and records torch's own backward."""
+    places = [k for k, value in enumerate(outcome.values) if value.differentiable]
+    first_call = next(node for node in world.graph.nodes if node.op != "placeholder")
+    tangents, arriving = [], []
+    with world.graph.inserting_before(first_call):
+        for number, k in enumerate(places):
+            spec, tangent = tangent_spec(outcome.values[k].tensor.spec, k)
+            tangents.append(tangent)
+            arriving.append(world.add_input(world.make(spec), f"tangents_{number}"))
+    wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
+    found = iter(torch.autograd.grad([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None],
+                                     arriving, allow_unused=True))
+    return tangents, [None if leaf is None else next(found) for leaf in wanted]
+
+
+def tangent_spec(output: Spec, value: int) -> tuple[Spec, Tangent]:
+    """The gradient of an output is expected with the output's strides, if these cover memory without holes, else contiguous.
+    Where strides hold symbols, contiguous is all that the runtime can check."""
+    contiguous = contiguous_strides(output.shape)
+    strides = output.strides
+    fixed = all(type(s) is int for s in strides)
+    if strides != contiguous and not (fixed and is_dense(output)):
+        strides = contiguous
+    return output._replace(strides=strides, offset=0), Tangent(value, strides if all(type(s) is int for s in strides) else None)
+
+
+def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads: list[Any], count: int) -> Joint:
+    nodes = [value.node for value in outcome.values] + [None if g is None else world.to_node(g) for g in grads]
+    output = world.graph.output(tuple(nodes))
+    output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in nodes)
+    placeholders = [node for node in world.graph.nodes if node.op == "placeholder"]
+    for write in outcome.plan.writes:
+        placeholders[write.input].meta["mutated"] = True
+    quiet = [k for k, v in enumerate(outcome.values) if v.quiet and k in outcome.plan.recorded_values()]
+    return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * count,
+                 quiet, [node.meta["val"] for node in placeholders], outcome.reshaped)
+
+
+# ---------------------------------------------------------------- what a program did
+
+@dataclass
+class Value:
+    """One output of the forward graph; `tensor` is what autograd knows of it (None for sizes and for unseen bases)."""
+    node: Any
+    tensor: AbstractTensor | None = None
+
+    @property
+    def differentiable(self) -> bool:
+        return self.tensor is not None and self.tensor.requires_grad
+
+    @property
+    def quiet(self) -> bool:
+        return self.tensor is not None and not self.tensor.requires_grad and (self.tensor.is_floating_point() or self.tensor.is_complex())
+
+
+class Outcome:
+    """Runs a program inside a trace and sorts what it returned and wrote by the rules of alias.py.  A builder: complete once made."""
+
+    def __init__(self, world: TraceWorld, program: Program, inputs: Sequence[Any]):
+        self.world, self.inputs = world, inputs
+        self.values: list[Value] = []
+        self.views: list[View] = []
+        self.reshaped: list[int] = []
+        tensors = {i: t for i, t in enumerate(inputs) if type(t) is AbstractTensor}
+        before = {i: (t.record.cell, t.record.cell.version, t.grad_fn, t._version) for i, t in tensors.items()}
+        self.owner: dict[Cell, int] = {cell: i for i, (cell, *_) in before.items()}
+        outputs = list(program(*inputs))
+        self.plan = Plan(len(inputs), [], [w for i, t in tensors.items() if (w := self._write(i, t, *before[i])) is not None], self.views)
+        self.made: dict[int, Result] = {id(t): Input(i) for i, t in reversed(tensors.items())}
+        self.bases: dict[Cell, tuple[int, AbstractTensor | None]] = {}
+        self.sizes: dict[Expr, int] = {}
+        self.members = self._members(outputs)
+        self.plan.results = [self._result(output) for output in outputs]
+        self.plan.num_values = len(self.values)
+        self.plan.prepare()
+
+    # ------------------------------------------------------------ writes (rule 7)
+
+    def _write(self, index: int, tensor: AbstractTensor, cell: Cell, version: int, history: Any, counter: int) -> Write | None:
+        if tensor.record.cell is not cell or tensor.record.steps:
+            self.reshaped.append(index)
+        if cell.version == version:
+            return None
+        recorded = tensor.requires_grad and tensor.grad_fn is not history
+        how = "grad" if recorded else "no_grad" if tensor._version != counter else "data"
+        return Write(index, self._add(self.world.to_node(tensor), tensor if recorded else None), how)
+
+    # ------------------------------------------------------------ outputs (rules 1 to 6)
+
+    def _members(self, outputs: list[Any]) -> dict[Cell, list[AbstractTensor]]:
+        """The outputs that lie in each storage which the program made, each once."""
+        members: dict[Cell, dict[int, AbstractTensor]] = {}
+        for output in outputs:
+            if type(output) is AbstractTensor and output.record.cell not in self.owner:
+                members.setdefault(output.record.cell, {})[id(output)] = output
+        return {cell: list(group.values()) for cell, group in members.items()}
+
+    def _result(self, output: Any) -> Result:
+        if type(output) in _SYMBOLIC:
+            size = from_sym(output)
+            return Fresh(self._size(size)) if type(size) is Expr else Constant(size)
+        if type(output) is not AbstractTensor:
+            return Constant(output)
+        if id(output) not in self.made:
+            self.made[id(output)] = self._tensor_result(output)
+        return self.made[id(output)]
+
+    def _tensor_result(self, output: AbstractTensor) -> Result:
+        cell = output.record.cell
+        if cell in self.owner:
+            return self._replay("i", self.owner[cell], output, output.record.steps)
+        if len(self.members[cell]) == 1 and not (output.requires_grad and output._is_view()):
+            return Fresh(self._add(self.world.to_node(output), output))
+        value, base = self._base(cell)
+        if output is base:
+            return Fresh(value)
+        inner = base.record.steps if base is not None else ()
+        if output.record.steps[:len(inner)] != inner:       # not reached from the base: the graph computes it apart
+            return Fresh(self._add(self.world.to_node(output), output))
+        return self._replay("v", value, output, output.record.steps[len(inner):])
+
+    def _base(self, cell: Cell) -> tuple[int, AbstractTensor | None]:
+        """The tensor that the outputs in a storage are made from, as (forward value, what autograd knows of it)."""
+        if cell not in self.bases:
+            base = next((t._base if t._is_view() else t for t in self.members[cell] if t.requires_grad), None)
+            base = base if base is not None else next((t for t in self.members[cell] if not t.record.steps), None)
+            node = cell.node if base is None else self.world.to_node(base)
+            self.bases[cell] = self._add(node, base), base
+        return self.bases[cell]
+
+    def _replay(self, kind: str, place: int, output: AbstractTensor, steps: Sequence[Step]) -> Replay:
+        calls = [self._call(step) for step in steps] or [(_alias if output.requires_grad else torch.Tensor.detach, (), {})]
+        self.views.append(View(_maker(kind, place, calls), output.requires_grad))
+        return Replay(len(self.views) - 1)
+
+    def _call(self, step: Step) -> tuple[Callable, tuple, dict]:
+        """A view operator with its arguments; sizes that are symbols become places among the forward's values."""
+        if step.op is aten.as_strided.default:
+            size, stride, offset = step.args
+            return _strided, self._at((list(size), list(stride), offset - step.before.offset)), {}
+        return step.op, self._at(step.args), {k: self._at(v) for k, v in step.kwargs.items()}
+
+    def _at(self, value: Any) -> Any:
+        if type(value) is Expr:
+            return At(self._size(value))
+        return type(value)(self._at(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+    # ------------------------------------------------------------ values
+
+    def _size(self, size: Expr) -> int:
+        if size not in self.sizes:
+            self.values.append(Value(self.world.size_node(size)))
+            self.sizes[size] = len(self.values) - 1
+        return self.sizes[size]
+
+    def _add(self, node: Node, tensor: AbstractTensor | None) -> int:
+        if node.op in ("placeholder", "get_attr") or any(value.node is node for value in self.values):
+            node = self.world.emit(aten.clone.default, node)
+        self.values.append(Value(node, tensor))
+        return len(self.values) - 1
+
+
+# ---------------------------------------------------------------- making views again
+
+@dataclass(frozen=True)
+class At:
+    """An argument that is read from the forward's values at run time."""
+    value: int
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return aten.alias.default(tensor)
+
+
+def _strided(tensor: torch.Tensor, size: Any, stride: Any, shift: Any) -> torch.Tensor:
+    return tensor.as_strided(size, stride, tensor.storage_offset() + shift)
+
+
+def _maker(kind: str, place: int, calls: list[tuple[Callable, tuple, dict]]) -> Callable[[Sequence[Any], Sequence[Any]], torch.Tensor]:
+    """(inputs, values) -> the view.  Arguments without sizes are used as they are."""
+    static = not any(_has_at(args) or _has_at(tuple(kwargs.values())) for _, args, kwargs in calls)
+
+    def make(inputs: Sequence[Any], values: Sequence[Any]) -> torch.Tensor:
+        tensor = inputs[place] if kind == "i" else values[place]
+        for op, args, kwargs in calls:
+            tensor = op(tensor, *args, **kwargs) if static else op(tensor, *_fill(args, values), **{k: _fill(v, values) for k, v in kwargs.items()})
+        return tensor
+    return make
+
+
+def _has_at(value: Any) -> bool:
+    return type(value) is At or isinstance(value, (list, tuple)) and any(map(_has_at, value))
+
+
+def _fill(value: Any, values: Sequence[Any]) -> Any:
+    if type(value) is At:
+        return values[value.value]
+    return type(value)(_fill(v, values) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+# ---------------------------------------------------------------- gradients as a program
+
+def gradient_program(program: Program, count: int, wanted: Sequence[int], present: Sequence[int]) -> Program:
+    """The program (inputs, tangents) -> gradients of the inputs `wanted`, itself differentiable.  `present` says which of the
+    tangents, in the order of Joint.tangents, arrive; torch's create_graph does the rest."""
+    def gradients(*args: Any) -> list[Any]:
+        inputs, tangents = args[:count], args[count:]
+        with torch.enable_grad():
+            copies = [_unwritten(t) for t in inputs]
+            outcome = Outcome(current_trace(), program, copies)
+            outputs = [value.tensor for value in outcome.values if value.differentiable]
+            found = torch.autograd.grad([outputs[k] for k in present], [inputs[i] for i in wanted], tangents,
+                                        create_graph=True, allow_unused=True)
+        return list(found)
+    return gradients
+
+
+def _unwritten(value: Any) -> Any:
+    """A copy that the program may overwrite: the caller's tensor was written by the first forward already."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
