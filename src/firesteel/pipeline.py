@@ -1,0 +1,96 @@
+"""From a functional ATen graph to a callable: the stages, as one list.
+
+    graph --lower--> Program --simplify--> Program --fuse--> Program --plan--> Plan --target--> callable(*inputs) -> tuple
+
+Each stage maps one printable thing to the next; its verifier runs where fs.config.verify is on, its product is written where
+fs.config.dump_dir is set, its time is in fs.stage_times().
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from firesteel import artifacts
+from firesteel.artifacts import counters, timed
+from firesteel.codegen import host, llvm
+from firesteel.config import config
+from firesteel.errors import UserError
+from firesteel.loops.fuse import fuse
+from firesteel.loops.ir import Nest, Program
+from firesteel.loops.lower.graph import lower_graph
+from firesteel.loops.plan import Plan, Run, plan
+from firesteel.loops.simplify import simplify
+from firesteel.loops.verify import verify_program
+from firesteel.runtime import cpu
+from firesteel.table import Table
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    run: Callable[[Any], Any]
+    verify: Callable[[Any], None] | None
+    extension: str                          # of its dumps
+
+
+def _nothing(product: Any) -> None:
+    """A product whose maker checks it."""
+
+
+STAGES = (
+    Stage("simplify", simplify, verify_program, "loops"),
+    Stage("fuse", fuse, verify_program, "loops"),
+    Stage("plan", plan, _nothing, "plan"),
+)
+
+TARGETS: Table[Callable[[Plan], Callable]] = Table("target", "pipeline.py")
+
+
+def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
+    """A graph compiler for `autograd.aot`: native code for the graph's device."""
+    with timed("lower"):
+        program = lower_graph(gm, example_inputs)
+    _finish("lower", "loops", verify_program, program)
+    product: Any = program
+    for stage in STAGES:
+        with timed(stage.name):
+            product = stage.run(product)
+        _finish(stage.name, stage.extension, stage.verify, product)
+    artifacts.log("schedule", lambda: str(product))
+    return TARGETS[_device(program)](product)
+
+
+def _finish(name: str, extension: str, verify: Callable | None, product: Any) -> None:
+    artifacts.dump(name, extension, lambda: str(product))
+    if verify is not None and config.verify:
+        with timed("verify"):
+            verify(product)
+
+
+def _device(program: Program) -> str:
+    """The one kind of device that a program's kernels run on."""
+    written = {store.buffer for step in program.steps if isinstance(step, Nest) for phase in step.phases for store in phase.stores}
+    kinds = {program.buffers[name].device.split(":")[0] for name in written} or {"cpu"}
+    if len(kinds) > 1:
+        raise UserError(f"One graph computes on {' and '.join(sorted(kinds))}.", hint="Compile the parts for each device on their own.")
+    return kinds.pop()
+
+
+@TARGETS.row("cpu")
+def compile_for_cpu(plan: Plan) -> Callable[..., tuple]:
+    """LLVM text for every nest, equal ones once; then the host function."""
+    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
+    with timed("print"):
+        kernels = [llvm.print_nest(nest, plan.program.buffers) for nest in nests]
+    counters["native"]["kernels"] += len(kernels)
+    counters["native"]["distinct_kernels"] += len({k.symbol for k in kernels})
+    for kernel in kernels:
+        artifacts.log("kernels", lambda: kernel.text)
+        artifacts.dump("print", "ll", lambda: kernel.text)
+    addresses = cpu.load(kernels)
+    launches = {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, addresses)}
+    with timed("host"):
+        return host.build(plan, launches, cpu.compile_text)
