@@ -244,12 +244,15 @@ def literal(value: int | float | bool, dtype: str) -> Expr:
 
 def op(name: str, *args: Expr | int | float | bool) -> Expr:
     """The node of operator `name`; plain numbers become constants of the dtype of the Expr arguments."""
-    if not all(isinstance(a, Expr) for a in args):
-        kind = next(a.dtype for a in args[name == "where":] if isinstance(a, Expr))
-        args = tuple(a if isinstance(a, Expr) else literal(a, kind) for a in args)
-    row = OPS[name]
-    dtype = "bool" if row.rule is _to_bool else args[-1].dtype  # type: ignore[union-attr]
-    return make(name, dtype, args)  # type: ignore[arg-type]
+    for arg in args:
+        if type(arg) is not Expr:
+            kind = next(a.dtype for a in args[name == "where":] if type(a) is Expr)
+            args = tuple([a if type(a) is Expr else literal(a, kind) for a in args])    # type: ignore[arg-type]
+            break
+    return make(name, "bool" if name in _TESTS else args[-1].dtype, args)  # type: ignore[arg-type, union-attr]
+
+
+_TESTS = frozenset(name for name, row in OPS.items() if row.rule is _to_bool)
 
 
 def to(value: Expr, dtype: str, loose: bool = False) -> Expr:

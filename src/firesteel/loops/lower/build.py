@@ -41,11 +41,13 @@ def grid(shape: tuple[Size, ...], prefix: str = "i") -> tuple[tuple[Axis, ...], 
 def broadcast_index(index: Index, shape: tuple[Size, ...]) -> Index:
     """The index into a tensor of `shape` that is broadcast to where `index` points."""
     drop = len(index) - len(shape)
-    return tuple(0 if n == 1 else index[drop + d] for d, n in enumerate(shape))
+    if not drop and 1 not in shape:
+        return index
+    return tuple([0 if n == 1 else index[drop + d] for d, n in enumerate(shape)])
 
 
 def exprs(index: Index) -> tuple[Expr, ...]:
-    return tuple(as_expr(i) for i in index)
+    return tuple([as_expr(i) for i in index])
 
 
 class Builder:
@@ -56,6 +58,7 @@ class Builder:
         self.steps: list[Nest | Extern] = []
         self.node: str = ""
         self.target: Any = None
+        self.used: set[int] | None = None       # of the results of the node, if it has several; None: all
         self.loose = not config.eager_rounding
 
     # ------------------------------------------------------------ buffers
@@ -132,9 +135,15 @@ class Builder:
         """outputs = target(*args, **kwargs), each output with the layout of its Spec."""
         views = tuple(self.argument(a) for a in args)
         named = {k: self.argument(v) for k, v in kwargs.items()}
-        value, names = self._outputs(out)
+        value, names = self._outputs(self.read_only(out))
         self.steps.append(Extern(self.node, tuple(names), target, views, named, (), writes_out, (self.node,)))
         return value
+
+    def read_only(self, out: Any) -> Any:
+        """The Specs of a node's results, None in place of those that nobody reads."""
+        if self.used is None or not isinstance(out, tuple) or hasattr(out, "strides"):
+            return out
+        return tuple([spec if n in self.used else None for n, spec in enumerate(out)])
 
     def _outputs(self, out: Any) -> tuple[Any, list[str | None]]:
         if out is None:

@@ -27,9 +27,9 @@ from firesteel.sym.symint import from_sym
 
 def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
     """The Program of a functional ATen graph."""
-    walk = Walk(gm)
     nodes = list(gm.graph.nodes)
     wanted = needed(nodes)
+    walk = Walk(gm, wanted)
     position = 0
     for node in nodes:
         if node.op == "placeholder":
@@ -66,10 +66,10 @@ def needed(nodes: Sequence[Node]) -> set[Node]:
 
 def described(value: Any) -> Any:
     """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers."""
+    if isinstance(value, (tuple, list)):
+        return tuple([described(v) for v in value])
     if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
         return spec_of(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(described(v) for v in value)
     return scalar(value)
 
 
@@ -81,8 +81,8 @@ def scalar(value: Any) -> Any:
 class Walk:
     """The state of one lowering: the Builder, and what each node's value is."""
 
-    def __init__(self, gm: GraphModule):
-        self.gm, self.b = gm, Builder()
+    def __init__(self, gm: GraphModule, wanted: set[Node]):
+        self.gm, self.wanted, self.b = gm, wanted, Builder()
         self.values: dict[Node, Any] = {}
         self.inputs: list[str | None] = []
         self.outputs: tuple[Any, ...] = ()
@@ -131,17 +131,22 @@ class Walk:
     def call(self, node: Node) -> None:
         out = described(node.meta.get("val"))
         b, target = self.b, node.target
-        if target not in LOWERINGS and computes_size(target):
+        row = LOWERINGS.get(target)
+        if row is None and computes_size(target):
             self.values[node] = out
             return
-        b.node, b.target = node.name, target
+        b.node, b.target, b.used = node.name, target, self.used(node) if type(out) is tuple else None
         args, kwargs = self.arguments(node.args), {k: self.argument(v) for k, v in node.kwargs.items()}
         if target is operator.getitem:
             self.values[node] = args[0][args[1]]
             return
-        row = LOWERINGS.get(target)
         result = row(b, out, *args, **kwargs) if row is not None else NotImplemented
         self.values[node] = lower_call(b, out, target, args, kwargs) if result is NotImplemented else result
+
+    def used(self, node: Node) -> set[int] | None:
+        """Which of several results somebody reads; None where somebody takes them all."""
+        readers = [user for user in node.users if user in self.wanted]
+        return {user.args[1] for user in readers} if all(user.target is operator.getitem for user in readers) else None
 
     def output(self, node: Node) -> None:
         results = node.args[0]

@@ -56,8 +56,10 @@ class Sweeps:
         at = [self.axes[d].value if d in self.axes else 0 for d in range(self.rank)]
         return tuple(at if keepdim else [i for d, i in enumerate(at) if d not in self.dims])
 
-    def store(self, out: Any, value: Expr, keepdim: bool) -> Tensor:
-        """Stores one value a result, in the nest's last phase."""
+    def store(self, out: Any, value: Expr, keepdim: bool) -> Tensor | None:
+        """Stores one value a result, in the nest's last phase.  Without a Spec nobody reads it."""
+        if out is None:
+            return None
         buffer = self.b.buffer(out)
         self.stores.append(Store(buffer.name, exprs(self.result_index(keepdim)), to(value, buffer.dtype, self.b.loose)))
         return Tensor.of(buffer, out)
@@ -193,9 +195,10 @@ def _variance(b: Builder, outs: dict[str, Any], x: Tensor, dims: Any, correction
     squares = sweeps.reduce("sum", kind, lambda i: S.mul(S.sub(value(i), mean), S.sub(value(i), mean)))
     variance = S.div(squares, _degrees(count, 1 if correction is None else correction, kind))
     values = {"var": S.sqrt(variance) if root else variance, "mean": mean}
-    stored = {name: sweeps.store(out, values[name], keepdim) for name, out in outs.items()}
+    read = dict(zip(outs, b.read_only(tuple(outs.values()))))
+    stored = {name: sweeps.store(out, values[name], keepdim) for name, out in read.items()}
     sweeps.emit()
-    return stored
+    return stored   # type: ignore[return-value]
 
 
 def _degrees(count: Size, correction: float, dtype: str) -> Expr:
@@ -273,6 +276,7 @@ def lower_max_dim(b: Builder, out: Any, x: Tensor, dim: int, keepdim: bool = Fal
     x = b.readable(x)
     sweeps = Sweeps(b, x.shape, dim)
     best, at = _position(sweeps, x, "max" if "max" in b.target.__name__ else "min", compute_dtype(x.dtype))
+    out = b.read_only(out)
     results = sweeps.store(out[0], best, keepdim), sweeps.store(out[1], at, keepdim)
     sweeps.emit()
     return results
@@ -285,7 +289,7 @@ def lower_aminmax(b: Builder, out: Any, x: Tensor, *, dim: int | None = None, ke
     x, kind = b.readable(x), compute_dtype(x.dtype)
     sweeps = Sweeps(b, x.shape, dim)
     extremes = [sweeps.reduce(op, kind, lambda i: to(x.load(i), kind)) for op in ("min", "max")]
-    results = tuple(sweeps.store(spec, value, keepdim) for spec, value in zip(out, extremes))
+    results = tuple(sweeps.store(spec, value, keepdim) for spec, value in zip(b.read_only(out), extremes))
     sweeps.emit()
     return results
 
