@@ -95,7 +95,8 @@ def per_code(make: Callable[[types.CodeType], Any]) -> Callable[[types.CodeType]
 
 def slot_names(code: types.CodeType) -> tuple[str, ...]:
     """Names of the frame's slots: locals, cells that are not locals, free variables."""
-    return code.co_varnames + tuple(name for name in code.co_cellvars if name not in code.co_varnames) + code.co_freevars
+    local = code.co_varnames        # made anew at each access
+    return local + tuple(name for name in code.co_cellvars if name not in local) + code.co_freevars
 
 
 def _argument_meaning(code: types.CodeType) -> Callable[[str, int, int], Any]:
@@ -139,18 +140,19 @@ def decode(code: types.CodeType) -> list[Instr]:
     meaning, positions = _argument_meaning(code), list(code.co_positions())
     instrs: list[Instr] = []
     by_unit: dict[int, Instr] = {}
-    ends: list[int] = []
+    jumps: list[tuple[Instr, int]] = []
     for start, end, op, arg in _units(code):
         name = dis.opname[op]
-        has_arg = op >= dis.HAVE_ARGUMENT
-        instr = Instr(name, arg if has_arg else None, meaning(name, op, arg) if has_arg else None,
-                      position=positions[start], index=len(instrs))
+        if op < dis.HAVE_ARGUMENT:
+            instr = Instr(name, None, None, None, None, positions[start], len(instrs))
+        else:
+            instr = Instr(name, arg, meaning(name, op, arg), None, None, positions[start], len(instrs))
+            if op in versions.HAS_JUMP:
+                jumps.append((instr, end - arg if name in versions.BACKWARD else end + arg))
         by_unit[start] = instr
         instrs.append(instr)
-        ends.append(end)
-    for instr, end in zip(instrs, ends):
-        if instr.arg is not None and instr.opcode in versions.HAS_JUMP:
-            instr.target = by_unit[end - instr.arg if instr.opname in versions.BACKWARD else end + instr.arg]
+    for instr, target in jumps:
+        instr.target = by_unit[target]
     _attach_handlers(code, by_unit)
     return instrs
 
@@ -195,12 +197,13 @@ def jump_targets(instrs: Sequence[Instr]) -> set[Instr]:
 
 def _run_at(instrs: Sequence[Instr], at: int, entered: set[Instr]) -> tuple[int, versions.Rule]:
     """How many instructions from `at` belong together, and their rule; a run is entered at its start only."""
-    for row in versions.GROUPS_BY_FIRST.get(instrs[at].opname, ()):
+    first = instrs[at].opname
+    for row in versions.GROUPS_BY_FIRST.get(first, ()):
         run = instrs[at:at + len(row.names)]
         if (tuple(instr.opname for instr in run) == row.names
                 and not any(instr in entered or instr.handler is not run[0].handler for instr in run[1:])):
             return len(run), row.rule
-    return 1, versions.RULES[instrs[at].opname]
+    return 1, versions.RULES[first]
 
 
 def normalise(instrs: Sequence[Instr], cells: versions.Cells) -> list[Instr]:
@@ -209,17 +212,24 @@ def normalise(instrs: Sequence[Instr], cells: versions.Cells) -> list[Instr]:
     while at < len(instrs):
         length, rule = _run_at(instrs, at, entered)
         run = instrs[at:at + length]
-        landing = next((instrs[i.target.index + versions.LANDING.get(i.opname, 0)] for i in run if i.target is not None), None)
-        for number, part in enumerate(rule(run, cells)):
-            meaning = versions.NORMAL[part.name]
-            instr = Instr(part.name, part.arg if not meaning.jumps else None, part.value, landing if meaning.jumps else None,
-                          run[0].handler, run[-1].position, len(result), part.kwnames, at, at + length, number)
-            if number == 0:
-                first_of[instrs[at]] = instr
-            result.append(instr)
+        first_of[instrs[at]] = len(result)
+        landing = _landing(instrs, run)
+        handler, position = run[0].handler, run[-1].position
+        for number, (name, arg, value, kwnames) in enumerate(rule(run, cells)):
+            target = landing if name in versions.JUMPS else None
+            result.append(Instr(name, arg if target is None else None, value, target, handler, position, len(result),
+                                kwnames, at, at + length, number))
         at += length
-    _point_to_normalised(result, first_of)
+    _point_to_normalised(result, {instr: result[n] for instr, n in first_of.items()})
     return result
+
+
+def _landing(instrs: Sequence[Instr], run: Sequence[Instr]) -> Instr | None:
+    """Where the run's jump really goes on."""
+    for instr in run:
+        if instr.target is not None:
+            return instrs[instr.target.index + versions.LANDING.get(instr.opname, 0)]
+    return None
 
 
 def _point_to_normalised(result: list[Instr], first_of: dict[Instr, Instr]) -> None:

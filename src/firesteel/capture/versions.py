@@ -19,7 +19,7 @@ import opcode
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firesteel.table import Table
 
@@ -162,8 +162,10 @@ for _name, _stack, _text, *_jumps in [
     NORMAL.add(_name, Meaning(_stack, _text, bool(_jumps)))
 
 
-@dataclass(frozen=True)
-class Part:
+JUMPS = frozenset(name for name, meaning in NORMAL.items() if meaning.jumps)
+
+
+class Part(NamedTuple):
     """One normalised instruction, before it is given its place; a jumping one takes the run's target."""
     name: str
     arg: int | None = None
