@@ -85,7 +85,7 @@ class TraceWorld(AbstractWorld):
         self.inputs: list[Any] = []
         self.constants: dict[str, torch.Tensor] = {}
         self._constant_nodes: dict[int, tuple[Node, torch.Tensor]] = {}
-        self._sizes: dict[Expr, Node | tuple] = {}
+        self._sizes: dict[Expr, Any] = {}       # a node, a number, or where to read it: (operator, input node, dimension)
         self._origins: dict[int, dict[str, Any]] = {}   # seq_nr -> meta of the forward node
         self._carried: dict[Node, dict[str, Any]] = {}
 
@@ -157,17 +157,15 @@ class TraceWorld(AbstractWorld):
         if type(size) is not Expr:
             return size
         found = self._sizes.get(size)
-        if type(found) is Node:
-            return found
-        if found is None:
-            simple = self.env.simplify(size)
-            node = self.size_node(simple) if simple is not size else self._compute_size(size)
-        else:
+        if type(found) is tuple:
             op, source, dim = found
-            node = append_call(self.graph, op, (source, dim) if dim is not None else (source,), {})
-            node.meta.update(val=to_symint(size, self.env), phase="forward")
-        self._sizes[size] = node
-        return node
+            found = append_call(self.graph, op, (source, dim) if dim is not None else (source,), {})
+            found.meta.update(val=to_symint(size, self.env), phase="forward")
+        elif found is None:
+            simple = self.env.simplify(size)
+            found = self.size_node(simple) if simple is not size else self._compute_size(size)
+        self._sizes[size] = found
+        return found
 
     def _compute_size(self, size: Expr) -> Any:
         if size.op == "const":
@@ -473,6 +471,12 @@ def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 @RECORDERS.row(aten.fill_.Tensor)
 def _record_fill_tensor(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     return _record_copy(world, fact, args, kwargs)
+
+
+@RECORDERS.row(aten.bernoulli_.float)
+def _record_bernoulli(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Dispatch leaves out arguments that equal their defaults; the functional twin has no default for p."""
+    return _record_inplace(world, fact, args if len(args) > 1 else (args[0], 0.5), kwargs)
 
 
 @RECORDERS.row(aten.lift_fresh.default)
