@@ -225,6 +225,18 @@ def test_order_structure_before_constants_before_tensors():
     assert [guard.kind for guard in g.guards] == ["length", "type", "equals", "tensor"]
 
 
+def test_arguments_are_looked_at_before_what_hangs_on_others():
+    g = build_guards([Guard(x.attr("a"), "type", int), Guard(y, "equals", 3), Guard(y, "type", int)], ["x", "y"])
+    assert [(guard.name, guard.kind) for guard in g.guards] == [("y", "type"), ("y", "equals"), ("x.a", "type")]
+
+
+def test_expression_with_functions():
+    half = E.make("floor", "f64", (E.make("truediv", "f64", (E.symbol("s0"), E.const(2))),))
+    question = Question(E.make("eq", "bool", (half, E.const(3.0))), (("s0", x),))
+    g = build_guards([Guard(None, "expr", question)], ["x"])
+    assert g.check(7) and not g.check(8)
+
+
 def test_equal_guards_are_checked_once():
     g = build_guards([Guard(x, "type", int), Guard(Local("x"), "type", int), Guard(x, "equals", 1), Guard(x, "equals", True)], ["x"])
     assert len(g.guards) == 3 and not g.check(1)

@@ -11,7 +11,8 @@ A Guard is (source, kind, data).  A kind is a row of `KINDS`: the Python text of
 What always holds:
 1. A check only reads; where reading fails (an attribute was deleted, a list got shorter) the guard fails and nothing is raised.
 2. Equal guards are checked once; what several sources share is computed once.
-3. Checks run in the order of their rows: structure first, since later checks rely on it, then constants, then what is dear.
+3. Arguments themselves are looked at first: they change most often.  Then checks run in the order of their rows: structure, since
+   later checks rely on it, then constants, then what is dear.
 4. All tensors are checked by one call, which also checks that no two of them have become one object.
 """
 from __future__ import annotations
@@ -391,9 +392,11 @@ def build_guards(guards: Iterable[Guard], arg_names: Sequence[str], returns: Seq
 
 
 def _ordered(guards: Iterable[Guard]) -> list[Guard]:
-    """Each guard once; by rank, and within a rank from the roots outward."""
-    once = {guard.key(): guard for guard in _aliases_told(guards)}
-    return sorted(once.values(), key=lambda guard: (KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0))
+    """Each guard once; cheap ones on arguments, then by rank, and within a rank from the roots outward."""
+    def place(guard: Guard) -> tuple[bool, int, int]:
+        rank, depth = KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0
+        return not (depth == 1 and rank <= CONSTANT), rank, depth
+    return sorted({guard.key(): guard for guard in _aliases_told(guards)}.values(), key=place)
 
 
 def _aliases_told(guards: Iterable[Guard]) -> Iterable[Guard]:

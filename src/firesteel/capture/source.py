@@ -49,7 +49,7 @@ class Constants:
     """Objects that generated code names: the globals of the generated function."""
 
     def __init__(self) -> None:
-        self.namespace: dict[str, Any] = {"__builtins__": builtins}
+        self.namespace: dict[str, Any] = {"__builtins__": builtins, "math": math}    # the text of size expressions says math
         self._names: dict[int, str] = {}        # id -> name; the namespace keeps the objects alive
 
     def name(self, value: Any, hint: str = "") -> str:
