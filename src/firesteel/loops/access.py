@@ -73,8 +73,24 @@ def nest_exprs(nest: Nest) -> Iterator[Expr]:
 
 
 def loads(exprs: Iterable[Expr]) -> list[Expr]:
-    """Distinct loads, plain and masked, in order of appearance."""
-    return [node for node in walk(*exprs) if node.op in LOADS]
+    """Distinct loads, plain and masked, those in the indices of others included."""
+    found: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = list(exprs)
+    stack.reverse()
+    while stack:
+        node = stack.pop()
+        if node.args:
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.extend(node.args[::-1])
+            if node.op == "load" or node.op == "masked":
+                found.append(node)
+        elif node.op == "load" and node not in seen:    # of a buffer without dimensions
+            seen.add(node)
+            found.append(node)
+    return found
 
 
 def load_index(load: Expr) -> tuple[Expr, ...]:

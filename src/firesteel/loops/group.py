@@ -48,7 +48,9 @@ class Group:
     statements: list[Statement] = field(default_factory=list)
     reads: dict[str, list[Expr]] = field(default_factory=dict)  # buffer -> distinct loads
     writes: dict[str, Store] = field(default_factory=dict)
-    origin: tuple[str, ...] = ()
+    accumulators: set[str] = field(default_factory=set)
+    work: int = 1                               # points of its largest sweep, all rows together
+    origin: list[str] = field(default_factory=list)
     united: bool = False
 
 
@@ -58,11 +60,15 @@ def group_of(number: int, step: Nest | Extern) -> Group:
     group = Group(number, 1 << number, step)
     if isinstance(step, Extern) or not _groupable(step):
         return group
-    group.frozen, group.origin = False, step.origin
+    group.frozen, group.origin = False, list(step.origin)
     group.rows = {a.name: a.extent for a in step.axes}
     group.soft = all(phase.kind == "map" and not phase.axes for phase in step.phases)
     _add_statements(group, step)
-    _find_accesses(group)
+    group.writes = {s.what.buffer: s.what for s in group.statements if isinstance(s.what, Store)}
+    group.accumulators = {s.what.name for s in group.statements if isinstance(s.what, Reduce)}
+    for load in access.loads([expr for s in group.statements for expr in s.exprs()]):
+        group.reads.setdefault(load.attr, []).append(load)
+    group.work = cost.hint_product(group.rows.values()) * max([cost.hint_product(group.inner[a] for a in s.axes) for s in group.statements], default=1)
     return group
 
 
@@ -80,13 +86,6 @@ def _add_statements(group: Group, nest: Nest) -> None:
         change = _Renaming({a.name: name for a, name in zip(phase.axes, names) if a.name != name})
         group.statements += [Statement(names, change.reduce(r)) for r in phase.reduces]
         group.statements += [Statement(names, change.store(s)) for s in phase.stores]
-
-
-def _find_accesses(group: Group) -> None:
-    group.writes = {s.what.buffer: s.what for s in group.statements if isinstance(s.what, Store)}
-    group.reads = {}
-    for load in access.loads(expr for s in group.statements for expr in s.exprs()):
-        group.reads.setdefault(load.attr, []).append(load)
 
 
 class _Renaming:
@@ -157,14 +156,20 @@ class _Matcher:
 
     def _from_producers(self) -> bool:
         """Where one reads what the other wrote, the indices say which axes are the same."""
-        for name, store in self.first.writes.items():
-            for load in self.second.reads.get(name, ()):
+        for _, store, loads in self._produced():
+            for load in loads:
                 if load.op == "masked":
                     return False
                 for ours, theirs in zip(store.index, load.args):
                     if ours.op == "axis" and theirs.op == "axis" and not self._pair(theirs.attr, ours.attr):
                         return False
         return True
+
+    def _produced(self) -> Iterator[tuple[str, Store, list[Expr]]]:
+        """What first writes and second reads."""
+        for name, loads in self.second.reads.items():
+            if name in self.first.writes:
+                yield name, self.first.writes[name], loads
 
     def _from_common_reads(self) -> None:
         for name, loads in self.second.reads.items():
@@ -202,8 +207,8 @@ class _Matcher:
     def _reads_its_own_row(self, match: Match) -> bool:
         """Rule 2: at the dimensions that parallel axes index when written, a read has the same axes."""
         back = {ours: theirs for theirs, ours in match.names.items()}
-        for name, store in self.first.writes.items():
-            for load in self.second.reads.get(name, ()):
+        for _, store, loads in self._produced():
+            for load in loads:
                 for ours, theirs in zip(store.index, load.args):
                     if ours.op == "axis" and ours.attr in match.rows and not (theirs.op == "axis" and theirs.attr == back.get(ours.attr)):
                         return False
@@ -229,10 +234,6 @@ def _contiguous_inside(group: Group, inner: set[str], buffers: dict[str, Buffer]
     return True
 
 
-def _work(group: Group) -> int:
-    return cost.hint_product(group.rows.values()) * max([cost.hint_product(group.inner[a] for a in s.axes) for s in group.statements], default=1)
-
-
 def _worth(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]) -> bool:
     back = {ours: theirs for theirs, ours in match.names.items()}
     theirs = {back[name] for name in match.rows}
@@ -241,15 +242,15 @@ def _worth(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]
     if second.soft and not _contiguous_inside(second, _inner_of(second, theirs), buffers):
         return False
     moved = len(match.rows) < len(first.rows) or len(match.rows) < len(second.rows)
-    if moved and not cost.enough_rows([Axis(n, e) for n, e in match.rows.items()], max(_work(first), _work(second))):
+    if moved and not cost.enough_rows([Axis(n, e) for n, e in match.rows.items()], max(first.work, second.work)):
         return False
-    if len(first.statements) + len(second.statements) > MOST_STATEMENTS or len({*first.reads, *first.writes, *second.reads, *second.writes}) > MOST_BUFFERS:
+    if len(first.statements) + len(second.statements) > MOST_STATEMENTS or len(first.reads) + len(first.writes) + len(second.reads) + len(second.writes) > MOST_BUFFERS:
         return False
-    return any(name in second.reads for name in first.writes) or _share_a_large_read(first, second, match, buffers)
+    return any(name in first.writes for name in second.reads) or _share_a_large_read(first, second, match, buffers)
 
 
 def _share_a_large_read(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]) -> bool:
-    enough = min(_work(first), _work(second)) // 4
+    enough = min(first.work, second.work) // 4
     for name, loads in second.reads.items():
         if name in first.reads and cost.elements(buffers[name]) >= enough:
             places = {tuple([match.names.get(p.attr) if p.op == "axis" else p for p in access.load_index(load)]) for load in loads}
@@ -260,28 +261,34 @@ def _share_a_large_read(first: Group, second: Group, match: Match, buffers: dict
 
 # ---------------------------------------------------------------- two groups as one
 
-def unite(first: Group, second: Group, match: Match) -> Group:
-    """`second` after `first`, in first's names.  Takes first's number."""
-    ours = {**first.rows, **first.inner}
+def unite(first: Group, second: Group, match: Match) -> None:
+    """`second` becomes a part of `first`, after it and in its names.  Changes `first`; cost goes with the size of `second`."""
     names = dict(match.names)
-    taken = set(ours)
+    taken = first.rows.keys() | first.inner.keys()
     for name in (*second.rows, *second.inner):
         if name not in names:
             names[name] = _unused(name, taken)
         taken.add(names[name])
-    accumulators = _fresh_accumulators(first, second)
-    change = _Renaming(names, accumulators)
+    change = _Renaming(names, _fresh_accumulators(first, second))
     kept = [name for name in first.rows if name not in match.rows]
-    statements = [Statement((*kept, *s.axes), s.what) for s in first.statements] if kept else list(first.statements)
     moved = [name for name in second.rows if names[name] not in match.rows]
-    statements += [change.statement(s, tuple([names[a] for a in (*moved, *s.axes)])) for s in second.statements]
-    inner = {**{n: first.rows[n] for n in kept}, **first.inner,
-             **{names[n]: e for n, e in (*second.rows.items(), *second.inner.items()) if names[n] not in match.rows}}
-    group = Group(first.number, first.members | second.members, max(first.last, second.last, key=lambda s: s is second.last),
-                  match.rows, inner, first.soft and second.soft and not kept and not moved, False, statements,
-                  origin=(*first.origin, *second.origin), united=True)
-    _find_accesses(group)
-    return group
+    if kept:
+        first.statements = [Statement((*kept, *s.axes), s.what) for s in first.statements]
+        first.inner = {**{name: first.rows[name] for name in kept}, **first.inner}
+    added = [change.statement(s, tuple([names[a] for a in (*moved, *s.axes)])) for s in second.statements]
+    first.statements += added
+    first.inner.update((names[n], e) for n, e in (*second.rows.items(), *second.inner.items()) if names[n] not in match.rows)
+    first.rows = match.rows
+    first.soft = first.soft and second.soft and not kept and not moved
+    first.writes.update((s.what.buffer, s.what) for s in added if isinstance(s.what, Store))
+    first.accumulators.update(s.what.name for s in added if isinstance(s.what, Reduce))
+    for name, loads in second.reads.items():
+        known = first.reads.setdefault(name, [])
+        known += [load for load in map(change.expr, loads) if load not in known]
+    first.work = max(first.work, second.work)
+    first.origin += second.origin
+    first.members |= second.members
+    first.last, first.united = second.last, True
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -294,16 +301,14 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _fresh_accumulators(first: Group, second: Group) -> dict[str, str]:
-    taken = {s.what.name for s in first.statements if isinstance(s.what, Reduce)}
+    """New names for those of second's accumulators that first has too."""
     names: dict[str, str] = {}
-    for s in second.statements:
-        if isinstance(s.what, Reduce) and s.what.name in taken:
-            number = len(taken)
-            while f"a{number}" in taken:
-                number += 1
-            names[s.what.name] = f"a{number}"
-        if isinstance(s.what, Reduce):
-            taken.add(names.get(s.what.name, s.what.name))
+    number = len(first.accumulators)
+    for name in sorted(second.accumulators & first.accumulators):
+        while f"a{number}" in first.accumulators or f"a{number}" in second.accumulators:
+            number += 1
+        names[name] = f"a{number}"
+        number += 1
     return names
 
 
@@ -317,7 +322,6 @@ class Grouper:
         self.rewritten = written_again(program)
         self.group_at: list[Group] = []             # step -> its group
         self.before: dict[int, int] = {}            # group number -> bits of all steps it depends on
-        self.after: dict[int, int] = {}             # group number -> bits of the steps so far that depend on it
         self.direct: dict[int, set[int]] = {}       # group number -> steps it depends on directly
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
@@ -345,20 +349,10 @@ class Grouper:
         direct.discard(number)
         self.group_at.append(group)
         self.direct[number] = direct
-        self.after[number] = 0
         before = 0
         for other in {self.group_at[d].number: self.group_at[d] for d in direct}.values():
             before |= self.before[other.number] | other.members
         self.before[number] = before
-        for other in self._groups(before):
-            self.after[other.number] |= group.members
-
-    def _groups(self, bits: int) -> Iterator[Group]:
-        """The groups that the steps in `bits` belong to."""
-        while bits:
-            group = self.group_at[(bits & -bits).bit_length() - 1]
-            bits &= ~group.members
-            yield group
 
     def _join(self, number: int) -> None:
         candidates = sorted({self.group_at[d].number for d in self.direct[number]}, reverse=True)
@@ -374,11 +368,12 @@ class Grouper:
             return
         if self.before[first.number] & second.members:
             first, second = second, first
-        if not first.writes.keys().isdisjoint(second.writes) or not second.writes.keys().isdisjoint(first.reads):
+        if not first.writes.keys().isdisjoint(second.writes) or not first.reads.keys().isdisjoint(second.writes):
             return
         match = _Matcher(first, second).match()
         if match is not None and _worth(first, second, match, self.program.buffers) and self.fuel.take():
-            self._merge(first, second, unite(first, second, match))
+            unite(first, second, match)
+            self._merge(first, second)
 
     def _between(self, first: Group, second: Group) -> bool:
         """Does a path lead from first through a third step to second?"""
@@ -389,17 +384,17 @@ class Grouper:
                 return True
         return False
 
-    def _merge(self, first: Group, second: Group, group: Group) -> None:
-        before = (self.before[first.number] | self.before[second.number]) & ~group.members
-        after = (self.after[first.number] | self.after[second.number]) & ~group.members
-        self.before[group.number], self.after[group.number] = before, after
-        self.direct[group.number] = {d for d in self.direct[first.number] | self.direct[second.number] if not group.members >> d & 1}
-        for member in _bits(group.members):
+    def _merge(self, group: Group, gone: Group) -> None:
+        """The tables after `gone` became a part of `group`.  What depends on either now depends on all of both; such steps
+        come later, and mostly soon."""
+        before = self.before[group.number] = (self.before[group.number] | self.before.pop(gone.number)) & ~group.members
+        self.direct[group.number] = {d for d in self.direct[group.number] | self.direct.pop(gone.number) if not group.members >> d & 1}
+        for member in _bits(gone.members):
             self.group_at[member] = group
-        for other in self._groups(after):
-            self.before[other.number] |= before | group.members
-        for other in self._groups(before):
-            self.after[other.number] |= after | group.members
+        known = before | group.members
+        for other in self.group_at[(group.members & -group.members).bit_length():]:
+            if self.before[other.number] & group.members and other is not group:
+                self.before[other.number] |= known
 
     # ------------------------------------------------ out
 
@@ -441,7 +436,7 @@ class Grouper:
         phases = arrange(group.statements, group.inner, escaping)
         kept = {store.buffer for phase in phases for store in phase.stores}
         dropped.update(name for name in group.writes if name not in kept)
-        nest = Nest(group.last.name, tuple([Axis(n, e) for n, e in group.rows.items()]), phases, group.origin)
+        nest = Nest(group.last.name, tuple([Axis(n, e) for n, e in group.rows.items()]), phases, tuple(dict.fromkeys(group.origin)))
         return simplify_nest(nest) if has_indices_to_simplify(nest) else nest
 
     def _escapes(self, name: str, group: Group) -> bool:

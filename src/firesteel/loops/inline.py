@@ -28,6 +28,7 @@ from firesteel.loops.simplify import map_nest, simplify_nest
 from firesteel.sym.expr import Expr, make
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
+MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
 FAULTS = ("floordiv", "mod", "fmod", "check_index")
 
 
@@ -86,20 +87,24 @@ class _Inliner:
         self.definitions: dict[str, Definition] = {}
         self.origins: dict[str, tuple[str, ...]] = {}
         self.results: dict[Expr, Expr] = {}         # load -> the value in its place
+        self.loaded: list[list[Expr]] = []          # step -> its loads
         self.moved = False                          # did a value change its indices in the step at hand?
         self._scan()
 
     def _scan(self) -> None:
         for step in self.program.steps:
+            self.loaded.append([])
             if isinstance(step, Extern):
                 self.fixed.update(access.reads(step))
                 continue
             for phase in step.phases:
-                self._scan_phase(step, phase)
+                loads = access.loads(access.phase_exprs(phase))
+                self.loaded[-1] += loads
+                self._scan_phase(step, phase, loads)
 
-    def _scan_phase(self, nest: Nest, phase: Phase) -> None:
+    def _scan_phase(self, nest: Nest, phase: Phase, loads: list[Expr]) -> None:
         points = {axis.name for axis in (*nest.axes, *phase.axes)}
-        for load in access.loads(access.phase_exprs(phase)):
+        for load in loads:
             use = self.uses.setdefault(load.attr, Use())
             index = access.load_index(load)
             use.count += 1
@@ -112,17 +117,17 @@ class _Inliner:
 
     def run(self) -> Program:
         steps = []
-        for step in self.program.steps:
+        for step, loads in zip(self.program.steps, self.loaded):
             if isinstance(step, Nest):
-                step = self._step(step)
+                step = self._step(step, loads)
             if step is not None:
                 steps.append(step)
         buffers = {name: buffer for name, buffer in self.program.buffers.items() if name not in self.definitions}
         return replace(self.program, buffers=buffers, steps=tuple(steps))
 
-    def _step(self, nest: Nest) -> Nest | None:
+    def _step(self, nest: Nest, loads: list[Expr]) -> Nest | None:
         """The nest with definitions put in; None if it became one itself."""
-        taken = [load.attr for load in access.loads(access.nest_exprs(nest)) if load.attr in self.definitions]
+        taken = [load.attr for load in loads if load.attr in self.definitions]
         new = nest
         if taken:
             self.moved = False
@@ -130,7 +135,8 @@ class _Inliner:
             new = map_nest(nest, lambda expr: rebuild(expr, self._change, memo))
             if self.moved:
                 new = simplify_nest(new)
-            new = replace(new, origin=tuple(dict.fromkeys((*(o for name in taken for o in self.origins[name]), *nest.origin))))
+            origins = dict.fromkeys([origin for name in taken for origin in self.origins[name]] + [*nest.origin])
+            new = replace(new, origin=tuple(origins)[-MOST_ORIGINS:])
         definition = self._definition(nest, new, taken)
         if definition is None:
             return new
