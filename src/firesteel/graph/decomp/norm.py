@@ -147,7 +147,7 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Ten
         if mean is not None:
             count = x.numel() // x.shape[1]
             new_mean = cast(batch_mean * momentum + widen(mean) * (1 - momentum), mean.dtype)
-            new_var = cast(batch_var * (momentum * count / (count - 1)) + widen(var) * (1 - momentum), var.dtype)
+            new_var = cast(aten.mul.Tensor(batch_var, momentum * count / (count - 1)) + widen(var) * (1 - momentum), var.dtype)
     else:
         batch_mean, invstd = cast(mean, wide.dtype), aten.rsqrt.default(cast(var, wide.dtype) + eps)
         save_mean = save_invstd = aten.new_empty.default(x, [0], dtype=accumulate_dtype(x.dtype))
