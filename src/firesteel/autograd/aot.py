@@ -23,7 +23,7 @@ from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
 from firesteel.autograd.joint import Joint, Program, gradient_program, trace_program
-from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
+from firesteel.autograd.partition import PartitionFn, default_partition, has_effect, min_cut_partition
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.trace import interpret
@@ -128,13 +128,8 @@ def _show(artifact: str, stage: str, gm: GraphModule) -> None:
 def remove_unused(gm: GraphModule) -> None:
     """Erases calls whose results nobody reads.  Random operators stay: eager draws too."""
     for node in reversed(gm.graph.nodes):
-        if node.op == "call_function" and not node.users and op_class(node) != "random" and _returns_something(node):
+        if node.op == "call_function" and not node.users and not has_effect(node):
             gm.graph.erase_node(node)
-
-
-def _returns_something(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or bool(schema.returns)
 
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:

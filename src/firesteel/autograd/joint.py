@@ -15,7 +15,8 @@ What always holds
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     wanted = wanted and any(t.requires_grad for t in examples)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [world.add_input(value, f"primals_{i}") for i, value in enumerate(inputs)]
-    with tracing(world), torch.set_grad_enabled(wanted):
+    with without_saved_tensor_hooks(), tracing(world), torch.set_grad_enabled(wanted):
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
             outcome = Outcome(world, program, values)
@@ -72,6 +73,20 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
             with timed("trace_backward"):
                 tangents, grads = _differentiate(world, outcome, leaves)
     return _finish(world, outcome, tangents, grads, len(inputs))
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """The user's hooks are for tensors with data."""
+    hooks = []
+    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        hooks.append(pair)
+    try:
+        yield
+    finally:
+        for pair in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def _env_of(inputs: Sequence[Any]) -> Any:
@@ -103,9 +118,16 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
             tangents.append(tangent)
             arriving.append(world.add_input(world.make(spec), f"tangents_{number}"))
     wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
-    found = iter(torch.autograd.grad([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None],
-                                     arriving, allow_unused=True))
+    with torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
+        found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))
     return tangents, [None if leaf is None else next(found) for leaf in wanted]
+
+
+def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Sequence[Any], create_graph: bool = False) -> Sequence[Any]:
+    """torch.autograd.grad with allow_unused, straight from the engine: the public function first imports a symbolic algebra
+    package (2 s) in order to compare the shapes of outputs and tangents, which agree here."""
+    engine = torch.autograd.Variable._execution_engine
+    return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
 
 def tangent_spec(output: Spec, value: int) -> tuple[Spec, Tangent]:
@@ -304,9 +326,7 @@ def gradient_program(program: Program, count: int, wanted: Sequence[int], presen
             copies = [_unwritten(t) for t in inputs]
             outcome = Outcome(current_trace(), program, copies)
             outputs = [value.tensor for value in outcome.values if value.differentiable]
-            found = torch.autograd.grad([outputs[k] for k in present], [inputs[i] for i in wanted], tangents,
-                                        create_graph=True, allow_unused=True)
-        return list(found)
+            return list(engine_gradients([outputs[k] for k in present], [inputs[i] for i in wanted], tangents, create_graph=True))
     return gradients
 
 

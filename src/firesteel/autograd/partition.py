@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
 
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
-from firesteel.autograd.recompute import bytes_of, is_size, op_class, policy, reads_much_more, save_cost
+from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost
 from firesteel.config import config
 from firesteel.errors import InternalError
+from firesteel.graph.build import append_call
 
 Partition = tuple[GraphModule, GraphModule]
 
@@ -60,23 +62,33 @@ class Roles:
     tangents: list[Node]
     outputs: list[Any]              # of the forward
     gradients: list[Any]            # nodes or None
+    effects: list[Node]             # what runs although nobody reads its result: assertions, and draws of random numbers
     forward: set[Node]              # what the outputs are computed from
     after_tangents: set[Node]       # what is computed from a tangent
     backward: set[Node]             # what the gradients are computed from
+    reads: dict[Node, list[Node]]   # node -> its arguments that are nodes (looked up often, and slow to ask of a node)
     costs: dict[Node, int] = field(default_factory=dict)
+    policies: dict[Node, Policy] = field(default_factory=dict)
 
     @classmethod
     def of(cls, joint: GraphModule, num_fwd_outputs: int) -> Roles:
         *nodes, output = joint.graph.nodes
         results = list(output.args[0])
+        reads = {node: node.all_input_nodes for node in nodes}
         outputs, gradients = results[:num_fwd_outputs], results[num_fwd_outputs:]
         placeholders = [node for node in nodes if node.op == "placeholder"]
         tangents = [node for node in placeholders if is_tangent(node)]
-        effects = [node for node in nodes if not node.users and _returns_nothing(node)]
-        forward = ancestors([*outputs, *effects])
+        effects = [node for node in nodes if not node.users and node.op == "call_function" and has_effect(node)]
+        forward = ancestors([*outputs, *effects], reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
-        return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients,
-                   forward, descendants(tangents, nodes), ancestors(gradients))
+        return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects,
+                   forward, descendants(tangents, reads), ancestors(gradients, reads), reads)
+
+    def policy(self, node: Node) -> Policy:
+        found = self.policies.get(node)
+        if found is None:
+            found = self.policies[node] = policy(node)
+        return found
 
     def read_by_backward(self) -> list[Node]:
         """Values that do not depend on tangents and that the part which does reads, in order."""
@@ -90,29 +102,31 @@ def is_tangent(node: Node) -> bool:
     return node.op == "placeholder" and str(node.target).startswith("tangents")
 
 
-def ancestors(roots: Iterable[Any]) -> set[Node]:
-    """The roots that are nodes, and all that they are computed from."""
+def ancestors(roots: Iterable[Any], reads: dict[Node, list[Node]], stop: set[Node] | frozenset[Node] = frozenset()) -> set[Node]:
+    """The roots that are nodes, and all that they are computed from, not looking behind `stop`."""
     seen = {node for node in roots if isinstance(node, Node)}
-    stack = list(seen)
+    stack = [node for node in seen if node not in stop]
     while stack:
-        for node in stack.pop().all_input_nodes:
+        for node in reads[stack.pop()]:
             if node not in seen:
                 seen.add(node)
-                stack.append(node)
+                if node not in stop:
+                    stack.append(node)
     return seen
 
 
-def descendants(roots: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
-    """The roots and all that is computed from them; `nodes` are in topological order."""
+def descendants(roots: Sequence[Node], reads: dict[Node, list[Node]]) -> set[Node]:
+    """The roots and all that is computed from them; `reads` is in topological order."""
     seen = set(roots)
-    for node in nodes:
-        if node not in seen and any(before in seen for before in node.all_input_nodes):
+    for node, before in reads.items():
+        if node not in seen and not seen.isdisjoint(before):
             seen.add(node)
     return seen
 
 
-def _returns_nothing(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+def has_effect(node: Node) -> bool:
+    """Must the call be made even if its result is not read?  Eager draws random numbers then too."""
+    return op_class(node) == "random" or isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 
 
 # ---------------------------------------------------------------- the minimum cut
@@ -126,7 +140,7 @@ def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Nod
     net, enter, leave = Network(), {}, {}
     for node in part:
         once = not may_recompute(roles, node, again)
-        savable = policy(node).save and _one_value(node) or node.op == "placeholder"
+        savable = roles.policy(node).save and _one_value(node) or node.op == "placeholder"
         if not savable and once and node in must_save:
             raise InternalError(f"The backward reads {node}, which can be neither saved nor computed again.")
         enter[node] = SOURCE if once else SINK if node in must_save and not savable else net.vertex()
@@ -134,7 +148,7 @@ def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Nod
         if savable:
             net.edge(enter[node], leave[node], _cost(roles, node, stored))
         if not once:
-            for before in node.all_input_nodes:
+            for before in roles.reads[node]:
                 if leave[before] != SINK:
                     net.edge(leave[before], enter[node], INFINITE)
     kept = net.sink_side()
@@ -147,7 +161,7 @@ def _taking_part(roles: Roles, needed: Sequence[Node], again: frozenset[Node]) -
     while stack:
         node = stack.pop()
         if may_recompute(roles, node, again):
-            for before in node.all_input_nodes:
+            for before in roles.reads[node]:
                 if before not in seen:
                     seen.add(before)
                     stack.append(before)
@@ -162,7 +176,7 @@ def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()
         return True
     if node in again:
         return True
-    return policy(node).recompute and not (op_class(node) == "reduce" and "recompute" not in node.meta and reads_much_more(node))
+    return roles.policy(node).recompute and not (op_class(node) == "reduce" and "recompute" not in node.meta and reads_much_more(node))
 
 
 def _one_value(node: Node) -> bool:
@@ -181,10 +195,10 @@ def in_memory(roles: Roles) -> set[Node]:
     """Values that fused kernels would write out anyway: results, operands of heavy operators, and what is read again after one.
     A level counts the heavy operators on the longest way to a value; readers of a higher level run in another kernel."""
     level: dict[Node, int] = {}
-    fused = {node: node.op == "call_function" and policy(node).fusible for node in roles.nodes if node not in roles.after_tangents}
+    fused = {node: node.op == "call_function" and roles.policy(node).fusible for node in roles.nodes if node not in roles.after_tangents}
     for node in fused:
         step = 0 if fused[node] else 1
-        level[node] = max((level[b] + (step or (0 if fused[b] else 1)) for b in node.all_input_nodes), default=0)
+        level[node] = max((level[b] + (step or (0 if fused[b] else 1)) for b in roles.reads[node]), default=0)
     stored = {node for node in roles.outputs if isinstance(node, Node)}
     for node in reversed(fused):
         if not fused[node] or any(_stores(node, user, fused, level, stored) for user in node.users):
@@ -243,19 +257,19 @@ def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
 def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     """Cuts the joint graph: the backward takes what it needs of `saved` and computes the rest."""
     available = set(saved)
-    backward = Copier(roles.joint)
-    reached = backward.reach(roles.gradients, stop=available | set(roles.tangents))
-    kept = sorted((node for node in reached if node in available), key=is_size)      # stable: tensors first, then sizes
+    backward = Copier(roles)
+    reached = ancestors(roles.gradients, roles.reads, stop=available | set(roles.tangents))
+    kept = sorted((node for node in roles.nodes if node in reached and node in available), key=is_size)      # stable: tensors, then sizes
     for node in [*kept, *roles.tangents]:
         backward.placeholder(node)
     for node in roles.nodes:
         if node in reached and node in roles.after_tangents:
             backward.copy(node)
     bw = backward.finish(roles.gradients)
-    forward = Copier(roles.joint)
+    forward = Copier(roles)
     for node in roles.primals:
         forward.placeholder(node)
-    needed = forward.reach([*roles.outputs, *kept, *(n for n in roles.nodes if _returns_nothing(n) and not n.users)], stop=set(roles.primals))
+    needed = ancestors([*roles.outputs, *roles.effects, *kept], roles.reads)
     for node in roles.nodes:
         if node in needed and node.op != "placeholder":
             forward.copy(node)
@@ -263,24 +277,12 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
 
 
 class Copier:
-    """Builds a graph from nodes of another one; a node is copied just before its first reader, so that recomputed values
+    """Builds a graph from nodes of the joint graph; a node is copied just before its first reader, so that recomputed values
     live shortly."""
 
-    def __init__(self, root: GraphModule):
-        self.root, self.graph = root, Graph()
+    def __init__(self, roles: Roles):
+        self.roles, self.graph = roles, Graph()
         self.copies: dict[Node, Node] = {}
-
-    def reach(self, roots: Iterable[Any], stop: set[Node]) -> dict[Node, None]:
-        """What the roots are computed from, not looking behind `stop`; in the order of the joint graph."""
-        seen = {node for node in roots if isinstance(node, Node)}
-        stack = [node for node in seen if node not in stop]
-        while stack:
-            for node in stack.pop().all_input_nodes:
-                if node not in seen:
-                    seen.add(node)
-                    if node not in stop:
-                        stack.append(node)
-        return dict.fromkeys(node for node in self.root.graph.nodes if node in seen)
 
     def placeholder(self, node: Node) -> None:
         copy = self.copies[node] = self.graph.create_node("placeholder", node.name, name=node.name)
@@ -288,22 +290,30 @@ class Copier:
 
     def copy(self, node: Node) -> None:
         """Copies the node and, before it, what it reads and what is not there yet."""
+        copies, reads = self.copies, self.roles.reads
         stack = [node]
         while stack:
             top = stack[-1]
-            missing = [n for n in top.all_input_nodes if n not in self.copies]
+            missing = [n for n in reads[top] if n not in copies]
             if missing:
                 stack += reversed(missing)
                 continue
             stack.pop()
-            if top not in self.copies:
-                self.copies[top] = self.graph.node_copy(top, self.copies.__getitem__)
+            if top not in copies:
+                copies[top] = self._copy_one(top)
+
+    def _copy_one(self, node: Node) -> Node:
+        if node.op != "call_function":
+            return self.graph.node_copy(node, self.copies.__getitem__)
+        copy = append_call(self.graph, node.target, map_arg(node.args, self.copies.__getitem__), map_arg(node.kwargs, self.copies.__getitem__))
+        copy.meta = dict(node.meta)
+        return copy
 
     def kept(self, node: Node) -> Node:
         """What the forward returns for a saved value: a copy, where the value is an input that will be overwritten."""
         if not (node.op == "placeholder" and node.meta.get("mutated")) or is_size(node):
             return node
-        clone = self.graph.call_function(torch.ops.aten.clone.default, (self.copies[node],))
+        clone = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[node],), {})
         clone.meta = {key: value for key, value in node.meta.items() if key != "mutated"}
         self.copies[clone] = clone
         return clone
@@ -314,7 +324,7 @@ class Copier:
                 self.copy(node)
         output = self.graph.output(tuple(self.copies[r] if isinstance(r, Node) else r for r in results))
         output.meta["val"] = tuple(r.meta.get("val") if isinstance(r, Node) else r for r in results)
-        return _LazyGraphModule(self.root, self.graph)
+        return _LazyGraphModule(self.roles.joint, self.graph)
 
 
 PartitionFn = Callable[..., Partition]
