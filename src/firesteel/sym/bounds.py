@@ -32,19 +32,6 @@ MAX_STEPS = 12          # replacements in one proof: more has never helped and c
 
 # ---------------------------------------------------------------- arithmetic of intervals
 
-def _add(a: Bound, b: Bound) -> Bound:
-    return None if a is None or b is None else a + b
-
-
-def add_intervals(a: Interval, b: Interval) -> Interval:
-    return _add(a[0], b[0]), _add(a[1], b[1])
-
-
-def scale_interval(a: Interval, k: int) -> Interval:
-    low, high = (a if k > 0 else (a[1], a[0]))
-    return None if low is None else low * k, None if high is None else high * k
-
-
 def mul_intervals(a: Interval, b: Interval) -> Interval:
     """The hull of all products."""
     if a == b == ANY:
@@ -224,12 +211,21 @@ class Bounds:
         return found
 
     def interval_of_poly(self, terms: Poly) -> Interval:
-        total: Interval = (0, 0)
+        low: Bound = 0
+        high: Bound = 0
         for monomial, count in terms.items():
-            total = add_intervals(total, scale_interval(self._interval_of_monomial(monomial), count))
-            if total == ANY:
-                break
-        return total
+            if not monomial:
+                one: Interval = (1, 1)
+            elif len(monomial) == 1:
+                one = self.interval(monomial[0])
+            else:
+                one = self._interval_of_monomial(monomial)
+            first, last = one if count > 0 else (one[1], one[0])
+            low = None if low is None or first is None else low + first * count
+            high = None if high is None or last is None else high + last * count
+            if low is None and high is None:
+                return ANY
+        return low, high
 
     def _interval_of_monomial(self, monomial: Monomial) -> Interval:
         result: Interval = (1, 1)
@@ -254,14 +250,17 @@ class Bounds:
         found = self._nonneg.get(node)
         if found is None:
             self._nonneg[node] = False          # a question inside its own proof: not known
-            found = self._nonneg[node] = self._prove(poly(node))
+            found = self._nonneg[node] = self.prove(poly(node))
         return found
 
-    def _prove(self, terms: Poly) -> bool:
+    def prove(self, terms: Poly) -> bool:
+        """Is the sum of the terms >= 0 for certain?"""
         for _ in range(MAX_STEPS):
             low = self.interval_of_poly(terms)[0]
             if low is not None and low >= 0:
                 return True
+            if not self.ranges:
+                return False        # nothing is known of any leaf: replacing atoms cannot help
             smaller = self._replace_one(terms)
             if smaller is None:
                 return False

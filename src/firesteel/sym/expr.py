@@ -41,9 +41,8 @@ from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     postorder,
     symbol,
 )
-from firesteel.sym.poly import accumulate, from_poly, poly
+from firesteel.sym.poly import accumulate, poly
 from firesteel.sym.rewrite import FREE, Context
-from firesteel.sym.rules import join_divmod
 
 Number = int | float | bool
 _memo: dict[tuple, Any] = {}
@@ -113,7 +112,8 @@ def _binary(op: str, plain: Callable) -> Callable[[Any, Any], Any]:
         key = (op, a, b)
         found = _memo.get(key)
         if found is None:
-            found = _memo[key] = build(op, a, b)
+            whole = (kind is int or (a.dtype == "i64" and a.op != "const")) and (other is int or (b.dtype == "i64" and b.op != "const"))
+            found = _memo[key] = FREE.apply(op, (a, b)) if whole else build(op, a, b)
         return found
     function.__name__ = function.__qualname__ = op
     function.__doc__ = f"{plain.__name__}(a, b) on Sizes."
@@ -308,7 +308,7 @@ def sum_(sizes: Iterable[Size]) -> Size:
     total: dict = {}
     for size in sizes:
         accumulate(total, poly(size))
-    return from_poly(join_divmod(FREE, total))
+    return FREE.sum(total)
 
 
 # ---------------------------------------------------------------- simplifying, substituting, evaluating

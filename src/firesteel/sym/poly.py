@@ -107,6 +107,10 @@ def without(monomial: Monomial, factors: Monomial) -> Monomial | None:
     """monomial / factors; None when it does not divide."""
     if not factors:
         return monomial
+    if len(factors) > len(monomial):
+        return None
+    if len(monomial) == 1:
+        return () if monomial[0] is factors[0] else None
     rest = list(monomial)
     for factor in factors:
         if factor not in rest:
@@ -129,7 +133,7 @@ def divide_by_term(a: Poly, monomial: Monomial, count: int) -> tuple[Poly, Poly]
 
 
 def _leading(a: Poly) -> Monomial:
-    return max(a, key=lambda m: (len(m), [order(atom) for atom in m]))
+    return max(a, key=lambda m: (len(m), sort_key(m)))
 
 
 def divide_exactly(a: Poly, b: Poly) -> Poly | None:
@@ -157,8 +161,15 @@ def _term(monomial: Monomial, count: int) -> Expr:
     return node if count == 1 else make("mul", "i64", (node, const(count)))
 
 
-def _sort_key(monomial: Monomial) -> list:
-    return [order(atom) for atom in monomial]
+_keys: dict[Monomial, tuple] = {}
+
+
+def sort_key(monomial: Monomial) -> tuple:
+    """Monomials in the order in which they are written."""
+    key = _keys.get(monomial)
+    if key is None:
+        key = _keys[monomial] = tuple([order(atom) for atom in monomial])
+    return key
 
 
 def from_poly(terms: Poly) -> Size:
@@ -171,7 +182,9 @@ def from_poly(terms: Poly) -> Size:
             return count
         node = _term(monomial, count)
     else:
-        monomials = sorted((m for m in terms if m), key=_sort_key)
+        monomials = [m for m in terms if m]
+        if len(monomials) > 1:
+            monomials.sort(key=sort_key)
         node = _term(monomials[0], terms[monomials[0]])
         for monomial in monomials[1:]:
             node = make("add", "i64", (node, _term(monomial, terms[monomial])))

@@ -13,12 +13,13 @@ canonical form.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from firesteel.sym.bounds import Bounds
 from firesteel.sym.meaning import MEANING, meaning
-from firesteel.sym.node import Expr, Size, as_expr, as_size, make, postorder
+from firesteel.sym.node import Expr, Size, as_expr, as_size, make
+from firesteel.sym.poly import Poly, accumulate, plus, poly
 from firesteel.table import Table
 
 Ranges = Mapping[Expr, tuple["Size | None", "Size | None"]]
@@ -35,6 +36,7 @@ class Row:
 
 RULES: Table[Row] = Table("rewrite rule", "sym/rules.py")
 _by_op: dict[str, list[Rule]] = {}
+_SUMS = frozenset(("add", "sub", "mul", "neg"))
 _EXACT = frozenset(("i64", "bool"))
 _FOLDED = frozenset(("i64", "bool", "f64"))
 BOOLEAN = frozenset(("eq", "ne", "lt", "le", "and", "or", "not"))
@@ -47,6 +49,12 @@ def rule(op: str, pattern: str) -> Callable[[Rule], Rule]:
         _by_op.setdefault(op, []).append(apply)
         return apply
     return register
+
+
+def sum_builder(function: Callable) -> Callable:
+    """Decorator: the rule that turns collected terms into a Size, for sums of any length."""
+    Context.build_sum = staticmethod(function)      # type: ignore[attr-defined]
+    return function
 
 
 class Context:
@@ -66,11 +74,12 @@ class Context:
         key = (op, *args)
         found = self.memo.get(key)
         if found is None:
-            found = self.memo[key] = self._build(op, args)
+            found = self.memo[key] = self.apply(op, args)
         return found
 
-    def _build(self, op: str, args: tuple) -> Size:
-        if not any(type(arg) is Expr for arg in args):
+    def apply(self, op: str, args: tuple) -> Size:
+        """`build` without looking it up."""
+        if type(args[0]) is not Expr and not any([type(arg) is Expr for arg in args]):
             return MEANING[op].compute(*args)
         for apply in _by_op.get(op, ()):
             found = apply(self, *args)
@@ -98,32 +107,52 @@ class Context:
     def mod(self, a: Size, b: Size) -> Size:
         return self.build("mod", a, b)
 
+    def sum(self, terms: Poly) -> Size:
+        """The Size of a sum whose atoms are canonical; takes the terms over."""
+        return self.build_sum(self, terms)
+
     # questions about canonical Sizes
     def nonneg(self, a: Size) -> bool:
         """Is a >= 0 for certain?"""
         return a >= 0 if type(a) is int else self.bounds.nonneg(a)
 
     def positive(self, a: Size) -> bool:
-        return a > 0 if type(a) is int else self.bounds.nonneg(self.sub(a, 1))
+        if type(a) is int:
+            return a > 0
+        low = self.bounds.interval(a)[0]
+        return (low is not None and low > 0) or (bool(self.bounds.ranges) and self.less(0, a))
 
     def less(self, a: Size, b: Size) -> bool:
         """Is a < b for certain?"""
-        return self.nonneg(self.sub(self.sub(b, a), 1))
+        gap = plus(poly(b), poly(a), -1)
+        accumulate(gap, {(): -1})
+        return self.bounds.prove(gap)
 
     def simplify(self, root: Size) -> Size:
         """The same value, rebuilt by the rules from the leaves up."""
         if type(root) is not Expr:
             return root
         done = self.simplified
-        if root not in done:
-            for node in postorder(root):
-                if node not in done:
-                    done[node] = self._rebuild(node, done)
-        return done[root]
+        found = done.get(root)
+        if found is None:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                waiting = [part for part in _parts(node) if part not in done]
+                if waiting:
+                    stack.extend(waiting)
+                else:
+                    stack.pop()
+                    if node not in done:
+                        done[node] = self._rebuild(node, done)
+            found = done[root]
+        return found
 
     def _rebuild(self, node: Expr, done: dict) -> Size:
         if not node.args:
             return self._leaf(node)
+        if node.op in _SUMS and node.dtype == "i64":
+            return self._rebuild_sum(node, done)
         args = [done[arg] for arg in node.args]
         try:
             if node.op in _by_op and _ours(node):
@@ -135,6 +164,22 @@ class Context:
         nodes = tuple(new if type(new) is Expr else make("const", old.dtype, (), new) for new, old in zip(args, node.args))
         return self.known(node if nodes == node.args else make(node.op, node.dtype, nodes, node.attr))
 
+    def _rebuild_sum(self, node: Expr, done: dict) -> Size:
+        """All terms of a sum at once."""
+        terms = poly(node)
+        if (node,) in terms:            # a product too large to expand
+            return self.mul(*[done[arg] for arg in node.args])
+        total: Poly = {}
+        for monomial, count in terms.items():
+            if all(done[atom] is atom for atom in monomial):
+                accumulate(total, {monomial: count})
+                continue
+            product: Size = count
+            for atom in monomial:
+                product = self.mul(product, done[atom])
+            accumulate(total, poly(product))
+        return self.sum(total)
+
     def _leaf(self, node: Expr) -> Size:
         if node.op == "const" and node.dtype in ("i64", "bool"):
             return as_size(node)
@@ -142,6 +187,15 @@ class Context:
             low, high = self.bounds.interval(node)
             return low if low is not None and low == high else node
         return node
+
+
+def _parts(node: Expr) -> Iterable[Expr]:
+    """What must be simplified before the node: the atoms of a sum, the arguments of anything else."""
+    if node.op in _SUMS and node.dtype == "i64":
+        terms = poly(node)
+        if (node,) not in terms:
+            return {atom: None for monomial in terms for atom in monomial}
+    return node.args
 
 
 def _ours(node: Expr) -> bool:

@@ -24,21 +24,22 @@ from firesteel.sym.poly import (
     plus,
     poly,
     scale,
+    sort_key,
     without,
 )
-from firesteel.sym.rewrite import Context, rule
+from firesteel.sym.rewrite import Context, rule, sum_builder
 
 # ---------------------------------------------------------------- sums and products
 
 
 @rule("add", "x + y: collected terms; k*(x//d)*d + k*(x%d) -> k*x")
 def add(c: Context, a: Size, b: Size) -> Size:
-    return from_poly(join_divmod(c, plus(poly(a), poly(b))))
+    return sum_of_terms(c, plus(poly(a), poly(b)))
 
 
 @rule("sub", "x - y: collected terms")
 def sub(c: Context, a: Size, b: Size) -> Size:
-    return from_poly(join_divmod(c, plus(poly(a), poly(b), -1)))
+    return sum_of_terms(c, plus(poly(a), poly(b), -1))
 
 
 @rule("neg", "-x: collected terms")
@@ -50,23 +51,26 @@ def neg(c: Context, a: Size) -> Size:
 def mul(c: Context, a: Size, b: Size) -> Size:
     product = multiply(poly(a), poly(b))
     if product is not None:
-        return from_poly(join_divmod(c, product))
+        return sum_of_terms(c, product)
     left, right = sorted((as_expr(a), as_expr(b)), key=order)
     return make("mul", "i64", (left, right))
 
 
-def join_divmod(c: Context, terms: Poly) -> Poly:
+@sum_builder
+def sum_of_terms(c: Context, terms: Poly) -> Size:
     """k*(x//d)*d + k*(x%d) becomes k*x, as long as there is one."""
     while True:
         found = _find_divmod(c, terms)
         if found is None:
-            return terms
+            return from_poly(terms)
         terms = found
 
 
 def _find_divmod(c: Context, terms: Poly) -> Poly | None:
     for monomial, count in terms.items():
         for atom in monomial:
+            if not atom.args:
+                continue
             joined = None
             if atom.op == "mod":
                 joined = _join_one(c, terms, monomial, count, atom)
@@ -375,7 +379,7 @@ def abs_(c: Context, a: Size) -> Size | None:
 def _first_negative(a: Size) -> bool:
     """Of x and -x, one has a negative first term: the other is the canonical one."""
     terms = poly(a)
-    first = min((m for m in terms if m), key=lambda m: [order(atom) for atom in m])
+    first = min((m for m in terms if m), key=sort_key)
     return terms[first] < 0
 
 
@@ -435,11 +439,11 @@ def le(c: Context, a: Size, b: Size) -> Size | bool | None:
     constant = gap.get((), 0)
     if len(gap) == (constant != 0):
         return constant >= 0
-    if c.nonneg(from_poly(gap)):
+    if c.bounds.prove(gap):
         return True
     terms, factor = _divide_gap(gap)
     constant //= factor
-    if c.nonneg(from_poly(plus(scale(terms, -1), {(): -constant - 1} if constant != -1 else {}))):
+    if c.bounds.prove(plus(scale(terms, -1), {(): -constant - 1})):
         return False
     left, right = _two_sides(terms, constant)
     return c.known(make("le", "bool", (as_expr(left), as_expr(right))))
@@ -465,12 +469,9 @@ def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
     whole = dict(terms)
     if constant:
         whole[()] = constant
-    low, high = c.bounds.interval_of_poly(whole)
-    if (low is not None and low > 0) or (high is not None and high < 0):
+    if c.bounds.prove(plus(whole, {(): -1})) or c.bounds.prove(plus(scale(whole, -1), {(): -1})):
         return False
-    if c.positive(from_poly(whole)) or c.positive(from_poly(scale(whole, -1))):
-        return False
-    first = min(terms, key=lambda m: [order(atom) for atom in m])
+    first = min(terms, key=sort_key)
     if terms[first] > 0:
         terms, constant = scale(terms, -1), -constant
     left, right = _two_sides(terms, constant)
