@@ -69,8 +69,10 @@ class _Layout:
 
 
 def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], awaits: int | None = None,
-                unset_cells: Sequence[str] = ()) -> Resume:
+                unset_cells: Sequence[str] = (), drop: bool = False) -> Resume:
     """Code that goes on at normalised instruction `index` with these locals bound and these kinds of stack items.
+
+    With `drop` the awaited result is not pushed (a user's `__setattr__`, say).
 
     `unset_cells` are slots in co_cellvars that hold no cell now (between the instructions of an inlined comprehension).
     """
@@ -82,7 +84,7 @@ def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: 
     parameters = (*([_SELF] if self_cell else []), *known, *items, *([_THUNK] if awaits is not None else []))
     layout = _Layout(code, parameters)
     body = _moved(code, layout)
-    prologue = _prologue(code, layout, body, index, stack, awaits, unset_cells)
+    prologue = _prologue(code, layout, body, index, stack, awaits, unset_cells, drop)
     new = assemble(prologue + body, code, co_varnames=layout.locals, co_nlocals=len(layout.locals), co_cellvars=(), co_freevars=layout.free,
                    co_argcount=len(parameters), co_posonlyargcount=0, co_kwonlyargcount=0, co_consts=tuple(layout.consts),
                    co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS),
@@ -97,12 +99,12 @@ def _self_cell(code: types.CodeType) -> str:
 
 
 def resume_function(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], globals: dict[str, Any],
-                    cells: Mapping[str, types.CellType] | None = None, awaits: int | None = None) -> types.FunctionType:
+                    cells: Mapping[str, types.CellType] | None = None, awaits: int | None = None, drop: bool = False) -> types.FunctionType:
     """A function of the locals (in the order of co_varnames, cells left out), the stack items that have one (bottom first) and, with `awaits`,
     the function to call first.  `cells` gives the cell of each name in co_cellvars and co_freevars that has one."""
     cells = cells or {}
     names = (*code.co_cellvars, *code.co_freevars)
-    resume = make_resume(code, index, locals, stack, awaits, [name for name in names if name not in cells])
+    resume = make_resume(code, index, locals, stack, awaits, [name for name in names if name not in cells], drop)
     closure = tuple(cells[name] if name in cells else types.CellType() for name in resume.cells)
     function = types.FunctionType(resume.code, globals, code.co_name, None, closure)
     if not resume.self_cell:
@@ -160,7 +162,7 @@ class _Prologue:
 
 
 def _prologue(code: types.CodeType, layout: _Layout, body: list[Instr], index: int, stack: Sequence[str], awaits: int | None,
-              unset_cells: Sequence[str]) -> list[Instr]:
+              unset_cells: Sequence[str], drop: bool) -> list[Instr]:
     steps, raw = program(code), decode(code)
     # a run of the body's list: pairs were taken apart, so real indices are found by the copies' own index
     at = {instr.index: instr for instr in body if instr.index >= 0}
@@ -174,6 +176,8 @@ def _prologue(code: types.CodeType, layout: _Layout, body: list[Instr], index: i
     _restore_stack(write, stack)
     if awaits is not None:
         _call_awaited(write, at[steps[awaits].raw])
+        if drop:
+            write.add("POP_TOP")
     if here.part == 0:
         write.add("JUMP_FORWARD", None, at[here.raw])
         return write.instrs

@@ -1,0 +1,358 @@
+"""A break: what the generated code does at the instruction that could not be captured, and where the program goes on.
+
+`ACTIONS` has a row for each instruction that can be executed for real in generated Python: its text, and the exits after it (how
+the stack has changed, which instruction is next).  Each exit is a continuation: the state of *all* frames, of which only live
+slots are handed over.  An instruction without a row is not executed here: the rest of the program runs eagerly from it.
+
+Numbered rules:
+1. All live values are written before the action, so that an object is made once, whoever holds it.
+2. If a frame has a handler around its instruction, the action stands in a try; the handler is a continuation as well.
+3. A frame outside waits for the result of the one inside; only the innermost has the action's result on its stack.
+"""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.code import Instr
+from firesteel.capture.emit import Emitter
+from firesteel.capture.liveness import live_slots
+from firesteel.capture.opcodes import call_parts
+from firesteel.capture.values.base import LASTI, NULL, CannotRebuild, HandledValue, Value
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Frame, Machine
+
+# What a stack slot of a suspended frame holds (the words of resume.py).
+VALUE, NULL_SLOT, HANDLED, LASTI_SLOT = "value", "null", "handled", "lasti"
+
+
+@dataclass(frozen=True)
+class FrameSpec:
+    """A suspended frame without its values: the part of a continuation that is fixed."""
+    code: types.CodeType
+    index: int                          # the instruction to go on with
+    scope: Any                          # globals, by identity
+    slots: tuple[str, ...]
+    stack: tuple[str, ...]              # kinds
+    returns: str                        # push, discard, or made: the result is an object that is handed over
+    module: tuple[str, str, type] | None = None
+
+    def __hash__(self) -> int:
+        return hash((id(self.code), self.index, self.slots, self.stack, self.returns))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrameSpec) and self.code is other.code and self.scope is other.scope and (
+            (self.index, self.slots, self.stack, self.returns, self.module)
+            == (other.index, other.slots, other.stack, other.returns, other.module))
+
+
+Spec = tuple[FrameSpec, ...]            # outermost frame first
+
+
+@dataclass
+class Exit:
+    """One way out of an action."""
+    next: int                           # index of the instruction to go on with, in the innermost frame
+    pops: int
+    results: list[str] = field(default_factory=list)    # texts of what is pushed
+    condition: str = ""                 # empty: otherwise
+
+
+@dataclass
+class Action:
+    lines: list[str]
+    exits: list[Exit]
+
+
+ActionRow = Callable[[Emitter, "Machine", "Frame", Instr], Action]
+ACTIONS: Table[ActionRow] = Table("action of a break", "capture/breaks.py")
+
+
+def simple(e: Emitter, i: Instr, text: str, pops: int, pushes: bool = True) -> Action:
+    """An expression (or, with nothing pushed, a statement)."""
+    if not pushes:
+        return Action([text], [Exit(i.index + 1, pops)])
+    name = e.name()
+    return Action([f"{name} = {text}"], [Exit(i.index + 1, pops, [name])])
+
+
+# -- calls --------------------------------------------------------------------------------------------------------------
+def call_text(e: Emitter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> str:
+    named = [f"{k}={e.expr(v)}" if k.isidentifier() else f"**{{{k!r}: {e.expr(v)}}}" for k, v in kwargs.items()]
+    return f"{e.expr(fn)}({', '.join([*map(e.expr, args), *named])})"
+
+
+@ACTIONS.row("CALL")
+def act_call(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, call_text(e, *call_parts(f, i)), i.arg + 2)
+
+
+@ACTIONS.row("CALL_FUNCTION_EX")
+def act_call_function_ex(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    named = i.arg & 1
+    x, y = f.stack[-3 - named:len(f.stack) - 1 - named]
+    fn, first = (y, []) if x is NULL else (x, [] if y is NULL else [y])
+    parts = [*map(e.expr, first), f"*{e.expr(f.stack[-1 - named])}"] + ([f"**{e.expr(f.stack[-1])}"] if named else [])
+    return simple(e, i, f"{e.expr(fn)}({', '.join(parts)})", 3 + named)
+
+
+# -- attributes, items, operators ---------------------------------------------------------------------------------------
+@ACTIONS.row("LOAD_ATTR")
+def act_load_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, f"{e.expr(f.stack[-1])}.{i.argval}", 1)
+
+
+@ACTIONS.row("LOAD_SUPER_ATTR")
+def act_load_super_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, f"super({e.expr(f.stack[-2])}, {e.expr(f.stack[-1])}).{i.argval}", 3)
+
+
+@ACTIONS.row("STORE_ATTR")
+def act_store_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    value, owner = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"{owner}.{i.argval} = {value}", 2, False)
+
+
+@ACTIONS.row("DELETE_ATTR")
+def act_delete_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, f"del {e.expr(f.stack[-1])}.{i.argval}", 1, False)
+
+
+@ACTIONS.row("BINARY_SUBSCR")
+def act_binary_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    owner, key = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"{owner}[{key}]", 2)
+
+
+@ACTIONS.row("STORE_SUBSCR")
+def act_store_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    value, owner, key = map(e.expr, f.stack[-3:])
+    return simple(e, i, f"{owner}[{key}] = {value}", 3, False)
+
+
+@ACTIONS.row("DELETE_SUBSCR")
+def act_delete_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    owner, key = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"del {owner}[{key}]", 2, False)
+
+
+@ACTIONS.row("BINARY_OP")
+def act_binary_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    a, b = map(e.expr, f.stack[-2:])
+    if i.argval[-1] != "=":
+        return simple(e, i, f"{a} {i.argval} {b}", 2)
+    name = e.name()
+    return Action([f"{name} = {a}", f"{name} {i.argval} {b}"], [Exit(i.index + 1, 2, [name])])
+
+
+@ACTIONS.row("COMPARE_OP")
+def act_compare_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    a, b = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"{a} {i.argval} {b}", 2)
+
+
+@ACTIONS.row("CONTAINS_OP")
+def act_contains_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    a, b = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"{a} {'not in' if i.arg else 'in'} {b}", 2)
+
+
+def _unary(text: str) -> ActionRow:
+    return lambda e, m, f, i: simple(e, i, text.format(e.expr(f.stack[-1])), 1)
+
+
+for _name, _text in {"UNARY_NEGATIVE": "-{}", "UNARY_POSITIVE": "+{}", "UNARY_INVERT": "~{}", "UNARY_NOT": "not {}", "TO_BOOL": "bool({})",
+                     "GET_ITER": "iter({})", "FORMAT_SIMPLE": "format({})"}.items():
+    ACTIONS.add(_name, _unary(_text))
+
+
+@ACTIONS.row("FORMAT_WITH_SPEC")
+def act_format_with_spec(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    value, spec = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"format({value}, {spec})", 2)
+
+
+@ACTIONS.row("CONVERT_VALUE")
+def act_convert_value(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, f"{i.argval.__name__}({e.expr(f.stack[-1])})", 1)
+
+
+@ACTIONS.row("BUILD_STRING")
+def act_build_string(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    return simple(e, i, f"''.join(({''.join(e.expr(v) + ', ' for v in f.stack[-i.arg:])}))", i.arg)
+
+
+@ACTIONS.row("IMPORT_NAME")
+def act_import_name(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    level, names = map(e.expr, f.stack[-2:])
+    return simple(e, i, f"__import__({i.argval!r}, {e.constant(f.scope)}, None, {names}, {level})", 2)
+
+
+# -- branches and loops -------------------------------------------------------------------------------------------------
+def _branch(negated: bool) -> ActionRow:
+    def act(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+        name = e.name()
+        condition = f"not {name}" if negated else name
+        return Action([f"{name} = bool({e.expr(f.stack[-1])})"], [Exit(i.target.index, 1, [], condition), Exit(i.index + 1, 1)])
+    return act
+
+
+ACTIONS.add("POP_JUMP_IF_TRUE", _branch(False))
+ACTIONS.add("POP_JUMP_IF_FALSE", _branch(True))
+
+END: Any = object()
+
+
+@ACTIONS.row("FOR_ITER")
+def act_for_iter(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    name, end, iterator = e.name(), e.constants.bind(END, "end"), e.expr(f.stack[-1])
+    exits = [Exit(i.target.index, 1, [], f"{name} is {end}"), Exit(i.index + 1, 0, [name])]
+    return Action([f"{name} = next({iterator}, {end})"], exits)
+
+
+def unpack(value: Any, count: int) -> tuple[Any, ...]:
+    """Exactly `count` items, the last first; Python's own error otherwise."""
+    items = tuple(value)
+    if len(items) > count:
+        raise ValueError(f"too many values to unpack (expected {count})")
+    if len(items) < count:
+        raise ValueError(f"not enough values to unpack (expected {count}, got {len(items)})")
+    return items[::-1]
+
+
+@ACTIONS.row("UNPACK_SEQUENCE")
+def act_unpack_sequence(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    names = [e.name() for _ in range(i.arg)]
+    line = f"({''.join(n + ', ' for n in names)}) = {e.helper(unpack)}({e.expr(f.stack[-1])}, {i.arg})"
+    return Action([line], [Exit(i.index + 1, 1, names)])
+
+
+@ACTIONS.row("BEFORE_WITH")
+def act_before_with(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    manager, leave, entered = e.expr(f.stack[-1]), e.name(), e.name()
+    lines = [f"{leave} = {manager}.__exit__", f"{entered} = type({manager}).__enter__({manager})"]
+    return Action(lines, [Exit(i.index + 1, 1, [leave, entered])])
+
+
+@ACTIONS.row("WITH_EXCEPT_START")
+def act_with_except_start(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    leave, exc = e.expr(f.stack[-4]), e.expr(f.stack[-1])
+    return simple(e, i, f"{leave}(type({exc}), {exc}, {exc}.__traceback__)", 0)
+
+
+# -- states of frames ---------------------------------------------------------------------------------------------------
+@dataclass
+class State:
+    """A continuation with the texts of its values, in the order of `input_names`."""
+    spec: Spec
+    values: list[str]
+
+
+def input_names(spec: Spec) -> list[str]:
+    """The names of a continuation's inputs: slots, then stack items, frame by frame from the outermost."""
+    names: list[str] = []
+    for depth, frame in enumerate(spec):
+        suffix = "" if depth == len(spec) - 1 else f"_{len(spec) - 1 - depth}"
+        names += [f"{name}{suffix}" for name in frame.slots]
+        for n, kind in enumerate(frame.stack):
+            if kind == VALUE:
+                names.append(f"stack{n}{suffix}")
+            elif kind == HANDLED:
+                names += [f"previous{n}{suffix}", f"handled{n}{suffix}"]
+        if frame.returns == "made":
+            names.append(f"made{suffix}")
+    return unique(names)
+
+
+def unique(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        count = seen.get(name, -1) + 1
+        seen[name] = count
+        result.append(name if count == 0 else f"{name}__{count}")
+    return result
+
+
+def frame_state(e: Emitter, m: "Machine", f: "Frame", index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
+    """One frame that goes on at `index` with `stack`, and above it values whose texts are `extra`."""
+    if f.generator is not None:
+        raise CannotRebuild(f.generator, f.generator.birth)
+    live = live_slots(f.code, index) | (live_in_handler(f) if f is not m.frames[-1] else frozenset())
+    slots = tuple(name for name in f.slots if name in live)
+    values = [e.expr(f.slots[name]) for name in slots]
+    kinds = []
+    for item in stack:
+        kind, texts = stack_item(e, item)
+        kinds.append(kind)
+        values += texts
+    kinds += [VALUE] * len(extra)
+    values += extra
+    returns = "push" if f.returns is None else "made" if isinstance(f.returns, Value) else "discard"
+    if returns == "made":
+        values.append(e.expr(f.returns))
+    return FrameSpec(f.code, index, f.scope, slots, tuple(kinds), returns, f.module), values
+
+
+def live_in_handler(f: "Frame") -> frozenset[str]:
+    """What the handler around the call that a frame waits for reads."""
+    handler = f.instr().handler
+    return live_slots(f.code, handler.target.index) if handler is not None else frozenset()
+
+
+def stack_item(e: Emitter, item: Value) -> tuple[str, list[str]]:
+    if item is NULL:
+        return NULL_SLOT, []
+    if item is LASTI:
+        return LASTI_SLOT, []
+    if isinstance(item, HandledValue):
+        return HANDLED, [e.expr(item.previous), e.expr(item.current)]
+    return VALUE, [e.expr(item)]
+
+
+def continue_state(e: Emitter, m: "Machine", depth: int, index: int, stack: list[Value], extra: list[str]) -> State:
+    """The frames up to `depth`, the innermost of them going on at `index`."""
+    specs, values = [], []
+    for f in m.frames[:depth]:
+        spec, texts = frame_state(e, m, f, f.pc, f.stack, [])
+        specs.append(spec)
+        values += texts
+    spec, texts = frame_state(e, m, m.frames[depth], index, stack, extra)
+    return State((*specs, spec), values + texts)
+
+
+def exit_state(e: Emitter, m: "Machine", leave: Exit) -> State:
+    """The frames after the action, on one exit."""
+    f = m.frames[-1]
+    stack = f.stack[:-leave.pops] if leave.pops else f.stack
+    return continue_state(e, m, len(m.frames) - 1, leave.next, stack, leave.results)
+
+
+def handler_state(e: Emitter, m: "Machine", error: str) -> State | None:
+    """Where an exception of the action goes, if any frame handles it."""
+    for depth in range(len(m.frames) - 1, -1, -1):
+        f = m.frames[depth]
+        # the innermost frame stands at its instruction, the others behind theirs
+        instr = f.program[f.pc if depth == len(m.frames) - 1 else f.pc - 1]
+        if instr.handler is not None:
+            stack = f.stack[:instr.handler.depth] + ([LASTI] if instr.handler.lasti else [])
+            return continue_state(e, m, depth, instr.handler.target.index, stack, [error])
+    return None
+
+
+def current_state(e: Emitter, m: "Machine") -> State:
+    """All frames as they are: to go on eagerly at the instruction itself."""
+    f = m.frames[-1]
+    return continue_state(e, m, len(m.frames) - 1, f.pc, f.stack, [])
+
+
+def action_of(e: Emitter, m: "Machine") -> Action | None:
+    f = m.frames[-1]
+    instr = f.program[f.pc]
+    row = ACTIONS.get(instr.opname)
+    return row(e, m, f, instr) if row is not None else None
+

@@ -1,0 +1,373 @@
+"""Builder: a real Python object, read through a Source, becomes a Value; the guards for that are installed.
+
+`WRAPPERS` maps a type to the function that wraps it; `BASES` does so for subclasses.  Objects are wrapped when they are first
+looked at, and only as deep as they are looked at: items and attributes stay lazy.  The same object read through two sources is
+one Value, under a guard that the two stay the same.
+
+    value = build(m, model.layers, Local("self").attr("layers"))
+"""
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture import marks
+from firesteel.capture.guards import Guard, TensorFacts
+from firesteel.capture.source import Attr, Fixed, Item, Nth, Source
+from firesteel.capture.values.base import OpaqueValue, Value
+from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
+from firesteel.capture.values.containers import DictValue, ListValue, NamedTupleValue, SetValue, SizeValue, SliceValue, TupleValue
+from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
+from firesteel.capture.values.functions import (
+    BoundMethodValue,
+    BuiltinValue,
+    PartialValue,
+    find_call,
+    function_value,
+)
+from firesteel.capture.values.iterators import PEEKABLE, RealIterator
+from firesteel.capture.values.modules import ModuleValue
+from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
+from firesteel.sym.symint import to_symint
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+Wrapper = Callable[["Machine", Any, Source], Value]
+
+WRAPPERS: Table[Wrapper] = Table("wrapper of a type", "capture/builder.py")
+BASES: Table[Wrapper] = Table("wrapper of a base class", "capture/builder.py")      # in order of trying
+
+
+def build(m: "Machine", obj: Any, source: Source) -> Value:
+    """The Value of an object; see the module's text."""
+    known = m.same_object(obj)
+    if known is not None:
+        if known.source is not None and known.source != source and not is_fixed(source):
+            m.guard(Guard(source, "same", known.source))
+        return known
+    value = wrapper_of(obj)(m, obj, source)
+    m.remember(obj, value)
+    return value
+
+
+def wrapper_of(obj: Any) -> Wrapper:
+    row = WRAPPERS.get(type(obj))
+    if row is not None:
+        return row
+    for base, wrapper in BASES.items():
+        if isinstance(obj, base):
+            return wrapper
+    return wrap_object
+
+
+def is_fixed(source: Source) -> bool:
+    """Is it an object known when the code is generated, so that nothing is to be guarded?"""
+    return type(source) is Fixed
+
+
+def guard(m: "Machine", source: Source, kind: str, data: Any = None) -> None:
+    if not is_fixed(source):
+        m.guard(Guard(source, kind, data))
+
+
+# -- constants ----------------------------------------------------------------------------------------------------------
+def wrap_constant(m: "Machine", obj: Any, source: Source) -> Value:
+    if type(obj) in (int, float) and not is_fixed(source) and m.becomes_symbol(source, obj):
+        return symbol_input(m, obj, source)
+    guard(m, source, "equals", obj)
+    return ConstValue(obj, None if type(obj) in (int, float, bool, str, type(None)) else source)
+
+
+def symbol_input(m: "Machine", obj: int | float, source: Source) -> Value:
+    """A number that changed between calls: a symbol, and a placeholder where the graph uses it."""
+    name = m.symbol_name(source)
+    expr = m.world.env.create_symbol(obj, name, lo=None, dtype="i64" if type(obj) is int else "f64")
+    sym = to_symint(expr, m.world.env)
+    guard(m, source, "type", type(obj))
+    return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, obj), source)
+
+
+for _type in CONSTANT_TYPE_SET:
+    WRAPPERS.add(_type, wrap_constant)
+BASES.add(enum.Enum, wrap_constant)
+
+
+# -- tensors ------------------------------------------------------------------------------------------------------------
+def wrap_tensor(m: "Machine", obj: torch.Tensor, source: Source) -> Value:
+    """A placeholder.  Its sizes are constants or symbols, as `m.dimension_policy` says."""
+    if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested:
+        return OpaqueValue(obj, source)
+    policy = m.dimension_policy(obj, source)
+    name = m.input_name(source)
+    abstract = m.world.wrap(obj, name, policy)
+    facts = TensorFacts.of(obj, *guarded_dimensions(obj, abstract))
+    m.guard(Guard(source, "tensor", facts))
+    m.note_sizes(name, source, policy)
+    node = m.record.placeholder(name, source, abstract, obj)
+    value = TensorValue(node, abstract, source, obj)
+    m.record.own(abstract, value)
+    return value
+
+
+def guarded_dimensions(obj: torch.Tensor, abstract: torch.Tensor) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """Sizes and strides to guard as numbers; None where the abstract tensor has a symbol."""
+    sizes = tuple(n if type(s) is int else None for n, s in zip(obj.shape, abstract.shape))
+    strides = tuple(n if type(s) is int else None for n, s in zip(obj.stride(), abstract.stride()))
+    return sizes, strides
+
+
+WRAPPERS.add(torch.Tensor, wrap_tensor)
+WRAPPERS.add(torch.nn.Parameter, wrap_tensor)
+BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
+BASES.add(torch.Tensor, lambda m, obj, source: OpaqueValue(obj, source))      # subclasses have behaviour of their own
+
+
+# -- containers ---------------------------------------------------------------------------------------------------------
+def lazy_items(m: "Machine", obj: Any, source: Source) -> list[Value]:
+    return [m.lazy(item, Item(source, i)) for i, item in enumerate(obj)]
+
+
+@WRAPPERS.row(tuple)
+def wrap_tuple(m: "Machine", obj: tuple, source: Source) -> Value:
+    guard_sequence(m, obj, source)
+    return TupleValue(lazy_items(m, obj, source), source, obj)
+
+
+def guard_sequence(m: "Machine", obj: Any, source: Source) -> None:
+    guard(m, source, "type", type(obj))
+    guard(m, source, "length", len(obj))
+
+
+@WRAPPERS.row(list)
+def wrap_list(m: "Machine", obj: list, source: Source) -> Value:
+    guard_sequence(m, obj, source)
+    if is_fixed(source):
+        m.guard(Guard(source, "length", len(obj)))
+    return ListValue(lazy_items(m, obj, source), source, obj)
+
+
+@WRAPPERS.row(torch.Size)
+def wrap_size(m: "Machine", obj: torch.Size, source: Source) -> Value:
+    guard_sequence(m, obj, source)
+    return SizeValue(lazy_items(m, obj, source), source, obj)
+
+
+@BASES.row(tuple)
+def wrap_namedtuple(m: "Machine", obj: Any, source: Source) -> Value:
+    if not hasattr(obj, "_fields") and type(obj).__module__ != "torch.return_types":
+        return wrap_object(m, obj, source)
+    guard(m, source, "type", type(obj))
+    return NamedTupleValue(type(obj), lazy_items(m, obj, source), source, obj)
+
+
+def wrap_dict(m: "Machine", obj: dict, source: Source) -> Value:
+    """The keys are guarded when they are asked for."""
+    guard(m, source, "type", type(obj))
+    entries = {}
+    for i, (key, item) in enumerate(obj.items()):
+        key_value = known_key(m, key, source, i)
+        entries[key_value.hash_key(m)] = (key_value, m.lazy(item, Item(source, key)))
+    factory = getattr(obj, "default_factory", None)
+    made = m.look(m.lazy(factory, Attr(source, "default_factory"))) if factory is not None else None
+    return DictValue(entries, source, obj, type(obj), made)
+
+
+def known_key(m: "Machine", key: Any, source: Source, index: int) -> Value:
+    if is_constant_object(key):
+        return ConstValue(key)
+    if isinstance(key, tuple) and all(map(is_constant_object, key)):
+        return m.fresh(tuple(key))
+    if isinstance(key, type):
+        return ClassValue(key)
+    return m.look(m.lazy(key, Nth(source, index)))
+
+
+for _type in (dict, collections.OrderedDict, collections.defaultdict):
+    WRAPPERS.add(_type, wrap_dict)
+
+
+@WRAPPERS.row(set)
+def wrap_set(m: "Machine", obj: set, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    if not all(map(is_constant_object, obj)):
+        return OpaqueValue(obj, source)
+    m.guard(Guard(source, "equals", set(obj)))
+    return SetValue({item: ConstValue(item) for item in obj}, source, obj)
+
+
+@WRAPPERS.row(slice)
+def wrap_slice(m: "Machine", obj: slice, source: Source) -> Value:
+    parts = [m.look(m.lazy(getattr(obj, name), Attr(source, name))) for name in ("start", "stop", "step")]
+    guard(m, source, "type", slice)
+    return SliceValue(*parts)
+
+
+# -- functions and classes ----------------------------------------------------------------------------------------------
+def unwrapped(fn: Any) -> Any:
+    """The function behind a compiled wrapper of ours."""
+    original = getattr(fn, marks.COMPILED, None)
+    return original if original is not None else fn
+
+
+@WRAPPERS.row(types.FunctionType)
+def wrap_function(m: "Machine", obj: types.FunctionType, source: Source) -> Value:
+    if unwrapped(obj) is not obj:
+        guard(m, source, "identity", obj)
+        return build(m, unwrapped(obj), Fixed(unwrapped(obj)))
+    if find_call(obj) is not None:
+        guard(m, source, "identity", obj)
+        return BuiltinValue(obj, source)
+    substitute = marks.SUBSTITUTES.get(obj)
+    if substitute is not None:
+        guard(m, source, "identity", obj)
+        return build(m, substitute, Fixed(substitute))
+    if is_torch_function(obj):
+        guard(m, source, "identity", obj)
+        return TorchFunctionValue(obj, source)
+    guard(m, source, "code", obj.__code__)
+    return function_value(m, obj, source)
+
+
+@WRAPPERS.row(types.MethodType)
+def wrap_method(m: "Machine", obj: types.MethodType, source: Source) -> Value:
+    guard(m, source, "type", types.MethodType)
+    fn = build(m, obj.__func__, Attr(source, "__func__"))
+    owner = build(m, obj.__self__, Attr(source, "__self__"))
+    return BoundMethodValue(fn, owner, source, obj)
+
+
+def wrap_builtin(m: "Machine", obj: Any, source: Source) -> Value:
+    owner = getattr(obj, "__self__", None)
+    if find_call(obj) is None and isinstance(owner, (list, dict, set)) and not is_fixed(source):
+        return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
+    guard(m, source, "identity", obj)
+    if find_call(obj) is None and is_torch_function(obj):
+        return TorchFunctionValue(obj, source)
+    return BuiltinValue(obj, source)
+
+
+for _type in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
+              types.ClassMethodDescriptorType):
+    WRAPPERS.add(_type, wrap_builtin)
+
+
+def wrap_operator(m: "Machine", obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return TorchFunctionValue(obj, source)
+
+
+for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+    WRAPPERS.add(_type, wrap_operator)
+
+
+@BASES.row(type)
+def wrap_class(m: "Machine", obj: type, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return ClassValue(obj, source)
+
+
+WRAPPERS.add(type, wrap_class)
+
+
+@WRAPPERS.row(functools.partial)
+def wrap_partial(m: "Machine", obj: functools.partial, source: Source) -> Value:
+    guard(m, source, "type", functools.partial)
+    guard(m, Attr(source, "args"), "length", len(obj.args))
+    guard(m, Attr(source, "keywords"), "keys", tuple(obj.keywords))
+    fn = m.lazy(obj.func, Attr(source, "func"))
+    args = lazy_items(m, obj.args, Attr(source, "args"))
+    kwargs = {k: m.lazy(v, Item(Attr(source, "keywords"), k)) for k, v in obj.keywords.items()}
+    return PartialValue(functools.partial, fn, args, kwargs, source, obj)
+
+
+@WRAPPERS.row(types.CellType)
+def wrap_cell(m: "Machine", obj: types.CellType, source: Source) -> Value:
+    return m.cell(obj, source)
+
+
+# -- modules, objects ---------------------------------------------------------------------------------------------------
+@BASES.row(types.ModuleType)
+def wrap_python_module(m: "Machine", obj: types.ModuleType, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return PythonModuleValue(obj, source)
+
+
+@BASES.row(torch.nn.Module)
+def wrap_module(m: "Machine", obj: torch.nn.Module, source: Source) -> Value:
+    if not hasattr(obj, "_modules") or isinstance(obj, torch.jit.ScriptModule):
+        return OpaqueValue(obj, source)
+    m.guard(Guard(source, "type", type(obj)))
+    return ModuleValue(obj, source)
+
+
+@BASES.row(BaseException)
+def wrap_exception(m: "Machine", obj: BaseException, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return ExceptionValue(type(obj), lazy_items(m, obj.args, Attr(source, "args")), obj, source)
+
+
+def wrap_iterator(m: "Machine", obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return RealIterator(obj, source)
+
+
+for _type in dict.fromkeys(PEEKABLE):
+    WRAPPERS.add(_type, wrap_iterator)
+
+
+def wrap_context(m: "Machine", obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return context_of(obj, source)
+
+
+for _type in (torch.no_grad, torch.enable_grad):
+    WRAPPERS.add(_type, wrap_context)
+
+
+@WRAPPERS.row(ModeExit)
+def wrap_exit(m: "Machine", obj: ModeExit, source: Source) -> Value:
+    guard(m, Attr(source, "restore"), "equals", obj.restore)
+    return ExitValue(obj.restore, source, obj)
+
+
+def wrap_opaque(m: "Machine", obj: Any, source: Source) -> Value:
+    return OpaqueValue(obj, source)
+
+
+for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType, types.MappingProxyType):
+    WRAPPERS.add(_type, wrap_opaque)
+BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
+
+
+def wrap_object(m: "Machine", obj: Any, source: Source) -> Value:
+    """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
+    if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
+        return OpaqueValue(obj, source)
+    guard(m, source, "type", type(obj))
+    return ObjectValue(type(obj), obj, source)
+
+
+def constant_value(m: "Machine", obj: Any) -> Value:
+    """The Value of an object that is fixed: a class attribute, a function of a library."""
+    return build(m, obj, Fixed(obj)) if not is_constant_object(obj) else ConstValue(obj)
+
+
+def is_trusted_scope(scope: dict[str, Any]) -> bool:
+    """Globals of torch and of the standard library are taken as fixed."""
+    name = scope.get("__name__", "")
+    top = name.partition(".")[0]
+    return top == "torch" or top in sys.stdlib_module_names and top != "__main__"
+

@@ -1,0 +1,168 @@
+"""Emitter: writes the Python function that runs a captured region.
+
+The function takes the values that the guard function has read (`sources`), calls the compiled graph, replays the effects, and
+returns the rebuilt result, or a `Jump` to a continuation.  What always holds: an object is written once (`expr` remembers
+it); an object of the user's is written as what its source gives; a tensor of the graph is one of its outputs.
+
+    def run(s_0, s_1):
+        (g_0,) = c_graph(s_0, s_1)
+        s_1.steps = 4
+        return (g_0, )
+"""
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture.effects import DELETED
+from firesteel.capture.record import Input
+from firesteel.capture.source import Const, Constants, Fixed, Source, build_function
+from firesteel.capture.values.base import LazyValue, Value
+from firesteel.capture.values.const import ConstValue
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+    from firesteel.capture.values.functions import CellValue, FunctionValue
+    from firesteel.capture.values.objects import ExceptionValue, ObjectValue
+
+NO_NAME = (ConstValue,)
+
+
+# -- helpers of generated code ------------------------------------------------------------------------------------------
+def make_function(code: types.CodeType, scope: dict[str, Any], name: str, defaults: tuple, kwdefaults: dict, closure: tuple) -> types.FunctionType:
+    function = types.FunctionType(code, scope, name, defaults or None, closure or None)
+    function.__kwdefaults__ = kwdefaults or None
+    return function
+
+
+def make_exception(cls: type, args: tuple, attributes: dict[str, Any]) -> BaseException:
+    made = cls.__new__(cls, *args)
+    made.args = args
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        object.__setattr__(obj, name, value)
+
+
+class Emitter:
+    """Mutable; one a capture."""
+
+    def __init__(self, m: "Machine"):
+        self.m = m
+        self.constants = Constants()
+        self.lines: list[str] = []
+        self.sources: dict[Source, str] = {}            # read by the guard function, handed to run
+        self.outputs: list[torch.fx.Node] = []          # of the graph
+        self._written: dict[int, tuple[Value, str]] = {}
+        self._output_of: dict[torch.fx.Node, str] = {}
+        self._names = 0
+
+    # -- pieces ----------------------------------------------------------------------------------------------------
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def name(self) -> str:
+        self._names += 1
+        return f"v_{self._names}"
+
+    def constant(self, obj: Any) -> str:
+        """Text for a fixed object."""
+        return self.constants.bind(obj)
+
+    def helper(self, fn: Callable[..., Any]) -> str:
+        return self.constants.bind(fn)
+
+    def source(self, source: Source) -> str:
+        """Text for what a source gives at the region's start."""
+        if isinstance(source, (Fixed, Const)):
+            return source.text(self.constants)
+        return self.sources.setdefault(source, f"s_{len(self.sources)}")
+
+    def expr(self, value: Value) -> str:
+        """Text for a value; the same for the same object."""
+        known = self._written.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, LazyValue):
+            return self.source(value.source)
+        if value.source is not None:
+            text = self.source(value.source)
+        else:
+            text = value.rebuild(self)
+            again = self._written.get(id(value))        # an object that is part of itself names itself first
+            if again is not None:
+                return again[1]
+            if not isinstance(value, NO_NAME) and not text.isidentifier():
+                text = self.assign(text)
+        self._written[id(value)] = (value, text)
+        return text
+
+    def assign(self, text: str) -> str:
+        name = self.name()
+        self.line(f"{name} = {text}")
+        return name
+
+    def write_as(self, value: Value, text: str) -> str:
+        """From now on `value` is written as `text`."""
+        self._written[id(value)] = (value, text)
+        return text
+
+    # -- objects ---------------------------------------------------------------------------------------------------
+    def graph_output(self, value: Any) -> str:
+        node = value.as_arg(self.m)[0]
+        if node not in self._output_of:
+            self._output_of[node] = f"g_{len(self.outputs)}"
+            self.outputs.append(node)
+        return self._output_of[node]
+
+    def new_cell(self, cell: "CellValue") -> str:
+        name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
+        if cell.content is not None:
+            self.line(f"{name}.cell_contents = {self.expr(cell.content)}")
+        return name
+
+    def new_function(self, fn: "FunctionValue") -> str:
+        closure = "".join(f"{self.expr(cell)}, " for cell in fn.closure)
+        defaults = "".join(f"{self.expr(value)}, " for value in fn.defaults)
+        kwdefaults = ", ".join(f"{name!r}: {self.expr(value)}" for name, value in fn.kwdefaults.items())
+        parts = [self.constant(fn.code), self.constant(fn.scope), repr(fn.name), f"({defaults})", f"{{{kwdefaults}}}", f"({closure})"]
+        name = self.write_as(fn, self.assign(f"{self.helper(make_function)}({', '.join(parts)})"))
+        for attribute, value in self.m.effects.attributes(fn).items():
+            self.line(f"{name}.{attribute} = {self.expr(value)}")
+        return name
+
+    def new_object(self, obj: "ObjectValue") -> str:
+        name = self.write_as(obj, self.assign(f"object.__new__({self.constant(obj.cls)})"))
+        attributes = self._attributes(obj)
+        if attributes:
+            self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
+        return name
+
+    def new_exception(self, exc: "ExceptionValue") -> str:
+        args = "".join(f"{self.expr(arg)}, " for arg in exc.args)
+        return f"{self.helper(make_exception)}({self.constant(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
+
+    def _attributes(self, obj: Value) -> str:
+        stored = self.m.effects.attributes(obj)
+        return ", ".join(f"{name!r}: {self.expr(value)}" for name, value in stored.items() if value is not DELETED)
+
+    # -- the function ----------------------------------------------------------------------------------------------
+    def build(self, name: str, graph_call: list[str]) -> types.FunctionType:
+        return build_function(name, self.sources.values(), [*graph_call, *self.lines], self.constants, f"<firesteel {name}>")
+
+
+def graph_call(e: Emitter, callable_: Any, inputs: list[Input]) -> list[str]:
+    """The line that calls the compiled graph."""
+    arguments = ", ".join(e.source(i.source) for i in inputs)
+    call = f"{e.constants.bind(callable_, 'graph')}({arguments})"
+    if not e.outputs:
+        return [call]
+    return [f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = {call}"]
+

@@ -1,0 +1,366 @@
+"""Regions and their Entries: where compiled code starts, and how a call finds it.
+
+A `Region` is a place where compiled code may start: a function with one shape of call, or a `Continuation` after a break.  It has a
+list of Entries; an `Entry` is a guard function (which also reads the values that the code needs) and a run function.  A call takes the
+first Entry whose guards hold; a miss captures a new one.  Run functions return the result, or a `Jump` to a continuation, which the
+driver follows in a loop, so that breaks in long loops do not grow Python's stack.
+
+    compiled = compile_function(fn, backend=backend, fullgraph=False, dynamic=None, make_world=make_world)
+    compiled(x)
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from firesteel.artifacts import counters, log, timed
+from firesteel.capture import marks
+from firesteel.capture.breaks import HANDLED, NULL_SLOT, VALUE, Spec, input_names
+from firesteel.capture.builder import build
+from firesteel.capture.guards import GuardFunction
+from firesteel.capture.machine import Frame, Machine
+from firesteel.capture.policy import Policy
+from firesteel.capture.resume import resume_function
+from firesteel.capture.source import Fixed
+from firesteel.capture.translate import Captured, Jump, translate
+from firesteel.capture.values.base import LASTI, NULL, PENDING, HandledValue, Value
+from firesteel.capture.world import MakeWorld
+from firesteel.config import config
+from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
+
+logger = logging.getLogger("firesteel")
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+@dataclass
+class Entry:
+    """A compiled variant of a region."""
+    guard: GuardFunction
+    run: Callable[..., Any]
+    graph: torch.fx.GraphModule | None
+    reason: str                         # why it was compiled: the guard of an earlier Entry that failed
+    seconds: float
+    broke: str = ""                     # the break that ended it, if any
+    check: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.check = self.guard.check
+
+
+class Region:
+    """See the module's text.  Subclasses say how a capture starts and what eager execution is."""
+
+    def __init__(self, root: "Root", name: str, arg_names: list[str]):
+        self.root, self.name, self.arg_names = root, name, arg_names
+        self.entries: list[Entry] = []
+        self.policy = Policy(root.dynamic)
+        self.eager_only = False         # nothing of it can be captured
+        self._warned = False
+
+    def start(self, m: Machine, values: list[Value]) -> Value | None:
+        """Puts the first frames on the machine; or the result, where it is known at once."""
+        raise NotImplementedError
+
+    def eager(self, inputs: tuple[Any, ...]) -> Any:
+        raise NotImplementedError
+
+    # -- calling ---------------------------------------------------------------------------------------------------
+    def step(self, inputs: tuple[Any, ...]) -> Any:
+        """Runs the region on its inputs: a result, or a Jump."""
+        for entry in self.entries:
+            values = entry.check(*inputs)
+            if values is not None:
+                return entry.run(*values)
+        return self._miss(inputs)
+
+    def _miss(self, inputs: tuple[Any, ...]) -> Any:
+        if self.eager_only:
+            return self.eager(inputs)
+        with self.root.lock:
+            entry, values = self._find(inputs)
+            if entry is None:
+                if self._refuses(inputs):
+                    return self.eager(inputs)
+                entry = self._compile(inputs)
+                if entry is None:
+                    return self.eager(inputs)
+                values = entry.check(*inputs)
+                if values is None:
+                    raise InternalError(f"guards of {self.name} fail right after capture: {entry.guard.explain(inputs)}")
+        return entry.run(*values)
+
+    def _find(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
+        for entry in self.entries:
+            values = entry.check(*inputs)
+            if values is not None:
+                return entry, values
+        return None, None
+
+    # -- recompiling -----------------------------------------------------------------------------------------------
+    def _refuses(self, inputs: tuple[Any, ...]) -> bool:
+        """Is this call to run eagerly?  Raises where settings say so."""
+        if not self.entries:
+            return False
+        stance, why = marks.stance(), self.why(inputs)
+        if stance == "eager_on_recompile":
+            return True
+        if stance == "fail_on_recompile" or config.error_on_recompile:
+            raise RecompileError(f"{self.name} would be compiled again: {why}", hint="Keep what the guard names unchanged, or allow recompiles.")
+        if len(self.entries) < config.recompile_limit:
+            return False
+        if self.root.fullgraph:
+            raise RecompileLimitExceeded(f"{self.name} has {len(self.entries)} variants already; the next is asked for because {why}",
+                                         hint="Keep what the guard names unchanged, or raise fs.config.recompile_limit.")
+        self._warn(why)
+        return True
+
+    def _warn(self, why: str) -> None:
+        counters["recompile_limit"][self.name] += 1
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s has %d compiled variants (fs.config.recompile_limit) and runs eagerly for other inputs: %s. "
+                           "Keep that unchanged between calls, mark it dynamic, or raise the limit.", self.name, len(self.entries), why)
+
+    def why(self, inputs: tuple[Any, ...]) -> str:
+        """What keeps these inputs from the latest Entry."""
+        return self.entries[-1].guard.explain(inputs) if self.entries else "first call"
+
+    # -- compiling -------------------------------------------------------------------------------------------------
+    def _compile(self, inputs: tuple[Any, ...]) -> Entry | None:
+        reason = self.why(inputs)
+        arguments = dict(zip(self.arg_names, inputs))
+        if self.entries:
+            counters["recompiles"][self.root.name] += 1
+            log("recompiles", lambda: f"{self.name}: {reason}")
+            for entry in self.entries:
+                self.policy.learn(entry.guard.guards, arguments)
+        counters["frames"]["total"] += 1
+        begun = time.perf_counter()
+        try:
+            with timed("capture"), marks.compiling():
+                captured = translate(self, inputs)
+        except Break as stop:           # at the very call of the region: there is nothing to split
+            if self.root.fullgraph:
+                raise stop.unsupported() from None
+            self.eager_only = True
+            counters["graph_break"][stop.sentence] += 1
+            return None
+        except FiresteelError:
+            raise
+        except Exception:
+            if not config.suppress_errors:
+                raise
+            counters["suppressed"][self.name] += 1
+            logger.warning("capture of %s failed; it runs eagerly", self.name, exc_info=True)
+            self.eager_only = True
+            return None
+        return self._store(captured, reason, time.perf_counter() - begun)
+
+    def _store(self, captured: Captured, reason: str, seconds: float) -> Entry:
+        entry = Entry(captured.guard, captured.run, captured.graph, reason, seconds, captured.broke)
+        if captured.keep:
+            self.entries.append(entry)
+            counters["frames"]["ok"] += 1
+        log("guards", lambda: f"{self.name}\n{entry.guard.text}")
+        return entry
+
+
+class FunctionRegion(Region):
+    """The start of a function, for one shape of call: so many positional arguments, these keywords."""
+
+    def __init__(self, root: "Root", positional: int, keywords: tuple[str, ...]):
+        self.positional, self.keywords = positional, keywords
+        super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
+
+    def start(self, m: Machine, values: list[Value]) -> Value | None:
+        target = build(m, self.root.fn, Fixed(self.root.fn))
+        kwargs = dict(zip(self.keywords, values[self.positional:]))
+        result = target.call(m, values[:self.positional], kwargs)
+        return None if result is PENDING else result
+
+    def eager(self, inputs: tuple[Any, ...]) -> Any:
+        return self.root.fn(*inputs[:self.positional], **dict(zip(self.keywords, inputs[self.positional:])))
+
+
+def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names for the positional arguments: the function's own where they are known."""
+    inner, skip = fn, 0
+    if isinstance(fn, torch.nn.Module):
+        inner, skip = type(fn).forward, 1
+    elif isinstance(fn, types.MethodType):
+        inner, skip = fn.__func__, 1
+    code = getattr(inner, "__code__", None)
+    own = list(code.co_varnames[skip:code.co_argcount]) if code is not None else []
+    return [own[n] if n < len(own) else f"arg{n}" for n in range(count)]
+
+
+class Continuation(Region):
+    """The rest of the program after a break: suspended frames, whose values are the inputs."""
+
+    def __init__(self, root: "Root", spec: Spec):
+        self.spec = spec
+        super().__init__(root, f"{root.name} after line {_line(spec)}", input_names(spec))
+
+    def start(self, m: Machine, values: list[Value]) -> Value | None:
+        given = iter(values)
+        for frame_spec in self.spec:
+            f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
+            for name in frame_spec.slots:
+                f.slots[name] = as_cell(m, next(given))
+            f.stack = [self._item(m, kind, given) for kind in frame_spec.stack]
+            f.returns = {"push": None, "discard": m.DISCARD}.get(frame_spec.returns, frame_spec.returns)
+            if f.returns == "made":
+                f.returns = m.look(next(given))
+            f.module = frame_spec.module
+            m.frames.append(f)
+        return None
+
+    def _item(self, m: Machine, kind: str, given: Any) -> Value:
+        if kind == VALUE:
+            return m.look(as_cell(m, next(given)))
+        if kind == HANDLED:
+            previous, current = m.look(next(given)), m.look(next(given))
+            m.handling = current
+            return HandledValue(previous, current)
+        return NULL if kind == NULL_SLOT else LASTI
+
+    def eager(self, inputs: tuple[Any, ...]) -> Any:
+        return run_frames(self.spec, inputs)
+
+
+def _line(spec: Spec) -> int | None:
+    frame = spec[-1]
+    instrs = Frame(frame.code, frame.scope, {}).program
+    return instrs[max(frame.index - 1, 0)].lineno
+
+
+def as_cell(m: Machine, value: Value) -> Value:
+    """Cells are recognised at once, since instructions reach into them."""
+    obj = value.identity()
+    return m.cell(obj, value.source) if isinstance(obj, types.CellType) else value
+
+
+def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
+    """The frames of a continuation, for real, the innermost first inside of the others."""
+    calls = []
+    given = iter(inputs)
+    for frame in spec:
+        slots = {name: next(given) for name in frame.slots}
+        items = []
+        for kind in frame.stack:
+            if kind == HANDLED:
+                next(given)
+            if kind in (VALUE, HANDLED):
+                items.append(next(given))
+        calls.append((frame, slots, items, next(given) if frame.returns == "made" else None))
+    inside: Callable[[], Any] | None = None
+    for n, (frame, slots, items, made) in reversed(list(enumerate(calls))):
+        inside = _frame_call(frame, slots, items, made, inside, n < len(calls) - 1 and calls[n + 1][0].returns == "discard")
+    return inside()
+
+
+def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, inside: Callable[[], Any] | None,
+                drops: bool) -> Callable[[], Any]:
+    cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
+    names = [name for name in frame.code.co_varnames if name in slots and name not in cells]
+    awaits = frame.index - 1 if inside is not None and not drops else None
+    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits)
+
+    def call() -> Any:
+        extra = [inside] if awaits is not None else []
+        if drops:
+            inside()
+        result = resumed(*[slots[name] for name in names], *items, *extra)
+        return made if frame.returns == "made" else result
+    return call
+
+
+# -- the whole function -------------------------------------------------------------------------------------------------
+class Root:
+    """One compiled callable: its settings, its regions, its lock."""
+
+    def __init__(self, fn: Callable[..., Any], backend: Backend, fullgraph: bool, dynamic: bool | None, make_world: MakeWorld):
+        self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
+        self.name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        self.lock = threading.RLock()
+        self.regions: dict[Any, FunctionRegion] = {}
+        self.continuations: dict[Spec, Continuation] = {}
+        ROOTS.add(self)
+
+    def region(self, positional: int, keywords: tuple[str, ...]) -> FunctionRegion:
+        key = (positional, *keywords)
+        with self.lock:
+            if key not in self.regions:
+                self.regions[key] = FunctionRegion(self, positional, keywords)
+        return self.regions[key]
+
+    def continuation(self, spec: Spec) -> Continuation:
+        with self.lock:
+            if spec not in self.continuations:
+                self.continuations[spec] = Continuation(self, spec)
+        return self.continuations[spec]
+
+    def all_regions(self) -> list[Region]:
+        return [*self.regions.values(), *self.continuations.values()]
+
+    def reset(self) -> None:
+        with self.lock:
+            self.regions.clear()
+            self.continuations.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if marks.eager_only() or marks.stance() == "force_eager":
+            return self.fn(*args, **kwargs)
+        if kwargs:
+            region = self.regions.get((len(args), *kwargs)) or self.region(len(args), tuple(kwargs))
+            return drive(region, (*args, *kwargs.values()))
+        region = self.regions.get((len(args),)) or self.region(len(args), ())
+        return drive(region, args)
+
+
+ROOTS: "weakref.WeakSet[Root]" = weakref.WeakSet()
+
+
+def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
+    """Runs a region and the continuations it jumps to."""
+    grad = torch.is_grad_enabled()
+    try:
+        out = region.step(inputs)
+        while type(out) is Jump:
+            out = out.region.step(out.inputs)
+        return out
+    except BaseException:
+        torch._C._set_grad_enabled(grad)     # a block that set it was left by the exception
+        raise
+
+
+def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: bool = False, dynamic: bool | None = None,
+                     make_world: MakeWorld) -> Callable[..., Any]:
+    """A compiled version of a function, a bound method, a module or another callable."""
+    root = Root(fn, backend, fullgraph, dynamic, make_world)
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return root(*args, **kwargs)
+
+    if not isinstance(fn, torch.nn.Module):
+        functools.update_wrapper(compiled, fn)
+    setattr(compiled, marks.COMPILED, fn)
+    compiled.__firesteel_root__ = root
+    return compiled
+
+
+def reset() -> None:
+    """Forgets every compiled variant in this process."""
+    for root in list(ROOTS):
+        root.reset()
+

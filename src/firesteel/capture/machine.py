@@ -1,0 +1,557 @@
+"""Machine: executes bytecode symbolically, on Values instead of objects.
+
+In: frames to start from (a function's first instruction, or the suspended frames of a continuation).  Out: what the program
+returned or raised, or the Break at which it cannot go on; and with it the recorded graph, the guards and the effects.
+What always holds:
+
+1. Handlers (`opcodes.py`) compute first and change the frame last.  On a Break every frame is as before the instruction.
+2. A call of a Python function pushes a frame: a break inside it is a break of the whole stack of frames, one split.
+3. Where a builtin needs the result of a user's function at once (`call_now`: a sort key, an `__eq__`), the call is a
+   speculation: a Break inside undoes it and becomes a break of the instruction that called the builtin.
+4. Nothing of the user's is changed; states of torch that were set are put back by `close`.
+"""
+from __future__ import annotations
+
+import builtins
+import linecache
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture import builder
+from firesteel.capture.code import Instr, program
+from firesteel.capture.effects import DELETED, Effects
+from firesteel.capture.guards import Guard, Question, state_guard
+from firesteel.capture.opcodes import OPCODES
+from firesteel.capture.record import Recorder
+from firesteel.capture.source import Attr, Cell, Fixed, Source, global_source
+from firesteel.capture.values.base import LASTI, PENDING, LazyValue, OpaqueValue, UserRaise, Value
+from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
+from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
+from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
+from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue, ScopeValue
+from firesteel.capture.values.iterators import GeneratorValue, SequenceIterator
+from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.objects import MISSING, ExceptionValue, SuperValue, mro_lookup
+from firesteel.capture.values.objects import bind as bind_attribute
+from firesteel.capture.values.tensor import wrap_output
+from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
+from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy, MakeWorld, TensorWorld
+from firesteel.errors import Break, Location
+from firesteel.sym.env import ShapeEnv
+from firesteel.sym.expr import free_symbols
+
+if TYPE_CHECKING:
+    from firesteel.capture.policy import Policy
+
+DEPTH_LIMIT = 150           # frames
+LENGTH_LIMIT = 100_000      # items that an iterator may give at once
+
+
+class Discard:
+    """The `returns` of a frame whose result nobody wants."""
+
+
+class Frame:
+    """A suspended or running Python frame.  Mutable."""
+
+    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "generator", "birth")
+
+    def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] = (),
+                 pc: int = 0, birth: int = 0):
+        self.code, self.scope, self.slots, self.closure, self.pc, self.birth = code, scope, slots, closure, pc, birth
+        self.program: list[Instr] = program(code)
+        self.stack: list[Value] = []
+        self.returns: Any = None                        # None: push the result; a Value: push that instead; Discard
+        self.module: tuple[str, str, type] | None = None    # (key, name, class) of the nn.Module whose forward this is
+        self.generator: GeneratorValue | None = None
+
+    def finish(self, count: int, result: Value) -> None:
+        """Pops the operands and pushes the result; a pending one is pushed when the callee returns."""
+        if count:
+            del self.stack[-count:]
+        if result is not PENDING:
+            self.stack.append(result)
+
+    def instr(self) -> Instr:
+        """The instruction that is being executed (pc is one ahead)."""
+        return self.program[self.pc - 1]
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.code.co_qualname} at {self.pc}>"
+
+
+class Machine:
+    """One capture.  Mutable; used by one thread; see the module's text."""
+
+    operators, unary_operators = OPERATORS, UNARY_OPERATORS
+    DISCARD = Discard
+
+    def __init__(self, make_world: MakeWorld, policy: "Policy", break_at: frozenset[int] = frozenset()):
+        self.world: TensorWorld = make_world(ShapeEnv(self.location))
+        self.policy, self.break_at = policy, break_at
+        self.frames: list[Frame] = []
+        self.guards: list[Guard] = [state_guard()]
+        self.effects = Effects()
+        self.record = Recorder(self.place)
+        self.steps = 0
+        self.handling: Value = NONE             # the exception being handled
+        self.returned: Value = NONE             # by the frame at the base of the innermost `run`
+        self.base = 0
+        self.initial_states: dict[Key, Any] = {}
+        self._guard_keys: set[Any] = set()
+        self._objects: dict[int, tuple[Any, Value]] = {}
+        self._size_sources: dict[str, Source] = {}
+        self._names: set[str] = set()
+        self._traces: dict[Any, str] = {}
+        self._scopes: dict[int, ScopeValue] = {}
+
+    # -- running ---------------------------------------------------------------------------------------------------
+    def run(self, base: int = 0) -> Value:
+        """Executes until the frame at `base` has returned; its result."""
+        outer, self.base = self.base, base
+        try:
+            frames = self.frames
+            while len(frames) > base:
+                frame = frames[-1]
+                instr = frame.program[frame.pc]
+                frame.pc += 1
+                self.steps += 1
+                try:
+                    if self.steps in self.break_at:
+                        raise Break("object", name="a generator that lives across a break")
+                    handler = OPCODES.get(instr.opname)
+                    if handler is None:
+                        raise Break("opcode", name=instr.opname)
+                    handler(self, frame, instr)
+                except UserRaise as raised:
+                    self.unwind(raised, base)
+                except Break as stop:
+                    frame.pc = instr.index
+                    if stop.location is None:
+                        stop.location = self.location()
+                    raise
+            return self.returned
+        finally:
+            self.base = outer
+
+    def give(self, frame: Frame, value: Value) -> None:
+        """`frame`, which was just popped, returned `value`."""
+        if len(self.frames) == self.base:
+            self.returned = frame.returns if isinstance(frame.returns, Value) else value
+        elif frame.returns is None:
+            self.frames[-1].stack.append(value)
+        elif frame.returns is not Discard:
+            self.frames[-1].stack.append(frame.returns)
+
+    def unwind(self, raised: UserRaise, base: int) -> None:
+        """Goes to the innermost handler of the frames above `base`; raises on where there is none."""
+        while len(self.frames) > base:
+            frame = self.frames[-1]
+            handler = frame.instr().handler
+            if handler is not None:
+                del frame.stack[handler.depth:]
+                if handler.lasti:
+                    frame.stack.append(LASTI)
+                frame.stack.append(raised.value)
+                frame.pc = handler.target.index
+                return
+            self.frames.pop()
+            if frame.generator is not None:
+                self.effects.change(frame.generator, "frame", None)
+        raise raised
+
+    def enter(self, fn: FunctionValue, slots: dict[str, Value]) -> Value:
+        """Calls a Python function whose arguments are bound."""
+        if len(self.frames) >= DEPTH_LIMIT:
+            raise Break("depth", limit=DEPTH_LIMIT)
+        self.frames.append(Frame(fn.code, fn.scope, slots, fn.closure, birth=self.steps))
+        return PENDING
+
+    # -- results that are needed now (rule 3) ----------------------------------------------------------------------
+    def call_now(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        mark = self.checkpoint()
+        try:
+            return self._finish(fn.call(self, args, kwargs))
+        except Break:
+            self.rollback(mark)
+            raise
+
+    def finish_now(self, result: Value) -> Value:
+        """The result of an operation that may be PENDING."""
+        if result is not PENDING:
+            return result
+        mark = self.checkpoint()
+        mark = (*mark[:2], mark[2] - 1, *mark[3:])
+        try:
+            return self._finish(result)
+        except Break:
+            self.rollback(mark)
+            raise
+
+    def _finish(self, result: Value) -> Value:
+        return self.run(len(self.frames) - 1) if result is PENDING else result
+
+    def checkpoint(self) -> tuple[Any, ...]:
+        return self.record.mark(), self.effects.mark(), len(self.frames), self.handling
+
+    def rollback(self, mark: tuple[Any, ...]) -> None:
+        record, effects, depth, self.handling = mark
+        del self.frames[depth:]
+        self.effects.rollback(effects)
+        self.record.rollback(record)
+
+    def resume_generator(self, generator: GeneratorValue) -> Value | None:
+        """Runs a generator to its next yield; None when it has returned."""
+        frame = generator.frame
+        if frame is None:
+            return None
+        mark = self.checkpoint()
+        state = (frame.pc, list(frame.stack), dict(frame.slots))
+        self.effects.on_undo(_restore_frame, frame, state)
+        self.frames.append(frame)
+        try:
+            value = self.run(len(self.frames) - 1)
+        except Break:
+            self.rollback(mark)
+            _restore_frame(frame, state)
+            raise
+        return value if generator.frame is not None else None
+
+    def truth_now(self, value: Value) -> bool:
+        return value.truth(self)
+
+    def next_now(self, iterator: Value) -> Value | None:
+        item = iterator.next(self)
+        return None if item is None else self.look(item)
+
+    def call_returning(self, fn: Value, args: list[Value], kwargs: dict[str, Value], result: Value) -> Value:
+        """Calls fn, whose own result is dropped: the result is `result` (an object whose __init__ this is)."""
+        if fn.call(self, args, kwargs) is not PENDING:
+            return result
+        self.frames[-1].returns = result
+        return PENDING
+
+    def call_in_module(self, module: Any, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """A module's forward; its frame carries the module's name."""
+        result = fn.call(self, args, kwargs)
+        if result is PENDING and self.frames[-1].module is None:
+            name = module.source.name
+            self.frames[-1].module = (f"{name}@{id(module.obj):x}", name, module.cls)
+        return result
+
+    # -- looking at objects ----------------------------------------------------------------------------------------
+    def lazy(self, obj: Any, source: Source) -> Value:
+        return LazyValue(obj, source)
+
+    def look(self, value: Value) -> Value:
+        """The value, wrapped and guarded if nobody has looked at it yet."""
+        return builder.build(self, value.obj, value.source) if type(value) is LazyValue else value
+
+    def read(self, obj: Any, source: Source) -> Value:
+        return builder.build(self, obj, source)
+
+    def read_attribute(self, owner: Value, name: str, obj: Any = MISSING) -> Value:
+        real = getattr(owner.identity(), name) if obj is MISSING else obj
+        return builder.build(self, real, Attr(owner.source, name))
+
+    def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
+        return builder.build(self, obj, Attr(Fixed(cls), name))
+
+    def static_attribute(self, obj: Any, name: str) -> Value:
+        """An attribute of a fixed object."""
+        return self.constant_object(run_for_program(self, getattr, obj, name))
+
+    def constant_object(self, obj: Any) -> Value:
+        return builder.constant_value(self, obj)
+
+    def opaque_constant(self, obj: Any) -> Value:
+        return OpaqueValue(obj, Fixed(obj))
+
+    def cell(self, obj: types.CellType, source: Source) -> CellValue:
+        """A closure cell of the user's; one Value a cell."""
+        known = self.same_object(obj)
+        if known is not None:
+            return known
+        try:
+            content = LazyValue(obj.cell_contents, Cell(source))
+        except ValueError:
+            content = None
+        value = CellValue(content, source, obj)
+        self.remember(obj, value)
+        return value
+
+    def same_object(self, obj: Any) -> Any:
+        found = self._objects.get(id(obj))
+        return found[1] if found is not None else None
+
+    def remember(self, obj: Any, value: Value) -> None:
+        if not is_constant_object(obj):
+            self._objects[id(obj)] = (obj, value)
+
+    def fresh(self, obj: Any) -> Value:
+        return fresh(self, obj)
+
+    def wrap_output(self, out: Any, node: torch.fx.Node) -> Value:
+        return wrap_output(self, out, node)
+
+    def sequence_like(self, out: Any, items: list[Value]) -> Value:
+        """The Value of a tuple or list that a torch function gave."""
+        if type(out) is list:
+            return ListValue(items)
+        if type(out) is torch.Size:
+            return SizeValue(items)
+        return TupleValue(items) if type(out) is tuple else NamedTupleValue(type(out), items)
+
+    # -- globals ---------------------------------------------------------------------------------------------------
+    def scope_value(self, scope: dict[str, Any]) -> ScopeValue:
+        found = self._scopes.get(id(scope))
+        if found is None:
+            found = self._scopes[id(scope)] = ScopeValue(scope)
+        return found
+
+    def read_global(self, scope: dict[str, Any], name: str) -> Value:
+        written = self.effects.written(self.scope_value(scope), name) if self._scopes else None
+        if written is not None and written is not DELETED:
+            return written
+        if name in scope and written is None:
+            obj = scope[name]
+            if builder.is_trusted_scope(scope) and not isinstance(obj, (list, dict, set)):
+                return self.constant_object(obj)
+            return builder.build(self, obj, global_source(name, scope))
+        if hasattr(builtins, name):
+            return self.constant_object(getattr(builtins, name))
+        raise self.raise_real(NameError(f"name {name!r} is not defined"))
+
+    def store_global(self, scope: dict[str, Any], name: str, value: Value | None) -> None:
+        target = self.scope_value(scope)
+        self.effects._overlay(target, name, DELETED if value is None else value)
+        if value is None:
+            self.effects.log("delitem", target, ConstValue(name))
+        else:
+            self.effects.log("setitem", target, ConstValue(name), value)
+
+    # -- guards ----------------------------------------------------------------------------------------------------
+    def guard(self, guard: Guard) -> None:
+        key = guard.key()
+        if key not in self._guard_keys:
+            self._guard_keys.add(key)
+            self.guards.append(guard)
+
+    def guard_key(self, owner: Any, key: Value, hashed: Any, present: bool) -> None:
+        """A question about one key of the user's dict."""
+        if owner.source is None or not key.is_constant() or (hashed in owner.obj) != present:
+            return
+        self.guard(Guard(owner.source, "has_key" if present else "no_key", key.constant()))
+
+    def guard_keys(self, owner: Any) -> None:
+        if owner.source is None:
+            return
+        if all(is_constant_object(key) for key in owner.obj):
+            self.guard(Guard(owner.source, "keys", tuple(owner.obj)))
+        else:
+            self.guard(Guard(owner.source, "length", len(owner.obj)))
+
+    def guard_fact(self, source: Source, answer: bool) -> None:
+        self.guard(Guard(source, "truth", answer))
+
+    def guard_no_attribute(self, owner: Any, name: str) -> None:
+        if mro_lookup(owner.cls, "__getattr__") is MISSING or isinstance(owner.identity(), torch.nn.Module):
+            self.guard(Guard(owner.source, "no_attr", name))
+
+    def guard_no_hooks(self, module: Any) -> None:
+        self.guard(Guard(module.source, "no_hooks"))
+
+    def all_guards(self) -> list[Guard]:
+        """The guards, and the questions about sizes that were answered with this call's sizes."""
+        return self.guards + [self._question(g) for g in (self.world.env.guards() if self.world.env is not None else ())]
+
+    def _question(self, guard: Any) -> Guard:
+        sources = {info.expr: self._size_sources[info.source] for info in self.world.env.symbols.values() if info.source in self._size_sources}
+        symbols = tuple((s.attr, sources[s]) for s in free_symbols(guard.expr))
+        return Guard(None, "expr", Question(guard.expr, symbols, str(guard.location or "")))
+
+    # -- sizes and numbers -----------------------------------------------------------------------------------------
+    def dimension_policy(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
+        if self.world.env is None:
+            return (STATIC,) * tensor.dim()
+        return self.policy.dimensions(tensor, source)
+
+    def note_sizes(self, name: str, source: Source, policy: tuple[DimPolicy, ...]) -> None:
+        for dim, kind in enumerate(policy):
+            if kind in (DYNAMIC, UNBACKED):
+                self._size_sources[f"{name}.size()[{dim}]"] = source.size(dim)
+
+    def becomes_symbol(self, source: Source, number: int | float) -> bool:
+        return self.world.env is not None and self.policy.number_is_symbol(source, number)
+
+    def symbol_name(self, source: Source) -> str:
+        name = self.input_name(source)
+        self._size_sources[name] = source
+        return name
+
+    def input_name(self, source: Source) -> str:
+        """A fresh name for a placeholder."""
+        wanted = "l_" + "".join(c if c.isalnum() else "_" for c in source.name).strip("_")
+        name, count = wanted, 0
+        while name in self._names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._names.add(name)
+        return name
+
+    def known(self, value: Value) -> Any:
+        """The Python object behind a value that must be known; a symbol is fixed under a guard."""
+        value = self.look(value)
+        if isinstance(value, SymNumber):
+            return value.specialize(self).value
+        if isinstance(value, Sequence):
+            return value.make([self.known(item) for item in value.items])
+        return value.constant()
+
+    def known_index(self, value: Value) -> int:
+        known = self.known(value)
+        if not hasattr(known, "__index__"):
+            raise Break("operator", name="[]", value=value.describe())
+        return known.__index__()
+
+    def number_of(self, value: Value) -> Any:
+        """The number or symbol behind a number."""
+        return value.sym if isinstance(value, SymNumber) else value.constant()
+
+    # -- operators -------------------------------------------------------------------------------------------------
+    def binary(self, op: str, a: Value, b: Value) -> Value:
+        result = a.binary(self, op, b)
+        if result is None:
+            result = b.binary(self, op, a, reflected=True)
+        if result is None:
+            raise Break("operator", name=op, value=f"{a.describe()} and {b.describe()}")
+        return result
+
+    def inplace(self, op: str, a: Value, b: Value) -> Value:
+        result = a.inplace(self, op, b)
+        return self.binary(op, a, b) if result is None else result
+
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        result = a.compare(self, op, b)
+        if result is None:
+            result = b.compare(self, MIRRORED[op], a)
+        if result is None and op in ("==", "!="):
+            return ConstValue(self.identical(a, b) == (op == "=="))
+        if result is None:
+            raise Break("operator", name=op, value=f"{a.describe()} and {b.describe()}")
+        return result
+
+    def unary(self, op: str, a: Value) -> Value:
+        return ConstValue(not self.truth_now(a)) if op == "not" else a.unary(self, op)
+
+    def identical(self, a: Value, b: Value) -> bool:
+        """a is b"""
+        if a is b:
+            return True
+        one, two = a.identity(), b.identity()
+        if isinstance(a, ConstValue) and isinstance(b, ConstValue):
+            return one is two or (type(one) is type(two) and type(one) in (int, str, float, bytes) and one == two)
+        return one is not None and one is two
+
+    def equal(self, a: Value, b: Value) -> bool:
+        """a == b as list.index and `in` ask it."""
+        return self.identical(a, b) or self.truth_now(self.compare("==", a, b))
+
+    def iterate(self, value: Value) -> list[Value]:
+        return value.iterate(self)
+
+    def iterate_over(self, owner: Value) -> Value:
+        if isinstance(owner, Sequence):
+            return SequenceIterator(owner)
+        return SequenceIterator(owner, 0, owner.iterate(self))
+
+    def check_length(self, length: int) -> None:
+        if length > LENGTH_LIMIT:
+            raise Break("iterate", value=f"an iterator of more than {LENGTH_LIMIT} items")
+
+    def bound_builtin(self, fn: Callable[..., Any], first: Value) -> Value:
+        return BoundBuiltin(fn, first)
+
+    def run_real(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return run_for_program(self, fn, *args, **kwargs)
+
+    def class_attribute(self, cls: type, name: str) -> Any:
+        found = mro_lookup(cls, name)
+        return None if found is MISSING or not isinstance(found, (types.FunctionType, property, classmethod, staticmethod)) else found
+
+    def bind(self, attribute: Any, owner: Value, cls: type, name: str) -> Value:
+        return bind_attribute(self, attribute, owner, cls, name)
+
+    def raise_real(self, error: BaseException) -> UserRaise:
+        """The program meets this error here."""
+        args = [fresh(self, a) if is_constant_object(a) else ConstValue(str(a)) for a in error.args]
+        return UserRaise(ExceptionValue(type(error), args))
+
+    def implicit_super(self) -> Value:
+        """super() without arguments."""
+        frame = self.frames[-1]
+        cell = frame.slots.get("__class__")
+        first = frame.slots.get(frame.code.co_varnames[0]) if frame.code.co_argcount else None
+        if isinstance(first, CellValue):
+            first = first.get(self)
+        if not isinstance(cell, CellValue) or first is None:
+            raise Break("call", name="super")
+        return SuperValue(cell.get(self).constant(), self.look(first))
+
+    # -- states of torch -------------------------------------------------------------------------------------------
+    def set_states(self, changes: Changes) -> None:
+        """Sets states for the abstract run, and in the graph."""
+        for key, value in changes:
+            before = get_state(key)
+            self.initial_states.setdefault(key, before)
+            if before != value:
+                set_state(key, value)
+                self.effects.on_undo(set_state, key, before)
+                self.record.call_function(_setter(key), (*key[1:], value), {}, None)
+
+    def changed_states(self) -> Changes:
+        """States that are not as they were at the start."""
+        now = [(key, get_state(key)) for key in self.initial_states]
+        return [(key, value) for key, value in now if value != self.initial_states[key]]
+
+    def close(self) -> None:
+        """Puts the states of torch back."""
+        for key, value in self.initial_states.items():
+            set_state(key, value)
+
+    # -- places ----------------------------------------------------------------------------------------------------
+    def location(self) -> Location | None:
+        """The user's line that is being executed."""
+        for frame in reversed(self.frames):
+            if not frame.code.co_filename.startswith("<"):
+                instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
+                return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
+        return None
+
+    def place(self) -> dict[str, Any]:
+        """stack_trace and nn_module_stack of a node made now."""
+        lines = tuple((frame.code, frame.instr().lineno) for frame in self.frames)
+        text = self._traces.get(lines)
+        if text is None:
+            text = self._traces[lines] = "".join(trace_line(code, line) for code, line in lines)
+        modules = {f.module[0]: (f.module[1], f.module[2]) for f in self.frames if f.module is not None}
+        return {"stack_trace": text, "nn_module_stack": modules}
+
+
+def trace_line(code: types.CodeType, line: int | None) -> str:
+    text = linecache.getline(code.co_filename, line).strip() if line else ""
+    return f'  File "{code.co_filename}", line {line}, in {code.co_qualname}\n    {text}\n'
+
+
+def _restore_frame(frame: Frame, state: tuple[int, list[Value], dict[str, Value]]) -> None:
+    frame.pc, frame.stack, frame.slots = state[0], list(state[1]), dict(state[2])
+
+
+def _setter(key: Key) -> Callable[..., Any]:
+    return STATES[key[0]].set
+
+
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}

@@ -1,0 +1,207 @@
+"""Marks that users put on functions and tensors: disable, graph_break, allow_in_graph, mark_dynamic, ...
+
+A mark is an attribute on the function (or, for tensors, on the tensor), so that capture recognises it without tables
+of objects that would keep them alive.  Marks of the peer found in user programs mean the same.
+
+    @disable
+    def log_shape(x): ...
+    mark_dynamic(batch, 0)
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from firesteel.errors import UserError
+
+DISABLED = "__firesteel_disabled__"
+BREAK = "__firesteel_break__"
+ALLOWED = "__firesteel_allowed__"
+FORBIDDEN = "__firesteel_forbidden__"
+CONSTANT = "__firesteel_constant__"
+COMPILED = "__firesteel_compiled__"     # on a compiled wrapper: the function it was made of
+DIMENSIONS = "__firesteel_dimensions__"
+
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+
+_state = threading.local()
+_stance = "default"
+SUBSTITUTES: dict[Any, Callable[..., Any]] = {}
+
+
+# -- functions ----------------------------------------------------------------------------------------------------------
+class _Disabled(contextlib.AbstractContextManager):
+    """disable() as a context: compiled callables called inside run eagerly."""
+
+    def __init__(self, recursive: bool, reason: str | None):
+        self.recursive, self.reason = recursive, reason
+
+    def __enter__(self) -> None:
+        self._outer = eager_only()
+        _state.eager = True
+
+    def __exit__(self, *exc: object) -> None:
+        _state.eager = self._outer
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return disable(fn, recursive=self.recursive, reason=self.reason)
+
+
+def eager_only() -> bool:
+    """Are compiled callables to run eagerly on this thread?"""
+    return getattr(_state, "eager", False)
+
+
+def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+    """This code runs eagerly; calling it from compiled code is one graph break.  Decorator, or context with no function."""
+    if fn is None:
+        return _Disabled(recursive, reason)
+    if isinstance(fn, torch.nn.Module):
+        fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
+        return fn
+
+    @functools.wraps(fn)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        if not recursive:
+            return fn(*args, **kwargs)
+        with _Disabled(recursive, reason):
+            return fn(*args, **kwargs)
+
+    setattr(disabled, DISABLED, reason or "")
+    return disabled
+
+
+def graph_break(msg: str = "") -> None:
+    """A graph break here; does nothing in eager code."""
+
+
+setattr(graph_break, BREAK, True)
+
+
+def _marked(fn: Any, mark: str) -> Any:
+    if isinstance(fn, (list, tuple)):
+        return [_marked(f, mark) for f in fn]
+    if not callable(fn):
+        raise UserError(f"{fn!r} cannot be called, so the mark has no meaning")
+    setattr(fn, mark, True)
+    return fn
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """Calls of fn become one node of the graph."""
+    return _marked(fn, ALLOWED)
+
+
+def forbid_in_graph(fn: Any) -> Any:
+    """A call of fn while capturing is an error."""
+    return _marked(fn, FORBIDDEN)
+
+
+def assume_constant_result(fn: Any) -> Any:
+    """fn is called while capturing, and its result is a constant of the compiled code."""
+    return _marked(fn, CONSTANT)
+
+
+def substitute_in_graph(original: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function below is captured wherever `original` is called."""
+    def register(substitute: Callable[..., Any]) -> Callable[..., Any]:
+        SUBSTITUTES[original] = substitute
+        return substitute
+    return register
+
+
+# -- tensors ------------------------------------------------------------------------------------------------------------
+def _mark_dimensions(tensor: torch.Tensor, dims: int | Iterable[int], wish: str, **limits: int | None) -> None:
+    wishes = dict(getattr(tensor, DIMENSIONS, {}))
+    for dim in [dims] if isinstance(dims, int) else dims:
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise UserError(f"a tensor with {tensor.dim()} dimensions has no dimension {dim}")
+        wishes[dim % tensor.dim()] = (wish, limits.get("min"), limits.get("max"))
+    setattr(tensor, DIMENSIONS, wishes)
+
+
+def mark_dynamic(tensor: torch.Tensor, dims: int | Iterable[int], *, min: int | None = None, max: int | None = None) -> None:
+    """These sizes are symbols from the next call on; a program that fixes one is an error."""
+    _mark_dimensions(tensor, dims, "dynamic", min=min, max=max)
+
+
+def maybe_mark_dynamic(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
+    """These sizes are symbols unless the program fixes them."""
+    _mark_dimensions(tensor, dims, "maybe")
+
+
+def mark_static(tensor: torch.Tensor, dims: int | Iterable[int] | None = None) -> None:
+    """These sizes (all, with None) are constants; a change is a recompile."""
+    _mark_dimensions(tensor, range(tensor.dim()) if dims is None else dims, "static")
+
+
+def mark_unbacked(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
+    """These sizes are symbols about which no question may be asked while compiling."""
+    _mark_dimensions(tensor, dims, "unbacked")
+
+
+def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, int | None]]:
+    return getattr(tensor, DIMENSIONS, None) or {}
+
+
+# -- state --------------------------------------------------------------------------------------------------------------
+def is_compiling() -> bool:
+    """True while code is being captured or compiled; capture answers it for user code without calling it."""
+    return getattr(_state, "compiling", 0) > 0
+
+
+@contextlib.contextmanager
+def compiling() -> Any:
+    _state.compiling = getattr(_state, "compiling", 0) + 1
+    try:
+        yield
+    finally:
+        _state.compiling -= 1
+
+
+def stance() -> str:
+    return _stance
+
+
+class set_stance:
+    """Sets what compiled callables do from now on; also a context manager and a decorator that put it back."""
+
+    def __init__(self, stance: str = "default"):
+        global _stance
+        if stance not in STANCES:
+            raise UserError(f"no stance {stance!r}; there are {', '.join(STANCES)}")
+        self.wanted, self._before = stance, _stance
+        _stance = stance
+
+    def __enter__(self) -> "set_stance":
+        global _stance
+        _stance = self.wanted
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        global _stance
+        _stance = self._before
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        wanted = self.wanted
+        self.__exit__()
+
+        @functools.wraps(fn)
+        def under_stance(*args: Any, **kwargs: Any) -> Any:
+            with set_stance(wanted):
+                return fn(*args, **kwargs)
+        return under_stance
+
+
+def looks_disabled(fn: Any) -> str | None:
+    """The reason (perhaps empty) why fn must run eagerly, or None; the peer's mark counts too."""
+    # boundary: recognises torch.compiler.disable, torch._dynamo.disable (by the attribute they leave on a function)
+    reason = getattr(fn, DISABLED, None)
+    if reason is None and getattr(fn, "_torchdynamo_disable", False):
+        reason = getattr(fn, "_torchdynamo_disable_msg", None) or ""
+    return reason

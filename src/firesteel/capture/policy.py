@@ -1,0 +1,70 @@
+"""Policy: which sizes and numbers of a region are symbols.
+
+dynamic=False: none; dynamic=True: all sizes, and ints; dynamic=None: none at first, and each that was seen to change
+("automatic dynamic").  The user's marks on a tensor come first.  Records are kept by source, for all variants of a region.
+
+    policy.learn(guards, arguments)     # a guard failed: what changed becomes a symbol from now on
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from firesteel.capture.guards import Guard
+from firesteel.capture.marks import dimension_wishes
+from firesteel.capture.source import Source
+from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy
+from firesteel.config import config
+
+WISHES: dict[str, DimPolicy] = {"dynamic": DYNAMIC, "maybe": DYNAMIC, "static": STATIC, "unbacked": UNBACKED}
+
+
+class Policy:
+    """Mutable: learns from guards that failed."""
+
+    def __init__(self, dynamic: bool | None):
+        self.dynamic = dynamic
+        self._sizes: dict[Source, set[int]] = {}
+        self._numbers: set[Source] = set()
+
+    # -- asked while capturing -------------------------------------------------------------------------------------
+    def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
+        wishes, seen = dimension_wishes(tensor), self._sizes.get(source, ())
+        everywhere = self.dynamic is True and not isinstance(tensor, torch.nn.Parameter)
+        return tuple(WISHES[wishes[d][0]] if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
+
+    def number_is_symbol(self, source: Source, number: int | float) -> bool:
+        if config.specialize_int if isinstance(number, int) else config.specialize_float:
+            return False
+        return source in self._numbers or (self.dynamic is True and type(number) is int and number not in (0, 1))
+
+    # -- told when a guard fails -----------------------------------------------------------------------------------
+    def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
+        """Looks for sizes and numbers that differ from what an Entry was made for."""
+        if self.dynamic is False or not config.automatic_dynamic_shapes:
+            return
+        for guard in guards:
+            if guard.kind == "tensor":
+                self._learn_sizes(guard, arguments)
+            elif guard.kind == "equals" and type(guard.data) in (int, float):
+                now = fetch(guard.source, arguments)
+                if type(now) is type(guard.data) and now != guard.data:
+                    self._numbers.add(guard.source)
+
+    def _learn_sizes(self, guard: Guard, arguments: Mapping[str, Any]) -> None:
+        now = fetch(guard.source, arguments)
+        if not isinstance(now, torch.Tensor) or now.dim() != len(guard.data.sizes):
+            return
+        changed = {d for d, size in enumerate(guard.data.sizes) if size is not None and size != now.shape[d]}
+        if changed:
+            self._sizes.setdefault(guard.source, set()).update(changed)
+
+
+def fetch(source: Source, arguments: Mapping[str, Any]) -> Any:
+    """The value at a source now; None where it cannot be read any more."""
+    try:
+        return source.fetch(arguments)
+    except Exception:       # the objects on the way have changed: nothing is learnt from that
+        return None

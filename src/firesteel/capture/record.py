@@ -1,0 +1,126 @@
+"""Recorder: the fx graph that one capture builds, and what each of its nodes stands for.
+
+In: torch calls with their nodes and abstract results.  Out: a `torch.fx.GraphModule` with one placeholder a tensor that
+was read, and the placeholders' sources and values in the same order.  What always holds: every node has `val`,
+`stack_trace` and `nn_module_stack` in its meta; nodes made after a mark vanish on `rollback(mark)`; an abstract tensor
+object belongs to exactly one TensorValue, so a function that returns its argument returns the same Value.
+
+    node = record.call_function(torch.relu, (x.node,), {}, abstract_result)
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+if TYPE_CHECKING:
+    from firesteel.capture.values.base import Value
+
+Node = torch.fx.Node
+Meta = Callable[[], dict[str, Any]]     # the user's place: stack_trace and nn_module_stack
+
+
+class Input:
+    """A placeholder: the node, where its value comes from, its abstract value and its real one at capture."""
+
+    __slots__ = ("node", "source", "abstract", "real")
+
+    def __init__(self, node: Node, source: Any, abstract: Any, real: Any):
+        self.node, self.source, self.abstract, self.real = node, source, abstract, real
+
+
+class Recorder:
+    """Builds the graph of one region."""
+
+    def __init__(self, place: Meta):
+        self.graph = torch.fx.Graph()
+        self.inputs: list[Input] = []
+        self.nodes: list[Node] = []                     # in order of making, placeholders left out
+        self.tensors: dict[int, tuple[Any, Value]] = {} # id(abstract) -> (abstract, its Value)
+        self.place = place
+        self._number_nodes: dict[int, tuple[Value, Node]] = {}     # id(SymNumber) -> its node
+        self._undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._last_placeholder: Node | None = None
+
+    # -- making nodes ----------------------------------------------------------------------------------------------
+    def placeholder(self, name: str, source: Any, abstract: Any, real: Any) -> Node:
+        anchor = self._last_placeholder or self.graph._root
+        with self.graph.inserting_after(anchor):
+            node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        node.meta.update(val=abstract, **self.place())
+        self.inputs.append(Input(node, source, abstract, real))
+        return node
+
+    def call_function(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
+        return self._made(self.graph.create_node("call_function", fn, args, kwargs), val)
+
+    def call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
+        return self._made(self.graph.create_node("call_method", name, args, kwargs), val)
+
+    def _made(self, node: Node, val: Any) -> Node:
+        node.meta["val"] = val
+        node.meta.update(self.place())
+        self.nodes.append(node)
+        return node
+
+    # -- what nodes stand for --------------------------------------------------------------------------------------
+    def own(self, abstract: torch.Tensor, value: "Value") -> None:
+        self.tensors[id(abstract)] = (abstract, value)
+
+    def owner(self, abstract: torch.Tensor) -> "Value | None":
+        found = self.tensors.get(id(abstract))
+        return found[1] if found is not None else None
+
+    def renode(self, value: Any, node: Node) -> None:
+        """After an in-place call, `value` is what the call returned: later uses come after it."""
+        self._undo.append((setattr, (value, "node", value.node)))
+        value.node = node
+
+    def node_of(self, number: Any) -> Node:
+        """The node that computes a symbolic number, made at its first use."""
+        found = self._number_nodes.get(id(number))
+        if found is None:
+            found = self._number_nodes[id(number)] = (number, number.make_node())
+            self._undo.append((self._number_nodes.pop, (id(number),)))
+        return found[1]
+
+    # -- speculation -----------------------------------------------------------------------------------------------
+    def mark(self) -> tuple[int, int]:
+        return len(self.nodes), len(self._undo)
+
+    def rollback(self, mark: tuple[int, int]) -> None:
+        nodes, undo = mark
+        while len(self._undo) > undo:
+            fn, args = self._undo.pop()
+            fn(*args)
+        while len(self.nodes) > nodes:
+            self.graph.erase_node(self.nodes.pop())
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+    def finish(self, outputs: list[Node]) -> tuple[torch.fx.GraphModule, list[Input]]:
+        """Closes the graph: unused placeholders and unused item reads go, `outputs` come back as a tuple."""
+        self.graph.output(tuple(outputs))
+        for node in reversed(self.nodes):
+            if not node.users and is_pure_read(node):
+                self.graph.erase_node(node)
+        used = [i for i in self.inputs if i.node.users]
+        for unused in self.inputs:
+            if not unused.node.users:
+                self.graph.erase_node(unused.node)
+        return torch.fx.GraphModule({}, self.graph, "Captured"), used
+
+    def call_count(self) -> int:
+        return sum(1 for n in self.graph.nodes if n.op in ("call_function", "call_method"))
+
+
+def is_pure_read(node: Node) -> bool:
+    """Item reads of a multi-output call, and size arithmetic: dropped where nobody uses them."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return not isinstance(node.args[0].meta.get("val"), torch.Tensor)
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -1,0 +1,196 @@
+"""From a region and its inputs to code: run the machine, close the graph, write the run function.
+
+This is the table of contents of capture: `translate` executes symbolically (`_execute`), writes what the outcome asks for (`_write`),
+hands the graph to the backend (`_compile_graph`) and builds the guard function.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.artifacts import counters, dump, log, note_break, timed
+from firesteel.capture.breaks import Action, State, action_of, current_state, exit_state, handler_state
+from firesteel.capture.emit import Emitter, graph_call
+from firesteel.capture.guards import GuardFunction, build_guards
+from firesteel.capture.machine import Machine
+from firesteel.capture.record import Input
+from firesteel.capture.source import Local
+from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
+from firesteel.capture.values.contexts import set_state
+from firesteel.errors import BackendError, Break, FiresteelError, InternalError
+
+if TYPE_CHECKING:
+    from firesteel.capture.entry import Region
+
+RESTARTS = 50
+
+# Breaks that may be the program's own error: under fullgraph the real call is made first, so that eager's error is raised.
+PERHAPS_AN_ERROR = frozenset({"abstract_failure", "operator"})
+
+
+class Jump:
+    """What a run function returns at a break: where to go on, with which values."""
+
+    __slots__ = ("region", "inputs")
+
+    def __init__(self, region: Any, inputs: tuple[Any, ...]):
+        self.region, self.inputs = region, inputs
+
+
+@dataclass
+class Outcome:
+    """How the machine stopped."""
+    returned: Value | None = None
+    raised: Value | None = None
+    stopped: Break | None = None
+
+
+@dataclass
+class Captured:
+    """A region's new code."""
+    guard: GuardFunction
+    run: Callable[..., Any]
+    graph: torch.fx.GraphModule | None
+    broke: str
+    keep: bool          # False: code that only raises, not to be used again
+
+
+def translate(region: "Region", inputs: tuple[Any, ...]) -> Captured:
+    """Captures a region for these inputs."""
+    break_at: frozenset[int] = frozenset()
+    for _ in range(RESTARTS):
+        m = Machine(region.root.make_world, region.policy, break_at)
+        try:
+            outcome = _execute(region, m, inputs)
+            e = Emitter(m)
+            _write(region, m, e, outcome)
+        except CannotRebuild as trouble:    # rule: the step that made it breaks instead, so that a real one is made
+            if trouble.birth in break_at:
+                raise InternalError(f"{trouble.value!r} cannot be handed over at a break") from None
+            break_at |= {trouble.birth}
+            continue
+        finally:
+            m.close()
+        return _finish(region, m, e, outcome)
+    raise InternalError(f"capture of {region.name} does not come to an end")
+
+
+def _execute(region: "Region", m: Machine, inputs: tuple[Any, ...]) -> Outcome:
+    values: list[Value] = [LazyValue(obj, Local(name)) for obj, name in zip(inputs, region.arg_names)]
+    try:
+        known = region.start(m, values)
+        return Outcome(returned=m.look(m.run() if known is None else known))
+    except UserRaise as raised:
+        return Outcome(raised=raised.value)
+    except Break as stop:
+        if not m.frames:
+            raise
+        if region.root.fullgraph and stop.kind not in PERHAPS_AN_ERROR:
+            raise stop.unsupported() from None
+        return Outcome(stopped=stop)
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+def _write(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> None:
+    """The lines after the graph call."""
+    if outcome.stopped is not None:
+        _write_break(region, m, e, outcome.stopped)
+        return
+    value = outcome.returned if outcome.raised is None else outcome.raised
+    text = e.expr(value)
+    m.effects.emit(e)
+    _write_states(m, e)
+    e.line(f"{'return' if outcome.raised is None else 'raise'} {text}")
+
+
+def _write_states(m: Machine, e: Emitter) -> None:
+    for key, value in m.changed_states():
+        e.line(f"{e.helper(set_state)}({key!r}, {e.constants.name(value)})")
+
+
+def _write_break(region: "Region", m: Machine, e: Emitter, stop: Break) -> None:
+    action = action_of(e, m)
+    if action is None:
+        _write_eager_rest(region, m, e)
+        return
+    exits = [(leave.condition, exit_state(e, m, leave)) for leave in action.exits]
+    handler = handler_state(e, m, "error")
+    m.effects.emit(e)
+    _write_states(m, e)
+    _write_action(region, e, action, handler)
+    if region.root.fullgraph:
+        e.line(f"raise {e.constant(stop.unsupported())}")
+        return
+    for condition, state in exits:
+        jump = f"return {e.helper(Jump)}({_target(region, e, state)}, {_values(state)})"
+        e.line(f"if {condition}: {jump}" if condition else jump)
+
+
+def _write_action(region: "Region", e: Emitter, action: Action, handler: State | None) -> None:
+    if handler is None or region.root.fullgraph:
+        e.lines += action.lines
+        return
+    e.line("try:")
+    e.lines += [f"    {line}" for line in action.lines]
+    e.line("except BaseException as error:")
+    # not a Jump: inside of the except block Python still knows which exception is being handled
+    e.line(f"    return {e.helper(go_on)}({_target(region, e, handler)}, {_values(handler)})")
+
+
+def _write_eager_rest(region: "Region", m: Machine, e: Emitter) -> None:
+    state = current_state(e, m)
+    m.effects.emit(e)
+    _write_states(m, e)
+    e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
+
+
+def _target(region: "Region", e: Emitter, state: State) -> str:
+    return e.constants.bind(region.root.continuation(state.spec), "continuation")
+
+
+def _values(state: State) -> str:
+    return f"({''.join(f'{text}, ' for text in state.values)})"
+
+
+def go_on(region: "Region", inputs: tuple[Any, ...]) -> Any:
+    """Runs a continuation and what it jumps to."""
+    out = region.step(inputs)
+    while type(out) is Jump:
+        out = out.region.step(out.inputs)
+    return out
+
+
+# -- closing ------------------------------------------------------------------------------------------------------------
+def _finish(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> Captured:
+    stop = outcome.stopped
+    if stop is not None:
+        note_break(stop.sentence, stop.location, stop.hint)
+    graph, lines = None, []
+    if m.record.nodes:
+        graph, used = m.record.finish(e.outputs)
+        if m.record.call_count():
+            lines = graph_call(e, _compile_graph(region, graph, used), used)
+        else:
+            graph = None
+    guard = build_guards(m.all_guards(), region.arg_names, list(e.sources))
+    run = e.build("run", lines)
+    broke = stop.sentence if stop is not None else ""
+    return Captured(guard, run, graph, broke, not (region.root.fullgraph and stop is not None))
+
+
+def _compile_graph(region: "Region", graph: torch.fx.GraphModule, used: list[Input]) -> Callable[..., Any]:
+    counters["stats"]["unique_graphs"] += 1
+    counters["stats"]["calls_captured"] += sum(1 for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
+    log("graph", lambda: f"{region.name}\n{graph.print_readable(print_output=False)}")
+    dump("captured", "py", lambda: graph.print_readable(print_output=False))
+    try:
+        with timed("backend"):
+            return region.root.backend(graph, [i.abstract for i in used])
+    except FiresteelError:
+        raise
+    except Exception as error:
+        name = getattr(region.root.backend, "__name__", type(region.root.backend).__name__)
+        raise BackendError(f"The backend {name} failed on a graph of {region.name}: {type(error).__name__}: {error}") from error

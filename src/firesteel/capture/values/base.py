@@ -1,0 +1,222 @@
+"""Value: what the machine knows of one Python object while it executes a program symbolically.
+
+A Value answers the questions of the bytecode (call, attribute, item, operator, truth, iteration).  Every default
+answer here is a `Break`: "this cannot be captured", so an unknown object is safe by construction.  What always holds:
+
+1. A Value with a `source` stands for an object that existed before the region; its text recreates it.
+2. A Value without one was made inside; `rebuild` writes Python that makes it for real.
+3. An operation computes first and mutates last: when it raises Break, nothing has changed.
+4. An operation may return PENDING: it pushed a frame, whose return value will be the result.
+5. Only objects of Python that are mutable have mutable Values; every change goes through `m.effects`.
+
+    value.getattr(m, "shape").getitem(m, ConstValue(0))
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+
+class Pending:
+    """The type of PENDING: "a frame was pushed, its return value is the result"."""
+
+    def __repr__(self) -> str:
+        return "PENDING"
+
+
+PENDING: Any = Pending()
+
+
+class UserRaise(Exception):
+    """The captured program raises; `value` is the Value of the exception object."""
+
+    def __init__(self, value: "Value"):
+        self.value = value
+        super().__init__(repr(value))
+
+
+class CannotRebuild(Exception):
+    """A live Value cannot be written as Python at a break: the step that made it must break instead."""
+
+    def __init__(self, value: "Value", birth: int):
+        self.value, self.birth = value, birth
+        super().__init__(repr(value))
+
+
+class Value:
+    """A symbolic Python object."""
+
+    source: Any = None
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+    def python_type(self) -> type:
+        """The type that type(x) would give."""
+        raise Break("operator", name="type()", value=self.describe())
+
+    def describe(self) -> str:
+        """A few words for messages."""
+        return type(self).__name__.removesuffix("Value")
+
+    def is_constant(self) -> bool:
+        """Is its Python object known exactly and immutable (numbers, strings, dtypes, tuples of those, ...)?"""
+        return False
+
+    def constant(self) -> Any:
+        raise Break("operator", name="a constant", value=self.describe())
+
+    def identity(self) -> Any:
+        """The real object that this Value stands for, where there is one now; else None."""
+        return None
+
+    def hash_key(self, m: "Machine") -> Any:
+        """A hashable that is equal for two Values exactly when Python's == and hash say so."""
+        raise Break("operator", name="hash()", value=self.describe())
+
+    # -- operations ------------------------------------------------------------------------------------------------
+    def truth(self, m: "Machine") -> Any:
+        """A bool, or PENDING where a user's method decides."""
+        raise Break("operator", name="bool()", value=self.describe())
+
+    def call(self, m: "Machine", args: list["Value"], kwargs: dict[str, "Value"]) -> "Value":
+        raise Break("call", name=self.describe())
+
+    def getattr(self, m: "Machine", name: str) -> "Value":
+        raise Break("attribute", name=name, value=self.describe())
+
+    def setattr(self, m: "Machine", name: str, value: "Value") -> "Value | None":
+        raise Break("store", name=f"attribute {name}", value=self.describe())
+
+    def delattr(self, m: "Machine", name: str) -> None:
+        raise Break("store", name=f"deletion of {name}", value=self.describe())
+
+    def getitem(self, m: "Machine", key: "Value") -> "Value":
+        raise Break("operator", name="[]", value=self.describe())
+
+    def setitem(self, m: "Machine", key: "Value", value: "Value") -> None:
+        raise Break("store", name="an item", value=self.describe())
+
+    def delitem(self, m: "Machine", key: "Value") -> None:
+        raise Break("store", name="deletion of an item", value=self.describe())
+
+    def binary(self, m: "Machine", op: str, other: "Value", reflected: bool = False) -> "Value | None":
+        """self op other (other op self if reflected); None stands for NotImplemented."""
+        return None
+
+    def inplace(self, m: "Machine", op: str, other: "Value") -> "Value | None":
+        """self op= other; None where the plain operator serves."""
+        return None
+
+    def compare(self, m: "Machine", op: str, other: "Value") -> "Value | None":
+        """self op other for < <= == != > >=; None stands for NotImplemented."""
+        return None
+
+    def unary(self, m: "Machine", op: str) -> "Value":
+        raise Break("operator", name=op, value=self.describe())
+
+    def contains(self, m: "Machine", item: "Value") -> "Value":
+        raise Break("operator", name="in", value=self.describe())
+
+    def length(self, m: "Machine") -> "Value":
+        raise Break("operator", name="len()", value=self.describe())
+
+    def iterate(self, m: "Machine") -> list["Value"]:
+        """All elements at once; for unpacking, and for iterators over it."""
+        raise Break("iterate", value=self.describe())
+
+    def iterator(self, m: "Machine") -> "Value":
+        raise Break("iterate", value=self.describe())
+
+    def next(self, m: "Machine") -> "Value | None":
+        """For iterators: the next element, advancing; None at the end."""
+        raise Break("iterate", value=self.describe())
+
+    # -- leaving the machine ---------------------------------------------------------------------------------------
+    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+        """(argument of a graph node, object for the abstract call)."""
+        raise Break("call", name=f"a torch function with a {self.describe()} argument")
+
+    def rebuild(self, e: "Emitter") -> str:
+        """Python text that makes the object; called at most once an object by `e.expr`."""
+        raise Break("object", name=self.describe())
+
+    def __repr__(self) -> str:
+        return f"<{self.describe()}{'' if self.source is None else f' from {self.source}'}>"
+
+
+class NullValue(Value):
+    """The NULL that CPython puts on the stack beside a callable; also the mark of an unbound local."""
+
+    def describe(self) -> str:
+        return "NULL"
+
+
+NULL = NullValue()
+
+
+class LastiValue(Value):
+    """The place of an exception, which only tracebacks read."""
+
+
+LASTI = LastiValue()
+
+
+class HandledValue(Value):
+    """What PUSH_EXC_INFO leaves below the exception: the one handled before."""
+
+    def __init__(self, previous: Value, current: Value):
+        self.previous, self.current = previous, current
+
+
+class LazyValue(Value):
+    """An object of the user that nobody has looked at yet: no guard, no placeholder.  `m.look` replaces it."""
+
+    def __init__(self, obj: Any, source: Any):
+        self.obj, self.source = obj, source
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def describe(self) -> str:
+        return f"unread {type(self.obj).__name__}"
+
+
+class OpaqueValue(Value):
+    """An object that is only passed around; every operation on it is a Break, executed for real."""
+
+    def __init__(self, obj: Any, source: Any):
+        self.obj, self.source = obj, source
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def describe(self) -> str:
+        return f"object of type {type(self.obj).__qualname__}"
+
+    def truth(self, m: "Machine") -> Any:
+        raise Break("object", name=type(self.obj).__qualname__)
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.obj)
+
+
+class ObjectKey:
+    """Hash and equality by identity, for dict keys that are objects without an own __eq__."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any):
+        self.obj = obj
+
+    def __hash__(self) -> int:
+        return id(self.obj)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and other.obj is self.obj

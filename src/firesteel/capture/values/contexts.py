@@ -1,0 +1,183 @@
+"""Context managers that change a state of torch: no_grad, enable_grad, set_grad_enabled, inference of autocast, ...
+
+Each is a list of (state, value) pairs; a state is a row of `STATES`: how to read and set it.  Entering sets the states for the
+abstract run and as nodes in the graph; leaving puts the old ones back.  At a break inside, generated code sets the states for
+real, so the breaking call and the continuation run under them; the exit is a `ModeExit`, recognised again on resuming.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture.source import Source
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import FALSE, NONE, ConstValue
+from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.errors import Break
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+Key = tuple[Any, ...]               # (row of STATES, further arguments of its functions)
+Changes = list[tuple[Key, Any]]
+
+
+@dataclass(frozen=True)
+class State:
+    get: Callable[..., Any]
+    set: Callable[..., Any]
+
+
+STATES: Table[State] = Table("state of torch", "capture/values/contexts.py")
+STATES.add("grad", State(torch.is_grad_enabled, torch._C._set_grad_enabled))
+STATES.add("autocast", State(torch.is_autocast_enabled, torch.set_autocast_enabled))
+STATES.add("autocast_dtype", State(torch.get_autocast_dtype, torch.set_autocast_dtype))
+STATES.add("autocast_cache", State(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled))
+
+
+def get_state(key: Key) -> Any:
+    return STATES[key[0]].get(*key[1:])
+
+
+def set_state(key: Key, value: Any) -> None:
+    STATES[key[0]].set(*key[1:], value)
+
+
+class ModeExit:
+    """The real exit function of a captured context, between a break and the end of its block."""
+
+    __slots__ = ("restore",)
+
+    def __init__(self, restore: tuple[tuple[Key, Any], ...]):
+        self.restore = restore
+
+    def __call__(self, *exc: object) -> None:
+        for key, value in self.restore:
+            set_state(key, value)
+
+
+class ContextValue(Value):
+    """A context manager object of torch that has not been entered."""
+
+    def __init__(self, cls: type, args: Args, kwargs: Kwargs, changes: Changes, source: Source | None = None, obj: Any = None):
+        self.cls, self.args, self.kwargs, self.changes, self.source, self.obj = cls, args, kwargs, changes, source, obj
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def describe(self) -> str:
+        return f"context {self.cls.__name__}"
+
+    def enter(self, m: "Machine") -> tuple[Value, Value]:
+        """(exit function, result of __enter__)"""
+        restore = tuple((key, get_state(key)) for key, _ in self.changes)
+        m.set_states(self.changes)
+        return ExitValue(restore), NONE if self.cls in GRAD_MODES else self
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        if name in ("clone", "__enter__"):
+            return ContextMethod(self, name)
+        return super().getattr(m, name)
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        raise Break("call", name=f"{self.cls.__name__} as a decorator inside of the compiled function")
+
+    def rebuild(self, e: "Emitter") -> str:
+        parts = [*map(e.expr, self.args), *(f"{k}={e.expr(v)}" for k, v in self.kwargs.items())]
+        return f"{e.constant(self.cls)}({', '.join(parts)})"
+
+
+class ContextMethod(Value):
+    """ctx.clone or ctx.__enter__"""
+
+    def __init__(self, owner: ContextValue, name: str):
+        self.owner, self.name = owner, name
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        if self.name != "clone":
+            raise Break("context", name=self.owner.describe())
+        return ContextValue(self.owner.cls, self.owner.args, self.owner.kwargs, self.owner.changes)
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"{e.expr(self.owner)}.{self.name}"
+
+
+class ExitValue(Value):
+    """The exit function of an entered context."""
+
+    def __init__(self, restore: tuple[tuple[Key, Any], ...], source: Source | None = None, obj: Any = None):
+        self.restore, self.source, self.obj = restore, source, obj
+
+    def describe(self) -> str:
+        return "exit of a context"
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        m.set_states(list(self.restore))
+        return FALSE
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.constant(ModeExit(self.restore))
+
+
+GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+
+
+@CALLS.row(torch.no_grad)
+def call_no_grad(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    if args:
+        raise Break("call", name="torch.no_grad as a decorator inside of the compiled function")
+    return ContextValue(torch.no_grad, [], {}, [(("grad",), False)])
+
+
+@CALLS.row(torch.enable_grad)
+def call_enable_grad(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    if args:
+        raise Break("call", name="torch.enable_grad as a decorator inside of the compiled function")
+    return ContextValue(torch.enable_grad, [], {}, [(("grad",), True)])
+
+
+class GradSetting(ContextValue):
+    """torch.set_grad_enabled(mode): sets it when made; its exit puts back what was before that."""
+
+    def __init__(self, mode: bool, before: bool):
+        super().__init__(torch.set_grad_enabled, [ConstValue(mode)], {}, [(("grad",), mode)])
+        self.before = before
+
+    def enter(self, m: "Machine") -> tuple[Value, Value]:
+        m.set_states(self.changes)
+        return ExitValue(((("grad",), self.before),)), NONE
+
+
+@CALLS.row(torch.set_grad_enabled)
+def call_set_grad_enabled(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    mode = bool(m.known((args or [*kwargs.values()])[0]))
+    setting = GradSetting(mode, torch.is_grad_enabled())
+    m.set_states(setting.changes)
+    return setting
+
+
+def autocast_changes(device: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> Changes:
+    dtype = torch.get_autocast_dtype(device) if dtype is None else dtype
+    cache = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
+    return [(("autocast", device), enabled), (("autocast_dtype", device), dtype), (("autocast_cache",), cache)]
+
+
+@CALLS.row(torch.autocast)
+def call_autocast(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    names = ("device_type", "dtype", "enabled", "cache_enabled")
+    given = {**dict(zip(names, args)), **kwargs}
+    known = {name: m.known(given[name]) for name in names if name in given}
+    changes = autocast_changes(known["device_type"], known.get("dtype"), known.get("enabled", True), known.get("cache_enabled"))
+    return ContextValue(torch.autocast, args, kwargs, changes)
+
+
+def context_of(obj: Any, source: Source) -> Value:
+    """A context manager object of the user's; the caller guards its type."""
+    if type(obj) is torch.no_grad or type(obj) is torch.enable_grad:
+        return ContextValue(type(obj), [], {}, [(("grad",), type(obj) is torch.enable_grad)], source, obj)
+    raise Break("context", name=type(obj).__qualname__)

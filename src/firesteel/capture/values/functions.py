@@ -1,0 +1,342 @@
+"""Functions, methods, closures and builtins as Values; binding arguments; the calls that are rows of a table.
+
+A Python function is called by pushing a frame (PENDING); builtins that mean something here are rows of `CALLS`, keyed by the
+callable itself; other builtins are executed if their arguments are known, and break otherwise.
+
+    @CALLS.row(len)
+    def call_len(m, args, kwargs): return args[0].length(m)
+"""
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture import marks
+from firesteel.capture.effects import DELETED
+from firesteel.capture.source import Attr, Fixed, Item, Source
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.const import ConstValue, fold
+from firesteel.capture.values.containers import DictValue, TupleValue
+from firesteel.errors import Break
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+Handler = Callable[["Machine", Args, Kwargs], Value]
+
+# callable -> function(machine, args, kwargs) -> Value
+CALLS: Table[Handler] = Table("known callable", "capture/values/ (beside the kind of value it works on)")
+
+# modules of builtins without effects: executed while capturing when all arguments are known
+PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
+IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
+                             "vars", "dir", "id", "hash", "compile", "next", "iter"})
+
+
+class CellValue(Value):
+    """A closure cell."""
+
+    def __init__(self, content: Value | None, source: Source | None = None, obj: Any = None):
+        self.content, self.source, self.obj = content, source, obj
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def describe(self) -> str:
+        return "cell"
+
+    def get(self, m: "Machine") -> Value | None:
+        """The content, looked at; None where the cell is empty."""
+        if self.content is not None:
+            self.content = m.look(self.content)
+        return self.content
+
+    def set(self, m: "Machine", value: Value | None) -> None:
+        m.effects.change(self, "content", value)
+        if value is None:
+            m.effects.log("empty_cell", self)
+        else:
+            m.effects.log("cell", self, value)
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.new_cell(self)
+
+
+class ScopeValue(Value):
+    """The globals of a Python module, as the target of stores."""
+
+    def __init__(self, scope: dict[str, Any]):
+        self.scope, self.source = scope, Fixed(scope, str(scope.get("__name__", "globals")))
+
+    def identity(self) -> Any:
+        return self.scope
+
+
+class FunctionValue(Value):
+    """A Python function: one of the user's (`fn` and a source) or one made inside (code, closure and defaults as Values)."""
+
+    def __init__(self, fn: types.FunctionType | None, source: Source | None, code: types.CodeType, scope: dict[str, Any],
+                 defaults: list[Value], kwdefaults: dict[str, Value], closure: list[CellValue], name: str = ""):
+        self.fn, self.source, self.code, self.scope = fn, source, code, scope
+        self.defaults, self.kwdefaults, self.closure = defaults, kwdefaults, closure
+        self.name = name or code.co_name
+
+    def python_type(self) -> type:
+        return types.FunctionType
+
+    def describe(self) -> str:
+        return f"function {self.code.co_qualname}"
+
+    def identity(self) -> Any:
+        return self.fn
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.fn if self.fn is not None else self)
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        written = m.effects.written(self, name)
+        if written is not None and written is not DELETED:
+            return written
+        if name in ("__name__", "__qualname__"):
+            return ConstValue(self.name if name == "__name__" else self.code.co_qualname)
+        if self.fn is not None and hasattr(self.fn, name):
+            return m.read_attribute(self, name)
+        raise Break("attribute", name=name, value=self.describe())
+
+    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+        m.effects.store_attr(self, name, value)
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        special = SPECIAL_FUNCTIONS.get(self.code)
+        if special is not None:
+            return special(m, args, kwargs)
+        if self.fn is not None:
+            check_marks(self.fn)
+        if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            raise Break("call", name=self.describe())
+        return m.enter(self, bind(m, self, args, kwargs))
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.new_function(self)
+
+
+# code object -> handler: Python functions that capture answers itself
+SPECIAL_FUNCTIONS: Table[Handler] = Table("known Python function", "capture/values/")
+
+
+def check_marks(fn: Any) -> None:
+    """The user's marks on a function."""
+    if (reason := marks.looks_disabled(fn)) is not None:
+        raise Break("disabled", name=fn.__qualname__, text=f": {reason}" if reason else "")
+    if getattr(fn, marks.BREAK, False):
+        raise Break("asked", text="")
+    if getattr(fn, marks.FORBIDDEN, False):
+        raise Break("call", name=f"{fn.__qualname__}, marked with forbid_in_graph,")
+
+
+def function_value(m: "Machine", fn: types.FunctionType, source: Source) -> FunctionValue:
+    """A function of the user's; defaults and closure are looked at only when used."""
+    defaults = [m.lazy(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
+    kwdefaults = {name: m.lazy(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
+    closure = [m.cell(cell, Item(Attr(source, "__closure__"), i)) for i, cell in enumerate(fn.__closure__ or ())]
+    return FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
+
+
+def bind(m: "Machine", fn: FunctionValue, args: Args, kwargs: Kwargs) -> dict[str, Value]:
+    """Arguments to slots, by Python's rules; a call that does not fit breaks, so that the real one raises."""
+    code = fn.code
+    names = code.co_varnames
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    if positional == len(args) and not kwargs and not keyword_only and not code.co_flags & 12:
+        return dict(zip(names, args))
+    slots = dict(zip(names[:positional], args))
+    rest = dict(kwargs)
+    for name in names[code.co_posonlyargcount:positional + keyword_only]:
+        if name in rest:
+            if name in slots:
+                raise _does_not_fit(fn)
+            slots[name] = rest.pop(name)
+    _fill_defaults(fn, slots, names[:positional], names[positional:positional + keyword_only])
+    extra = positional + keyword_only
+    if code.co_flags & inspect.CO_VARARGS:
+        slots[names[extra]] = TupleValue(list(args[positional:]))
+        extra += 1
+    elif len(args) > positional:
+        raise _does_not_fit(fn)
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        slots[names[extra]] = DictValue({k: (ConstValue(k), v) for k, v in rest.items()})
+    elif rest:
+        raise _does_not_fit(fn)
+    return slots
+
+
+def _fill_defaults(fn: FunctionValue, slots: dict[str, Value], positional: tuple[str, ...], keyword_only: tuple[str, ...]) -> None:
+    first = len(positional) - len(fn.defaults)
+    for i, name in enumerate(positional):
+        if name not in slots:
+            if i < first:
+                raise _does_not_fit(fn)
+            slots[name] = fn.defaults[i - first]
+    for name in keyword_only:
+        if name not in slots:
+            if name not in fn.kwdefaults:
+                raise _does_not_fit(fn)
+            slots[name] = fn.kwdefaults[name]
+
+
+def _does_not_fit(fn: FunctionValue) -> Break:
+    return Break("call", name=f"{fn.describe()} with arguments that do not fit")
+
+
+class BoundMethodValue(Value):
+    """A method bound to its object."""
+
+    def __init__(self, fn: Value, owner: Value, source: Source | None = None, obj: Any = None, name: str = ""):
+        self.fn, self.owner, self.source, self.obj, self.name = fn, owner, source, obj, name
+
+    def python_type(self) -> type:
+        return types.MethodType
+
+    def describe(self) -> str:
+        return f"method {self.name or self.fn.describe()}"
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def hash_key(self, m: "Machine") -> Any:
+        return (self.fn.hash_key(m), self.owner.hash_key(m))
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        if name in ("__self__", "__func__"):
+            return self.owner if name == "__self__" else self.fn
+        return self.fn.getattr(m, name)
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        return self.fn.call(m, [self.owner, *args], kwargs)
+
+    def rebuild(self, e: "Emitter") -> str:
+        if self.name:
+            return f"{e.expr(self.owner)}.{self.name}"
+        return f"{e.constant(types.MethodType)}({e.expr(self.fn)}, {e.expr(self.owner)})"
+
+
+class PartialValue(Value):
+    """functools.partial(fn, *args, **kwargs)"""
+
+    def __init__(self, cls: type, fn: Value, args: Args, kwargs: Kwargs, source: Source | None = None, obj: Any = None):
+        self.cls, self.fn, self.args, self.kwargs, self.source, self.obj = cls, fn, args, kwargs, source, obj
+
+    def python_type(self) -> type:
+        return self.cls
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        if name == "func":
+            return self.fn
+        if name == "args":
+            return TupleValue(self.args)
+        if name == "keywords":
+            return DictValue({k: (ConstValue(k), v) for k, v in self.kwargs.items()})
+        return super().getattr(m, name)
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        looked = {k: m.look(v) for k, v in self.kwargs.items()}
+        return m.look(self.fn).call(m, [*map(m.look, self.args), *args], {**looked, **kwargs})
+
+    def rebuild(self, e: "Emitter") -> str:
+        parts = [e.expr(self.fn), *map(e.expr, self.args), *(f"**{{{k!r}: {e.expr(v)}}}" for k, v in self.kwargs.items())]
+        return f"{e.constant(self.cls)}({', '.join(parts)})"
+
+
+class BuiltinValue(Value):
+    """A builtin function or method: a row of CALLS, or executed when its arguments are known."""
+
+    def __init__(self, fn: Callable[..., Any], source: Source | None = None):
+        self.fn, self.source = fn, source
+
+    def python_type(self) -> type:
+        return type(self.fn)
+
+    def describe(self) -> str:
+        return f"builtin {getattr(self.fn, '__qualname__', self.fn)}"
+
+    def identity(self) -> Any:
+        return self.fn
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.fn)
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        return m.static_attribute(self.fn, name)
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        row = find_call(self.fn)
+        if row is not None:
+            return row(m, args, kwargs)
+        if not is_pure(self.fn):
+            raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
+        return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.constant(self.fn)
+
+
+def find_call(fn: Any) -> Handler | None:
+    try:
+        return CALLS.get(fn)
+    except TypeError:       # unhashable callables have no row
+        return None
+
+
+def is_pure(fn: Any) -> bool:
+    home = getattr(fn, "__module__", None)
+    if home == "builtins":
+        return fn.__name__ not in IMPURE_BUILTINS
+    return home in PURE_MODULES or isinstance(getattr(fn, "__self__", None), type(math))
+
+
+class BoundBuiltin(Value):
+    """A builtin with its first arguments fixed, such as iterator.__next__."""
+
+    def __init__(self, fn: Callable[..., Any], first: Value):
+        self.fn, self.first = fn, first
+
+    def describe(self) -> str:
+        return f"builtin {self.fn.__name__}"
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        return CALLS[self.fn](m, [self.first, *args], kwargs)
+
+
+def make_function(m: "Machine", code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
+    """MAKE_FUNCTION: `parts` are what `flags` say, in order."""
+    taken = iter(parts)
+    defaults = m.iterate(next(taken)) if flags & 1 else []
+    kwdefaults = {k.constant(): v for k, v in next(taken).entries.values()} if flags & 2 else {}
+    if flags & 4:
+        next(taken)
+    closure = next(taken).items if flags & 8 else []
+    return FunctionValue(None, None, code, scope, list(defaults), kwdefaults, list(closure))
+
+

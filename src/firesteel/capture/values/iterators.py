@@ -1,0 +1,271 @@
+"""Iterators: over sequences, zips, maps, generators, and the user's own iterator objects.
+
+An iterator made inside the region is rebuilt, at a break, as a real iterator that is as far along.  A real list, tuple or
+range iterator that comes in (after a break in a loop) is not specialised on its position: elements are *peeked*
+(`Peek` sources), "is there another" is a guard, and the real iterator is advanced by an effect.  So a loop with a break in it
+needs a few entries, not one an iteration.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.effects import REPLAY
+from firesteel.capture.source import Constants, Source
+from firesteel.capture.values.base import CannotRebuild, LazyValue, Value
+from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.containers import ListValue, TupleValue
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Frame, Machine
+
+
+# -- helpers of generated code ------------------------------------------------------------------------------------------
+def advance(iterator: Iterator[Any], steps: int) -> Iterator[Any]:
+    """The iterator, `steps` elements later."""
+    for _ in itertools.islice(iterator, steps):
+        pass
+    return iterator
+
+
+def sequence_of(iterator: Any) -> tuple[Any, int]:
+    """What a list, tuple, range or str iterator runs over, and how far it is; an exhausted one runs over ()."""
+    state = iterator.__reduce__()
+    if len(state) < 3:
+        return state[1][0], 0
+    return state[1][0], state[2]
+
+
+def peek(iterator: Any, ahead: int) -> Any:
+    """The element that the (ahead+1)-th next() will give."""
+    sequence, index = sequence_of(iterator)
+    return sequence[index + ahead]
+
+
+def has_more(iterator: Any, ahead: int) -> bool:
+    sequence, index = sequence_of(iterator)
+    return index + ahead < len(sequence)
+
+
+REPLAY.add("advance", lambda e, target, data, name: f"{e.helper(advance)}({target}, 1)")
+
+
+class Peek(Source):
+    """The element that an iterator gives after `key` others, without advancing it."""
+
+    __slots__ = ()
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{constants.bind(peek)}({base}, {self.key})"
+
+    def step(self, base: Any) -> Any:
+        return peek(base, self.key)
+
+    @property
+    def name(self) -> str:
+        return f"next({self.base.name})" if self.key == 0 else f"peek({self.base.name}, {self.key})"
+
+
+class HasMore(Source):
+    """Does an iterator give more than `key` elements?"""
+
+    __slots__ = ()
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{constants.bind(has_more)}({base}, {self.key})"
+
+    def step(self, base: Any) -> Any:
+        return has_more(base, self.key)
+
+    @property
+    def name(self) -> str:
+        return f"more than {self.key} left in {self.base.name}"
+
+
+PEEKABLE = (type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))))
+
+
+# -- values -------------------------------------------------------------------------------------------------------------
+class IteratorValue(Value):
+    """What all iterators share."""
+
+    def describe(self) -> str:
+        return "iterator"
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def iterator(self, m: "Machine") -> Value:
+        return self
+
+    def iterate(self, m: "Machine") -> list[Value]:
+        items = []
+        while (item := self.next(m)) is not None:
+            items.append(item)
+            m.check_length(len(items))
+        return items
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        if name == "__next__":
+            return m.bound_builtin(next, self)
+        if name == "__iter__":
+            return m.bound_builtin(iter, self)
+        return super().getattr(m, name)
+
+
+class SequenceIterator(IteratorValue):
+    """Over a container or constant of the region; sees items that are appended while it runs, as in Python."""
+
+    def __init__(self, owner: Value, index: int = 0, items: list[Value] | None = None):
+        self.owner, self.index, self.items = owner, index, items
+
+    def python_type(self) -> type:
+        return type(iter([]))
+
+    def _items(self) -> list[Value]:
+        return self.owner.items if self.items is None else self.items
+
+    def next(self, m: "Machine") -> Value | None:
+        items = self._items()
+        if self.index >= len(items):
+            return None
+        item = m.look(items[self.index])
+        m.effects.change(self, "index", self.index + 1)
+        return item
+
+    def rebuild(self, e: "Emitter") -> str:
+        start = f"iter({e.expr(self.owner)})"
+        return start if self.index == 0 else f"{e.helper(advance)}({start}, {self.index})"
+
+
+class RealIterator(IteratorValue):
+    """A list, tuple, range or str iterator of the user's (or of ours, from before a break)."""
+
+    def __init__(self, obj: Any, source: Source):
+        self.obj, self.source, self.taken = obj, source, 0
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def next(self, m: "Machine") -> Value | None:
+        more = has_more(self.obj, self.taken)
+        m.guard_fact(HasMore(self.source, self.taken), more)
+        if not more:
+            return None
+        item = m.look(LazyValue(peek(self.obj, self.taken), Peek(self.source, self.taken)))
+        m.effects.change(self, "taken", self.taken + 1)
+        m.effects.log("advance", self)
+        return item
+
+
+class ZipIterator(IteratorValue):
+    """zip(*iterables)"""
+
+    def __init__(self, parts: list[Value], strict: bool = False):
+        self.parts, self.strict = parts, strict
+
+    def python_type(self) -> type:
+        return zip
+
+    def next(self, m: "Machine") -> Value | None:
+        found: list[Value] = []
+        for part in self.parts:
+            item = m.next_now(part)
+            if item is None:
+                if self.strict and (found or any(m.next_now(p) is not None for p in self.parts[1:])):
+                    raise m.raise_real(ValueError("zip() arguments have different lengths"))
+                return None
+            found.append(item)
+        return TupleValue(found) if self.parts else None
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"zip({', '.join(e.expr(p) for p in self.parts)}{', strict=True' if self.strict else ''})"
+
+
+class EnumerateIterator(IteratorValue):
+    """enumerate(iterable, start)"""
+
+    def __init__(self, part: Value, count: Value):
+        self.part, self.count = part, count
+
+    def python_type(self) -> type:
+        return enumerate
+
+    def next(self, m: "Machine") -> Value | None:
+        item = m.next_now(self.part)
+        if item is None:
+            return None
+        pair = TupleValue([self.count, item])
+        m.effects.change(self, "count", m.binary("+", self.count, ConstValue(1)))
+        return pair
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"enumerate({e.expr(self.part)}, {e.expr(self.count)})"
+
+
+class MapIterator(IteratorValue):
+    """map(fn, *iterables)"""
+
+    def __init__(self, fn: Value, parts: list[Value]):
+        self.fn, self.parts = fn, parts
+
+    def python_type(self) -> type:
+        return map
+
+    def next(self, m: "Machine") -> Value | None:
+        items = [m.next_now(part) for part in self.parts]
+        if any(item is None for item in items):
+            return None
+        return m.call_now(self.fn, items, {})
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"map({', '.join(e.expr(p) for p in [self.fn, *self.parts])})"
+
+
+class FilterIterator(IteratorValue):
+    """filter(fn, iterable)"""
+
+    def __init__(self, fn: Value, part: Value):
+        self.fn, self.part = fn, part
+
+    def python_type(self) -> type:
+        return filter
+
+    def next(self, m: "Machine") -> Value | None:
+        while (item := m.next_now(self.part)) is not None:
+            kept = item if self.fn.is_constant() else m.call_now(self.fn, [item], {})
+            if m.truth_now(kept):
+                return item
+        return None
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"filter({e.expr(self.fn)}, {e.expr(self.part)})"
+
+
+class GeneratorValue(IteratorValue):
+    """A generator whose frame the machine runs when an element is asked for."""
+
+    def __init__(self, frame: "Frame", birth: int):
+        self.frame: Any = frame     # None when it is finished
+        self.birth = birth          # the step that made it, where a break can make a real one instead
+
+    def python_type(self) -> type:
+        return type(_ for _ in ())
+
+    def describe(self) -> str:
+        return f"generator {self.frame.code.co_name}" if self.frame is not None else "finished generator"
+
+    def next(self, m: "Machine") -> Value | None:
+        return m.resume_generator(self)
+
+    def rebuild(self, e: "Emitter") -> str:
+        raise CannotRebuild(self, self.birth)
+
+
+def as_list(items: list[Value]) -> ListValue:
+    return ListValue(list(items))

@@ -1,0 +1,96 @@
+"""nn.Module as a Value: parameters, buffers and children through their tables, calls through `forward`.
+
+A module is guarded by its type and by what is read of it, never by identity: layers of the same make share an Entry.
+Calling one without hooks calls its forward; with hooks, torch's own `_call_impl` is inlined, so eager's order holds.
+"""
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.modules.module as module_internals
+
+from firesteel.capture.effects import DELETED
+from firesteel.capture.source import Source
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
+from firesteel.capture.values.objects import MISSING, ObjectValue, bind, mro_lookup
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+TABLES = ("_parameters", "_buffers", "_modules")
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class ModuleValue(ObjectValue):
+    """A module of the user's."""
+
+    def __init__(self, obj: torch.nn.Module, source: Source):
+        super().__init__(type(obj), obj, source)
+
+    def describe(self) -> str:
+        return f"module {self.cls.__qualname__}"
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.obj)
+
+    def own_attribute(self, m: "Machine", name: str) -> Value | None:
+        written = m.effects.written(self, name)
+        if written is not None:
+            return None if written is DELETED else m.look(written)
+        own = self.obj.__dict__
+        return m.read_attribute(self, name, own[name]) if name in own else None
+
+    def _missing(self, m: "Machine", name: str) -> Value:
+        for table in TABLES:
+            entries = self.obj.__dict__.get(table)
+            if entries is not None and name in entries and m.effects.written(self, name) is not DELETED:
+                return m.read(entries[name], self.source.attr(table).item(name))
+        if mro_lookup(self.cls, "__getattr__") is not torch.nn.Module.__getattr__:
+            return super()._missing(m, name)
+        if m.effects.written(self, name) is None:
+            m.guard_no_attribute(self, name)
+        raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+
+    def setattr(self, m: "Machine", name: str, value: Value) -> Value | None:
+        if mro_lookup(self.cls, "__setattr__") is not torch.nn.Module.__setattr__:
+            return super().setattr(m, name, value)
+        if isinstance(mro_lookup(self.cls, name), property):
+            return self.plain_setattr(m, name, value)
+        known = value.python_type()
+        special = issubclass(known, (torch.nn.Module, torch.nn.Parameter))
+        if special or name in self.obj._parameters or name in self.obj._modules:
+            raise Break("store", name=f"attribute {name}", value=self.describe())
+        m.effects.store_attr(self, name, value)
+        return None
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        found = mro_lookup(self.cls, "__call__")
+        if found is not torch.nn.Module.__call__:
+            return super().call(m, args, kwargs)
+        if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in HOOK_TABLES):
+            implementation = BoundMethodValue(m.constant_object(torch.nn.Module._call_impl), self, name="_call_impl")
+            return m.call_in_module(self, implementation, args, kwargs)
+        m.guard_no_hooks(self)
+        return m.call_in_module(self, self.forward(m), args, kwargs)
+
+    def forward(self, m: "Machine") -> Value:
+        own = self.own_attribute(m, "forward")
+        if own is not None:
+            return own
+        found = mro_lookup(self.cls, "forward")
+        return bind(m, found, self, self.cls, "forward")
+
+    def method(self, m: "Machine", name: str) -> Value | None:
+        found = mro_lookup(self.cls, name)
+        if found is MISSING or isinstance(found, types.WrapperDescriptorType):
+            return None
+        return bind(m, found, self, self.cls, name)
+
+    def truth(self, m: "Machine") -> bool:
+        if mro_lookup(self.cls, "__len__") is MISSING and mro_lookup(self.cls, "__bool__") is MISSING:
+            return True
+        return super().truth(m)

@@ -1,0 +1,108 @@
+"""SymNumber: a Python number that is a symbol: a size of a dynamic dimension, an int or float argument that changed.
+
+It holds the `torch.SymInt`/`SymFloat`/`SymBool` of the shape environment; operators are executed on that, and every
+yes/no question about it is answered (and recorded as a guard) by the environment.  Nodes for it appear in the graph
+only where it is used as an argument of a torch call.
+"""
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import ConstValue, is_constant_object
+from firesteel.errors import Break, DataDependentError
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+PYTHON_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+CONVERSIONS: dict[type, Callable[[Any], Any]] = {int: torch.sym_int, float: torch.sym_float}
+
+MATH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    math.floor: torch.sym_int, math.sqrt: torch.sym_sqrt if hasattr(torch, "sym_sqrt") else math.sqrt, abs: operator.abs,
+}
+
+MakeNode = Callable[[], torch.fx.Node]
+
+
+def number(m: "Machine", result: Any, make_node: MakeNode) -> Value:
+    """The Value of a number that an operation on symbols gave; `make_node` computes it in the graph if asked."""
+    if isinstance(result, SYMBOLIC):
+        return SymNumber(result, make_node)
+    if is_constant_object(result):
+        return ConstValue(result)
+    raise Break("object", name=type(result).__qualname__)
+
+
+def symbolic_call(m: "Machine", fn: Callable[..., Any], operands: list[Value]) -> Value:
+    """fn on numbers of which some are symbols."""
+    reals = [m.number_of(v) for v in operands]
+    result = ask(fn, *reals)
+    return number(m, result, lambda: m.record.call_function(fn, tuple(v.as_arg(m)[0] for v in operands), {}, result))
+
+
+def ask(fn: Callable[..., Any], *args: Any) -> Any:
+    """Executes something on symbols; a question that only run time can answer is a break."""
+    try:
+        return fn(*args)
+    except DataDependentError as error:
+        raise Break("data_branch", value=error.reason) from None
+
+
+class SymNumber(Value):
+    """A symbolic int, float or bool."""
+
+    def __init__(self, sym: Any, make_node: MakeNode, source: Any = None):
+        self.sym, self.make_node, self.source = sym, make_node, source
+
+    def python_type(self) -> type:
+        return PYTHON_TYPES[type(self.sym)]
+
+    def describe(self) -> str:
+        return f"symbolic {self.python_type().__name__} {self.sym}"
+
+    def specialize(self, m: "Machine") -> ConstValue:
+        """The number itself, under a guard."""
+        return ConstValue(ask(self.python_type(), self.sym))
+
+    def hash_key(self, m: "Machine") -> Any:
+        return self.specialize(m).value
+
+    def truth(self, m: "Machine") -> bool:
+        return ask(bool, self.sym)
+
+    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+        if not is_number(other):
+            return None
+        return symbolic_call(m, m.operators[op], [other, self] if reflected else [self, other])
+
+    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+        if not is_number(other):
+            return None
+        return symbolic_call(m, m.operators[op], [self, other])
+
+    def unary(self, m: "Machine", op: str) -> Value:
+        if op == "not":
+            return ConstValue(not self.truth(m))
+        return symbolic_call(m, m.unary_operators[op], [self])
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        return self.specialize(m).getattr(m, name)
+
+    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+        return m.record.node_of(self), self.sym
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.graph_output(self)
+
+
+def is_number(value: Value) -> bool:
+    return isinstance(value, SymNumber) or (isinstance(value, ConstValue) and isinstance(value.value, (int, float)))

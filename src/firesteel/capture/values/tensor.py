@@ -1,0 +1,249 @@
+"""TensorValue: a tensor in the graph, with the abstract tensor that knows its metadata.
+
+Operators, methods and item access become nodes (`torch_calls.call_graph`); metadata is read from the abstract tensor;
+whatever asks for data (`bool`, `item`, `tolist`, ...) is a Break.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
+from firesteel.capture.values.containers import SizeValue, TupleValue
+from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, number
+from firesteel.capture.values.torch_calls import call_graph
+from firesteel.config import config
+from firesteel.errors import Break
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+aten = torch.ops.aten
+
+METADATA = frozenset("""dtype device ndim requires_grad layout is_cuda is_cpu is_meta is_sparse is_quantized is_complex itemsize
+    is_leaf names is_nested is_mkldnn is_mps is_xpu is_sparse_csr retains_grad""".split())
+GRAPH_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
+SCALAR_READS = frozenset("item tolist numpy __bool__ __int__ __float__ __index__ __complex__ __array__ is_nonzero".split())
+NOT_IN_GRAPH = frozenset("""backward register_hook register_post_accumulate_grad_hook retain_grad share_memory_ storage untyped_storage
+    data_ptr record_stream __deepcopy__ __reduce_ex__ __dlpack__ set_ __repr__ __format__ __hash__""".split())
+
+# method name -> function(machine, tensor, args, kwargs) -> Value
+TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+class TensorValue(Value):
+    """A tensor."""
+
+    def __init__(self, node: torch.fx.Node, abstract: torch.Tensor, source: Any = None, real: Any = None):
+        self.node, self.abstract, self.source, self.real = node, abstract, source, real
+
+    def python_type(self) -> type:
+        return torch.Tensor if self.real is None else type(self.real)
+
+    def describe(self) -> str:
+        return f"tensor {tuple(self.abstract.shape)} {self.abstract.dtype}"
+
+    def identity(self) -> Any:
+        return self.real
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.real if self.real is not None else self)
+
+    def truth(self, m: "Machine") -> bool:
+        raise Break("data_branch", value=self.describe())
+
+    # -- attributes ------------------------------------------------------------------------------------------------
+    def getattr(self, m: "Machine", name: str) -> Value:
+        written = m.effects.written(self, name)
+        if written is not None:
+            return written
+        if name == "shape":
+            return size_of(m, self)
+        if name in METADATA:
+            return self._metadata(name)
+        if name in GRAPH_ATTRIBUTES:
+            return call_graph(m, "call_function", getattr, [self, ConstValue(name)], {})
+        if name == "__class__":
+            return m.constant_object(self.python_type())
+        if callable(getattr(torch.Tensor, name, None)):
+            return TensorMethod(self, name)
+        if self.source is not None and hasattr(self.real, name):
+            return m.read_attribute(self, name)
+        if name == "grad" and not self.abstract.requires_grad:
+            return NONE
+        raise Break("attribute", name=name, value=self.describe())
+
+    def _metadata(self, name: str) -> Value:
+        found = getattr(self.abstract, name)
+        if name == "is_leaf" and self.real is None:
+            found = found and self.abstract.grad_fn is None
+        if not is_constant_object(found):
+            raise Break("attribute", name=name, value=self.describe())
+        return ConstValue(found)
+
+    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+        if name != "grad" or self.source is None:
+            raise Break("store", name=f"attribute {name}", value=self.describe())
+        m.effects.store_attr(self, name, value)
+
+    # -- operators -------------------------------------------------------------------------------------------------
+    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+        if not can_be_argument(other):
+            return None
+        return call_graph(m, "call_function", m.operators[op], [other, self] if reflected else [self, other], {})
+
+    def inplace(self, m: "Machine", op: str, other: Value) -> Value | None:
+        if not can_be_argument(other):
+            return None
+        return call_graph(m, "call_function", m.operators[op + "="], [self, other], {})
+
+    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+        if not can_be_argument(other):
+            return None
+        return call_graph(m, "call_function", m.operators[op], [self, other], {})
+
+    def unary(self, m: "Machine", op: str) -> Value:
+        if op == "not":
+            self.truth(m)
+        return call_graph(m, "call_function", m.unary_operators[op], [self], {})
+
+    def getitem(self, m: "Machine", key: Value) -> Value:
+        return call_graph(m, "call_function", operator.getitem, [self, key], {})
+
+    def setitem(self, m: "Machine", key: Value, value: Value) -> None:
+        call_graph(m, "call_function", operator.setitem, [self, key, value], {})
+
+    # -- as a sequence ---------------------------------------------------------------------------------------------
+    def length(self, m: "Machine") -> Value:
+        if self.abstract.dim() == 0:
+            raise Break("operator", name="len()", value=self.describe())
+        return dimension(m, self, 0)
+
+    def iterate(self, m: "Machine") -> list[Value]:
+        if self.abstract.dim() == 0:
+            raise Break("iterate", value=self.describe())
+        ask(int, self.abstract.shape[0])
+        return call_graph(m, "call_function", torch.unbind, [self, ConstValue(0)], {}).iterate(m)
+
+    def iterator(self, m: "Machine") -> Value:
+        return m.iterate_over(TupleValue(self.iterate(m)))
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+        return self.node, self.abstract
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.graph_output(self)
+
+
+def can_be_argument(value: Value) -> bool:
+    return isinstance(value, (TensorValue, SymNumber)) or (
+        isinstance(value, ConstValue) and (isinstance(value.value, (int, float, complex)) or value.value is None))
+
+
+def dimension(m: "Machine", tensor: TensorValue, dim: int) -> Value:
+    """One size; a symbol becomes a sym_size node where the graph needs it."""
+    size = tensor.abstract.shape[dim]
+    node = tensor.node
+    return number(m, size, lambda: m.record.call_function(aten.sym_size.int, (node, dim), {}, size))
+
+
+def size_of(m: "Machine", tensor: TensorValue) -> Value:
+    return SizeValue([dimension(m, tensor, d) for d in range(tensor.abstract.dim())])
+
+
+class TensorMethod(Value):
+    """A bound method of a tensor."""
+
+    def __init__(self, tensor: TensorValue, name: str):
+        self.tensor, self.name = tensor, name
+
+    def python_type(self) -> type:
+        return type(getattr(torch.Tensor, self.name))
+
+    def describe(self) -> str:
+        return f"Tensor.{self.name}"
+
+    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        row = TENSOR_METHODS.get(self.name)
+        if row is not None:
+            return row(m, self.tensor, args, kwargs)
+        if self.name in SCALAR_READS:
+            raise Break("data_scalar", name=f"Tensor.{self.name}")
+        if self.name in NOT_IN_GRAPH:
+            raise Break("call", name=f"Tensor.{self.name}")
+        return call_graph(m, "call_method", self.name, [self.tensor, *args], kwargs)
+
+    def rebuild(self, e: "Emitter") -> str:
+        return f"{e.expr(self.tensor)}.{self.name}"
+
+
+@TENSOR_METHODS.row("size")
+def method_size(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    dim = args[0] if args else kwargs.get("dim")
+    if dim is None or dim.constant() is None:
+        return size_of(m, tensor)
+    index, rank = dim.constant(), tensor.abstract.dim()
+    if not -rank <= index < rank:
+        raise Break("abstract_failure", name="Tensor.size", text=f"dimension {index} of {rank}")
+    return dimension(m, tensor, index % rank)
+
+
+@TENSOR_METHODS.row("dim", "ndimension")
+def method_dim(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return ConstValue(tensor.abstract.dim())
+
+
+@TENSOR_METHODS.row("item")
+def method_item(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    if not config.capture_scalar_outputs:
+        raise Break("data_scalar", name="Tensor.item")
+    return call_graph(m, "call_method", "item", [tensor], {})
+
+
+@TENSOR_METHODS.row("__len__")
+def method_len(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return tensor.length(m)
+
+
+@TENSOR_METHODS.row("requires_grad_")
+def method_requires_grad_(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    wanted = args[0].constant() if args else kwargs["requires_grad"].constant() if kwargs else True
+    if wanted == tensor.abstract.requires_grad:
+        return tensor
+    raise Break("call", name="Tensor.requires_grad_")
+
+
+def wrap_output(m: "Machine", out: Any, node: torch.fx.Node) -> Value:
+    """The Value of what a torch call gave, `node` being its node."""
+    if isinstance(out, torch.Tensor):
+        owner = m.record.owner(out)
+        if owner is not None:
+            m.record.renode(owner, node)
+            return owner
+        value = TensorValue(node, out)
+        m.record.own(out, value)
+        return value
+    if isinstance(out, SYMBOLIC):
+        return SymNumber(out, lambda: node)
+    if isinstance(out, (tuple, list)):
+        items = [_wrap_item(m, item, node, i) for i, item in enumerate(out)]
+        return m.sequence_like(out, items)
+    if is_constant_object(out):
+        return ConstValue(out)
+    raise Break("object", name=type(out).__qualname__)
+
+
+def _wrap_item(m: "Machine", item: Any, node: torch.fx.Node, index: int) -> Value:
+    if is_constant_object(item):
+        return ConstValue(item)
+    return wrap_output(m, item, m.record.call_function(operator.getitem, (node, index), {}, item))

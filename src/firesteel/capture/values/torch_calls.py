@@ -1,0 +1,154 @@
+"""Calls that go into the graph as one node: torch functions, tensor methods, operators, OpOverloads.
+
+`call_graph` runs the real function on the abstract arguments to learn the result, and records the node.  A call whose
+result holds neither tensors nor symbols is executed now and leaves no node (`torch.is_tensor`, `x.is_contiguous()`).
+`is_torch_function(fn)` says which callables are such leaves.
+
+    call_graph(m, "call_function", torch.add, [x, y], {})
+"""
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional
+
+from firesteel.capture import marks
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.const import is_constant_object
+from firesteel.capture.values.number import SYMBOLIC
+from firesteel.errors import Break, DataDependentError
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+# Python functions that are one node each; what is not named here is inlined
+LEAF_MODULES = frozenset({"torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special",
+                          "torch.linalg", "torch.fft", "torch._VF"})
+LEAF_FUNCTIONS = frozenset({torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min,
+                            torch.sym_not, torch.is_floating_point, torch.is_complex, torch._assert})
+FUNCTIONAL = frozenset(id(f) for f in vars(torch.nn.functional).values() if callable(f) and not isinstance(f, type))
+NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType, types.WrapperDescriptorType)
+OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+# native functions with effects that a graph does not hold
+NOT_IN_GRAPH = frozenset("""manual_seed seed initial_seed set_rng_state get_rng_state save load set_num_threads set_default_dtype
+    set_default_tensor_type set_printoptions set_grad_enabled set_deterministic use_deterministic_algorithms from_numpy
+    tensor_from_file _C_is_compiling from_dlpack frombuffer is_inference_mode_enabled""".split())
+WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
+
+
+def is_torch_function(fn: Any) -> bool:
+    """Does a call of fn go into the graph as one node?"""
+    if isinstance(fn, OPERATOR_TYPES) or id(fn) in FUNCTIONAL or getattr(fn, marks.ALLOWED, False):
+        return True
+    if isinstance(fn, NATIVE_TYPES):
+        return is_native_torch(fn)
+    return isinstance(fn, types.FunctionType) and (fn in LEAF_FUNCTIONS or fn.__module__ in LEAF_MODULES)
+
+
+def is_native_torch(fn: Any) -> bool:
+    owner = getattr(fn, "__self__", None)
+    home = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
+    return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase
+
+
+def split_args(m: "Machine", values: list[Value]) -> tuple[list[Any], list[Any]]:
+    """Values as (graph arguments, abstract arguments)."""
+    nodes, reals = [], []
+    for value in values:
+        node, real = value.as_arg(m)
+        nodes.append(node)
+        reals.append(real)
+    return nodes, reals
+
+
+def call_graph(m: "Machine", kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The result of a torch call, its node recorded."""
+    node_args, real_args = split_args(m, args)
+    node_kwargs, real_kwargs = {}, {}
+    for name, value in kwargs.items():
+        node_kwargs[name], real_kwargs[name] = value.as_arg(m)
+    fn = getattr(real_args[0], target) if kind == "call_method" else target
+    out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
+    if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
+        return m.fresh(out)
+    make = m.record.call_method if kind == "call_method" else m.record.call_function
+    return m.wrap_output(out, make(target, tuple(node_args), node_kwargs, out))
+
+
+def run_abstract(m: "Machine", fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
+    """Executes on abstract tensors; whatever goes wrong is a break, so that the real call can raise eager's error."""
+    try:
+        with m.world.active():
+            return fn(*args, **kwargs)
+    except Break:
+        raise
+    except DataDependentError as error:
+        raise Break("data_shape", name=name_of(target)) from error
+    except Exception as error:      # eager's own error, or a rule that is missing: the real call tells
+        raise Break("abstract_failure", name=name_of(target), text=f"{type(error).__name__}: {error}") from error
+
+
+def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """May a call that gave None have changed a tensor?"""
+    return any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
+
+
+def name_of(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
+
+
+class TorchFunctionValue(Value):
+    """A torch function as an object."""
+
+    def __init__(self, fn: Callable[..., Any], source: Any = None):
+        self.fn, self.source = fn, source
+
+    def python_type(self) -> type:
+        return type(self.fn)
+
+    def describe(self) -> str:
+        return f"torch function {name_of(self.fn)}"
+
+    def identity(self) -> Any:
+        return self.fn
+
+    def hash_key(self, m: "Machine") -> Any:
+        return ObjectKey(self.fn)
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        return m.static_attribute(self.fn, name)
+
+    def call(self, m: "Machine", args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name_of(self.fn).rpartition(".")[2] in NOT_IN_GRAPH:
+            raise Break("call", name=name_of(self.fn))
+        return call_graph(m, "call_function", self.fn, args, kwargs)
+
+    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+        return self.fn, self.fn
+
+    def rebuild(self, e: "Emitter") -> str:
+        return e.constant(self.fn)
+
+
+def has_symbols(out: Any) -> bool:
+    return isinstance(out, SYMBOLIC)
+
+
+IN_PLACE = {f"{symbol}=": getattr(operator, f"i{name}") for symbol, name in {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}.items()}
+BINARY = {f"{symbol}": getattr(operator, name) for symbol, name in {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
+    "&": "and_", "|": "or_", "^": "xor", "<<": "lshift", ">>": "rshift"}.items()}
+COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {**BINARY, **IN_PLACE, **COMPARE}
+UNARY_OPERATORS: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert, "not": operator.not_}

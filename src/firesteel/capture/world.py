@@ -1,0 +1,53 @@
+"""TensorWorld: what capture needs to know about tensors, without seeing `graph/`.
+
+Capture runs the user's torch calls on abstract tensors to learn the shape, dtype, strides and aliasing of every
+result.  Somebody gives it a world to do so; `graph/abstract.py` has the real one, tests may use meta tensors.
+
+    world = make_world(ShapeEnv())
+    t = world.wrap(real_tensor, "a0", dims=(None, "dynamic"))
+    with world.active():
+        u = torch.zeros(3) + t          # every tensor made inside is abstract
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from firesteel.sym.env import ShapeEnv
+
+STATIC, DYNAMIC, UNBACKED = "static", "dynamic", "unbacked"
+DimPolicy = str     # one of the three words above, for one dimension
+
+
+class TensorWorld(Protocol):
+    """One world lasts for one capture."""
+
+    env: Any    # sym.env.ShapeEnv, or None where every size is static
+
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...]) -> torch.Tensor:
+        """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
+
+
+class MetaWorld:
+    """The stand-in of tests: plain meta tensors, static sizes only."""
+
+    env = None
+
+    def __init__(self, env: ShapeEnv | None = None):
+        pass
+
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...]) -> torch.Tensor:
+        fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return fresh.requires_grad_(tensor.requires_grad)
+
+    def active(self) -> AbstractContextManager[Any]:
+        return torch.device("meta")
+
+
+MakeWorld = Callable[[ShapeEnv], TensorWorld]
