@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from firesteel.sym.expr import Expr, const, make
+from firesteel.sym.expr import Expr, const, make, postorder
 from firesteel.table import Table
 
 # ---------------------------------------------------------------- dtypes
@@ -270,6 +270,31 @@ def _converts_exactly(value: Expr, dtype: str) -> bool:
     if is_float(dtype) or dtype == "bool":
         return dtype not in STORAGE_FLOATS and not (dtype == "f32" and value.dtype == "f64")
     return math.isfinite(value.attr) and lowest(dtype) <= int(value.attr) <= highest(dtype)
+
+
+SIZE_OPS: dict[str, Callable[..., Expr]] = {      # operators on sizes that bodies know under another name
+    "truediv": lambda x, y: S.div(to(x, "f64"), to(y, "f64")),
+    "lshift": lambda x, y: S.shl(x, y), "rshift": lambda x, y: S.shr(x, y),
+    "bitand": lambda x, y: S.and_(x, y), "bitor": lambda x, y: S.or_(x, y), "bitxor": lambda x, y: S.xor(x, y),
+}
+_as_bodies: dict[Expr, Expr] = {}
+
+
+def from_size(size: Expr) -> Expr:
+    """An expression over sizes, as the body of a loop may hold it."""
+    found = _as_bodies.get(size)
+    if found is None:
+        for node in postorder(size):
+            args = tuple([_as_bodies[a] for a in node.args])
+            spelled = SIZE_OPS.get(node.op)
+            _as_bodies[node] = spelled(*args) if spelled else node if args == node.args else make(node.op, node.dtype, args, node.attr)
+        found = _as_bodies[size]
+    return found
+
+
+def number(value: int | float | bool | Expr, dtype: str) -> Expr:
+    """A number of the program as an element: a constant, or a size converted at run time."""
+    return to(from_size(value), dtype) if isinstance(value, Expr) else literal(value, dtype)
 
 
 class _Scalars:

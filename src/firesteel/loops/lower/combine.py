@@ -12,7 +12,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Index, Tensor
-from firesteel.loops.ops import SHORT, S, literal, to
+from firesteel.loops.ops import SHORT, S, literal, number, to
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_
 
 aten = torch.ops.aten
@@ -138,7 +138,7 @@ def lower_pad(b: Builder, out: Any, x: Tensor, pad: Sequence[Size], value: Any =
     x, rank, dtype = b.readable(x), len(x.shape), SHORT[out.dtype]
     before = {rank - 1 - n: pad[2 * n] for n in range(len(pad) // 2)}
     after = {rank - 1 - n: pad[2 * n + 1] for n in range(len(pad) // 2)}
-    fill = to(value, dtype) if isinstance(value, Expr) else literal(value, dtype)
+    fill = number(value, dtype)
 
     def element(i: Index) -> Expr:
         at = tuple([k - before.get(d, 0) for d, k in enumerate(i)])

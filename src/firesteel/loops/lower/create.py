@@ -11,7 +11,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Tensor
-from firesteel.loops.ops import S, SHORT, compute_dtype, is_float, literal, to
+from firesteel.loops.ops import S, SHORT, compute_dtype, is_float, literal, number, to
 from firesteel.sym.expr import Expr, as_expr
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def filled(out: Any, value: Any) -> Any:
     dtype = SHORT.get(out.dtype, "")
     if not supported(dtype) or isinstance(value, complex):
         return NotImplemented
-    element = to(value, dtype) if isinstance(value, Expr) else literal(value, dtype)
+    element = number(value, dtype)
     return Tensor.lazy(out, lambda i: element)
 
 
@@ -78,8 +78,7 @@ def counted(out: Any, start: Any, step: Any) -> Any:
 
 
 def _line(i: Any, start: Any, step: Any, dtype: str) -> Expr:
-    first, by = (to(v, dtype) if isinstance(v, Expr) else literal(v, dtype) for v in (start, step))
-    return S.add(first, S.mul(to(as_expr(i), dtype), by))
+    return S.add(number(start, dtype), S.mul(number(i, dtype), number(step, dtype)))
 
 
 @LOWERINGS.row(aten.arange.start_step)

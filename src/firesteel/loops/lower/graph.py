@@ -19,7 +19,7 @@ from firesteel.errors import InternalError
 from firesteel.loops.ir import Program
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
-from firesteel.loops.lower.value import Tensor, spec_of
+from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
 from firesteel.loops.ops import SHORT, literal
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import from_sym
@@ -64,18 +64,48 @@ def needed(nodes: Sequence[Node]) -> set[Node]:
     return wanted
 
 
-def described(value: Any) -> Any:
-    """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers."""
-    if isinstance(value, (tuple, list)):
-        return tuple([described(v) for v in value])
-    if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
-        return spec_of(value)
-    return scalar(value)
+class Facts:
+    """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers.  Sizes are written as the ShapeEnv knows
+    them now: symbols that turned out equal after a node was recorded are one symbol here, known ones are numbers."""
+
+    def __init__(self, nodes: Sequence[Node]):
+        self.env = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
+        self.known: dict[Expr, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple([self.of(v) for v in value])
+        if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
+            return self.spec(spec_of(value))
+        return self.number(value)
+
+    def number(self, value: Any) -> Any:
+        """A SymInt, SymFloat or SymBool as the Expr it carries; anything else as it is."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            value = from_sym(value)
+        return self.size(value) if type(value) is Expr else value
+
+    def size(self, size: Expr) -> Any:
+        found = self.known.get(size)
+        if found is None:
+            found = self.known[size] = size if self.env is None else self.env.simplify(size)
+        return found
+
+    def spec(self, spec: Any) -> Any:
+        for size in (*spec.shape, *spec.strides, spec.offset):
+            if type(size) is Expr:
+                return TensorSpec(self.sizes(spec.shape), self.sizes(spec.strides), *self.sizes((spec.offset,)), spec.dtype, spec.device)
+        return spec
+
+    def sizes(self, sizes: Sequence[Any]) -> tuple:
+        return tuple([self.size(n) if type(n) is Expr else n for n in sizes])
 
 
-def scalar(value: Any) -> Any:
-    """A SymInt, SymFloat or SymBool as the Expr it carries; anything else as it is."""
-    return from_sym(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+def environment(value: Any) -> Any:
+    """The ShapeEnv behind an abstract tensor or a symbolic number, if there is one."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.env
+    return getattr(getattr(value, "world", None), "env", None)
 
 
 class Walk:
@@ -83,6 +113,7 @@ class Walk:
 
     def __init__(self, gm: GraphModule, wanted: set[Node]):
         self.gm, self.wanted, self.b = gm, wanted, Builder()
+        self.facts = Facts(gm.graph.find_nodes(op="placeholder"))
         self.values: dict[Node, Any] = {}
         self.inputs: list[str | None] = []
         self.outputs: tuple[Any, ...] = ()
@@ -94,13 +125,13 @@ class Walk:
         value = node.meta.get("val", example)
         number = len(self.inputs)
         if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
-            spec = spec_of(value)
+            spec = self.facts.of(value)
             self._read_symbols(number, spec)
             buffer = self.b.buffer(spec, "input", node.name)
             self.values[node] = Tensor.of(buffer, spec)
             self.inputs.append(buffer.name if wanted else None)
             return
-        value = self.values[node] = scalar(value)
+        value = self.values[node] = self.facts.number(value)
         named = isinstance(value, Expr) and value.op == "symbol"
         if named:
             self.symbols[value.attr] = (number, "value", 0)
@@ -129,7 +160,7 @@ class Walk:
             self.values[node] = Tensor.of(self.b.buffer(spec, "constant", node.name, value.detach()), spec)
 
     def call(self, node: Node) -> None:
-        out = described(node.meta.get("val"))
+        out = self.facts.of(node.meta.get("val"))
         b, target = self.b, node.target
         row = LOWERINGS.get(target)
         if row is None and computes_size(target):
@@ -172,7 +203,7 @@ class Walk:
             return [self.argument(v) for v in value]
         if isinstance(value, torch.Tensor):
             raise InternalError(f"a tensor stands as a constant among the arguments of {self.b.node}")
-        return scalar(value)
+        return self.facts.number(value)
 
     # ------------------------------------------------------------ the end
 

@@ -14,7 +14,7 @@ import torch
 from firesteel.loops.ir import check_index
 from firesteel.loops.lower.build import LOWERINGS, Builder, broadcast_index, supported
 from firesteel.loops.lower.value import Index, Tensor
-from firesteel.loops.ops import SHORT, S, literal, to
+from firesteel.loops.ops import SHORT, S, literal, number, to
 from firesteel.sym.expr import Expr, Size
 
 aten = torch.ops.aten
@@ -153,7 +153,7 @@ def _scatter(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: 
     def element(i: Index) -> Expr:
         if type(value) is Tensor:
             return value.load(i)
-        return to(value, dtype) if isinstance(value, Expr) else literal(value, dtype)
+        return number(value, dtype)
     b.store_into(result.buffer, indices.shape, lambda i: (*i[:dim], _at(indices, i, x.shape[dim], strict=True), *i[dim + 1:]), element, mode)
     return result
 

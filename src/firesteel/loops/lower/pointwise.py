@@ -21,7 +21,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, broadcast_index, supported
 from firesteel.loops.lower.value import Index, Tensor
-from firesteel.loops.ops import DTYPES, S, SHORT, compute_dtype, is_float, literal, to
+from firesteel.loops.ops import DTYPES, S, SHORT, compute_dtype, from_size, is_float, literal, number, to
 from firesteel.sym.expr import Expr
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def _scalar(value: Any, index: Index, dtype: str | None) -> Any:
         loaded = value.load(broadcast_index(index, value.shape))
         return loaded if dtype is None else truth(loaded) if dtype == "truth" else to(loaded, dtype or compute_dtype(value.dtype))
     if isinstance(value, Expr) and dtype is not None:
-        return to(value, dtype or value.dtype)
+        return number(value, dtype or value.dtype) if dtype != "truth" else truth(from_size(value))
     return value
 
 

@@ -18,7 +18,7 @@ from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc
 from firesteel.loops.lower.build import LOWERINGS, Builder, exprs, supported
 from firesteel.loops.lower.pointwise import truth
 from firesteel.loops.lower.value import Index, Tensor
-from firesteel.loops.ops import SHORT, S, compute_dtype, highest, is_float, literal, to
+from firesteel.loops.ops import SHORT, S, compute_dtype, highest, is_float, literal, number, to
 from firesteel.sym.expr import Expr, Size, as_expr, const, product
 
 aten = torch.ops.aten
@@ -153,11 +153,6 @@ def lower_all(b: Builder, out: Any, x: Tensor, dims: Any = None, keepdim: bool =
 @LOWERINGS.row(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def lower_count_nonzero(b: Builder, out: Any, x: Tensor, dims: Any = None) -> Any:
     return _simple(b, out, x, "sum", dims, False, "i64", lambda e: to(truth(e), "i64"))
-
-
-def number(value: Size | float, dtype: str) -> Expr:
-    """A count as an element: a constant, or a size converted at run time."""
-    return to(value, dtype) if isinstance(value, Expr) else literal(value, dtype)
 
 
 @LOWERINGS.row(aten.linalg_vector_norm.default)
