@@ -69,6 +69,19 @@ def test_awaited_call_is_inside_the_try():
     assert function(None, lambda: {}["missing"]) == "missing"
 
 
+def test_awaited_result_may_be_dropped():
+    def f(x):
+        try:
+            x.a = 1
+        except AttributeError as error:
+            return str(error)
+        return "set"
+    at = next(step for step in program(f.__code__) if step.opname == "STORE_ATTR").index
+    function = resume_function(f.__code__, at + 1, ["x"], [], globals(), awaits=at, drop=True)
+    assert function(None, lambda: "unwanted") == "set"
+    assert function(None, lambda: (_ for _ in ()).throw(AttributeError("no a"))) == "no a"
+
+
 def test_cells_stay_shared():
     def f():
         count = 0
