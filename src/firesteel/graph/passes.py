@@ -1,0 +1,221 @@
+"""Passes over functional ATen graphs: each walks the graph once, edits it in place, and returns how many nodes it removed.
+
+    clean(gm)       # fold, remove what does nothing, merge equal nodes, remove what nobody reads
+
+What always holds: the graph's outputs keep their values, dtypes, shapes and strides, and two outputs that were different nodes
+stay different nodes (a merged node would give the caller one tensor twice).  Draws of random numbers are neither merged nor,
+while fs.config.eager_rng holds, removed: eager would have drawn them.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from firesteel.config import config
+from firesteel.graph.abstract import AbstractTensor
+from firesteel.graph.build import append_call
+from firesteel.graph.ops import facts
+from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.spec import Spec
+from firesteel.table import Table
+
+aten = torch.ops.aten
+
+
+def clean(gm: GraphModule) -> int:
+    """All passes, in the order in which each helps the next."""
+    removed = fold_constants(gm.graph) + remove_noops(gm.graph) + merge_equal(gm.graph) + remove_dead(gm.graph)
+    if removed:
+        gm.recompile()
+    return removed
+
+
+def spec(node: Any) -> Spec | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.spec if type(value) is AbstractTensor else None
+
+
+def outputs_of(graph: Graph) -> set[Node]:
+    return set(next(iter(reversed(graph.nodes))).all_input_nodes)
+
+
+# ---------------------------------------------------------------- dead nodes
+
+def remove_dead(graph: Graph) -> int:
+    """Removes nodes without readers, from the last to the first."""
+    removed = 0
+    for node in reversed(graph.nodes):
+        if not node.users and is_removable(node):
+            graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+def is_removable(node: Node) -> bool:
+    """May the node be dropped when nobody reads it?"""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return True
+    return bool(target._schema.returns) and not target._schema.is_mutable and not (facts(target).random and config.eager_rng)
+
+
+# ---------------------------------------------------------------- equal nodes
+
+def merge_equal(graph: Graph) -> int:
+    """One node for every computation: later equal nodes give way to the first."""
+    kept: dict[Any, Node] = {}
+    outputs = outputs_of(graph)
+    removed = 0
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "get_attr") or not is_mergeable(node):
+            continue
+        first = kept.setdefault(_key(node), node)
+        if first is node or (node in outputs and first in outputs):
+            continue
+        if node in outputs:
+            outputs.add(first)
+        node.replace_all_uses_with(first)
+        graph.erase_node(node)
+        removed += 1
+    return removed
+
+
+def is_mergeable(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, OpOverload):
+        return not facts(target).random and not target._schema.is_mutable and bool(target._schema.returns)
+    return True
+
+
+def _key(node: Node) -> tuple:
+    target = node.target if isinstance(node.target, str) else id(node.target)
+    return target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("phase") if node.op == "get_attr" else None
+
+
+def _frozen(value: Any) -> Any:
+    """A hashable twin; numbers keep their type (1, 1.0 and True are different arguments)."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in value.items())
+    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
+
+
+# ---------------------------------------------------------------- nodes that do nothing
+
+NOOPS: Table[Callable[[Node], Node | None]] = Table("test for doing nothing", "graph/passes.py")
+
+
+def remove_noops(graph: Graph) -> int:
+    """Replaces views that show their argument as it is by the argument."""
+    removed = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        test = NOOPS.get(node.target)
+        same = test(node) if test is not None else None
+        if same is not None and spec(same) == spec(node) and same.meta.get("phase") is not None:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+@NOOPS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.expand.default, aten.view.default, aten._unsafe_view.default,
+           aten.slice.Tensor, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.as_strided.default)
+def _same_spec(node: Node) -> Node | None:
+    """A view with the Spec of its argument shows the same elements."""
+    base = node.args[0]
+    return base if isinstance(base, Node) else None
+
+
+@NOOPS.row(aten.permute.default)
+def _identity_permutation(node: Node) -> Node | None:
+    ndim = len(spec(node).shape)
+    return node.args[0] if [wrap_dim(d, ndim) for d in node.args[1]] == list(range(ndim)) else None
+
+
+@NOOPS.row(aten.t.default)
+def _t_of_t(node: Node) -> Node | None:
+    inner = node.args[0]
+    return inner.args[0] if inner.op == "call_function" and inner.target is aten.t.default else None
+
+
+@NOOPS.row(aten.transpose.int)
+def _transpose_of_transpose(node: Node) -> Node | None:
+    inner = node.args[0]
+    if inner.op != "call_function" or inner.target is not aten.transpose.int:
+        return None
+    ndim = len(spec(node).shape)
+    dims = [{wrap_dim(d, ndim) for d in n.args[1:]} for n in (node, inner)]
+    return inner.args[0] if dims[0] == dims[1] else None
+
+
+def _part_of_scatter(scatter: OpOverload) -> Callable[[Node], Node | None]:
+    """Reading back the part that was just written gives what was written."""
+    def test(node: Node) -> Node | None:
+        base = node.args[0]
+        if base.op != "call_function" or base.target is not scatter or base.kwargs != node.kwargs:
+            return _same_spec(node) if node.target is aten.slice.Tensor else None
+        return base.args[1] if tuple(base.args[2:]) == tuple(node.args[1:]) else None
+    return test
+
+
+NOOPS.remove(aten.slice.Tensor)
+NOOPS.add(aten.slice.Tensor, _part_of_scatter(aten.slice_scatter.default))
+NOOPS.add(aten.select.int, _part_of_scatter(aten.select_scatter.default))
+
+
+# ---------------------------------------------------------------- constants
+
+def fold_constants(graph: Graph) -> int:
+    """Literals such as torch.tensor(2.0) become `full`, which later stages put into the code; conversions of `full` vanish."""
+    removed = 0
+    module = graph.owning_module
+    for node in list(graph.nodes):
+        replacement = _folded(graph, module, node) if node.op == "call_function" else None
+        if replacement is not None:
+            node.replace_all_uses_with(replacement)
+            graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+def _folded(graph: Graph, module: Any, node: Node) -> Node | None:
+    if node.target is aten.lift_fresh_copy.default and node.args[0].op == "get_attr":
+        tensor = getattr(module, node.args[0].target, None)
+        if isinstance(tensor, torch.Tensor) and tensor.ndim == 0 and type(tensor) is torch.Tensor:
+            return _full(graph, node, tensor.item(), spec(node))
+    if node.target is aten._to_copy.default and isinstance(node.args[0], Node) and node.args[0].target is aten.full.default:
+        value = node.args[0].args[1]
+        own = spec(node)
+        if own is not None and not own.shape and isinstance(value, (int, float, bool)) and own.dtype.is_floating_point:
+            return _full(graph, node, value, own) if spec(node.args[0]).dtype.is_floating_point is False or _exact(value, node.args[0]) else None
+    return None
+
+
+def _exact(value: float, full: Node) -> bool:
+    """Does the narrower dtype of the first `full` hold the value exactly?  Else converting it directly would round less."""
+    return torch.full((), value, dtype=spec(full).dtype).item() == value
+
+
+def _full(graph: Graph, node: Node, value: Any, own: Spec) -> Node:
+    with graph.inserting_before(node):
+        made = append_call(graph, aten.full.default, ([], value), {"dtype": own.dtype, "device": own.device})
+    made.meta.update(node.meta)
+    return made
+
+
+def is_getitem(node: Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
