@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture import versions
-from firesteel.capture.code import Instr, Position, assemble, copy_instrs, decode, program
+from firesteel.capture.code import Instr, Position, assemble, copy_instrs, decode, per_code, program
 
 # What a stack slot holds.
 VALUE = "value"         # an object: the argument
@@ -92,6 +92,12 @@ def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: 
     return Resume(new, parameters, layout.free, self_cell)
 
 
+@per_code
+def _made(code: types.CodeType) -> dict[tuple, Resume]:
+    """What was made of a code object before: a continuation that runs eagerly does so at every call."""
+    return {}
+
+
 def _self_cell(code: types.CodeType) -> str:
     """super() without arguments reads the frame's first argument: where that one is a cell, its content must come first."""
     first = code.co_varnames[0] if code.co_argcount else ""
@@ -103,8 +109,11 @@ def resume_function(code: types.CodeType, index: int, locals: Sequence[str], sta
     """A function of the locals (in the order of co_varnames, cells left out), the stack items that have one (bottom first) and, with `awaits`,
     the function to call first.  `cells` gives the cell of each name in co_cellvars and co_freevars that has one."""
     cells = cells or {}
-    names = (*code.co_cellvars, *code.co_freevars)
-    resume = make_resume(code, index, locals, stack, awaits, [name for name in names if name not in cells], drop)
+    unset = tuple(name for name in (*code.co_cellvars, *code.co_freevars) if name not in cells)
+    key = (index, tuple(locals), tuple(stack), awaits, unset, drop)
+    resume = _made(code).get(key)
+    if resume is None:
+        resume = _made(code)[key] = make_resume(code, index, locals, stack, awaits, unset, drop)
     closure = tuple(cells[name] if name in cells else types.CellType() for name in resume.cells)
     function = types.FunctionType(resume.code, globals, code.co_name, None, closure)
     if not resume.self_cell:
