@@ -104,7 +104,7 @@ class Plan:
     num_values: int = 0                 # outputs of the forward, without what is saved
     assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]
 
-    def prepare(self) -> "Plan":
+    def prepare(self) -> Plan:
         self.assemble = self._compile()
         return self
 

@@ -23,10 +23,13 @@ from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
 from firesteel.autograd.joint import Joint, Program, gradient_program, trace_program
-from firesteel.autograd.partition import PartitionFn, default_partition, has_effect, min_cut_partition
+from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.recompute import is_size, op_class
+from firesteel.config import config
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
+from firesteel.graph.verify import verify
 from firesteel.sym.env import ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
@@ -71,6 +74,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     counters["aot"]["total"] += 1
     with timed("joint"):
         joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
+    with timed("clean"):
+        clean(joint.gm)
     if joint.reshaped_inputs:
         counters["aot"]["reshaped_inputs"] += 1
         artifacts.log("aot", lambda: f"inputs {joint.reshaped_inputs} change their sizes or strides in place: the program runs in eager")
@@ -81,22 +86,21 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
-    remove_unused(joint.gm)
-    _show("aot", "inference", joint.gm)
+    _finish("aot", "inference", "aten", joint.gm)
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     return runtime.inference(joint.plan, forward, eager)
 
 
 def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
-    _show("joint", "joint", joint.gm)
+    _finish("joint", "joint", "joint", joint.gm)
     count = joint.plan.num_inputs
     inputs = joint.example_inputs
     with timed("partition"):
         fw, bw = compilers.partition(joint.gm, [inputs[:count], inputs[count:]], num_fwd_outputs=joint.num_fwd_outputs)
         gradients = keep_gradients(bw)
-    _show("aot", "forward", fw)
-    _show("aot", "backward", bw)
+    _finish("aot", "forward", "aten", fw)
+    _finish("aot", "backward", "aten", bw)
     saved = list(fw.graph.output_node().args[0])[joint.num_fwd_outputs:]
     sizes = sum(is_size(node) for node in saved)
     with timed("compile_forward"):
@@ -120,16 +124,13 @@ def _once(make: Callable[[], Callable]) -> Callable[[], Callable]:
     return functools.cache(make)
 
 
-def _show(artifact: str, stage: str, gm: GraphModule) -> None:
+def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:
+    """What is done with each graph: checked where that is asked for, logged, dumped."""
+    if config.verify:
+        with timed("verify"):
+            verify(gm, level)
     artifacts.log(artifact, lambda: f"{stage}\n{gm.code}")
     artifacts.dump(stage, "py", lambda: gm.code)
-
-
-def remove_unused(gm: GraphModule) -> None:
-    """Erases calls whose results nobody reads.  Random operators stay: eager draws too."""
-    for node in reversed(gm.graph.nodes):
-        if node.op == "call_function" and not node.users and not has_effect(node):
-            gm.graph.erase_node(node)
 
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:
@@ -369,7 +370,7 @@ def export_joint(mod: Callable, args: Sequence[Any], *, trace_joint: bool = True
         outputs = call_with_state(mod, dict(zip(names, inputs)), user, {}) if is_module else mod(*user)
         return list(pytree.tree_leaves(outputs))
     joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint)
-    remove_unused(joint.gm)
+    clean(joint.gm)
     return joint.gm, _signature(joint, list(parameters), list(buffers))
 
 
