@@ -40,7 +40,7 @@ def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int,
     if width > 1:
         width *= 4 if swept else 1      # a column sum streams longer pieces of each row and has independent accumulators
         extent = points[1].extent
-        while isinstance(extent, int) and width >= 2 * extent:
+        while isinstance(extent, int) and width > 1 and width >= 2 * extent:
             width //= 2
     return Shape(points[1].name, (None,) * len(nest.phases), width)
 
