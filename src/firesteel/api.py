@@ -18,6 +18,7 @@ from firesteel.backends import lookup_backend
 from firesteel.capture import entry
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.testing import CompileCounterWithBackend
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -40,6 +41,21 @@ def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process."""
     entry.reset()
     artifacts.reset()
+
+
+def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanation]:
+    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and tells what became of it."""
+    def explained(*args: Any, **kwargs: Any) -> artifacts.Explanation:
+        settings.setdefault("backend", "eager")
+        counter = CompileCounterWithBackend(settings.pop("backend"))
+        compiled = compile(fn, backend=counter, **settings)
+        breaks_before, times_before = len(artifacts.breaks), artifacts.stage_times()
+        compiled(*args, **kwargs)
+        times = {stage: seconds - times_before.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
+        root = getattr(compiled, "_firesteel_call", compiled).__firesteel_root__
+        guards = [str(guard) for region in root.all_regions() for entry in region.entries for guard in entry.guard.guards]
+        return artifacts.Explanation(counter.graphs, guards, list(artifacts.breaks)[breaks_before:], times, counter.op_count)
+    return explained
 
 
 def _check_arguments(model: Any, mode: str | None, options: dict | None) -> None:

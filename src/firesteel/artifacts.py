@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import html
 import logging
 import os
 import pathlib
@@ -119,6 +120,38 @@ def dump(stage: str, extension: str, text: Callable[[], str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _dumped["n"] += 1
     (folder / f"{_dumped['n']:03d}-{stage}.{extension}").write_text(text(), encoding="utf-8")
+
+
+@dataclass
+class Explanation:
+    """What `fs.explain` found out; prints as a page."""
+    graphs: list
+    guards: list[str]
+    break_reasons: list[BreakRecord]
+    compile_times: dict[str, float]
+    op_count: int
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.break_reasons)
+
+    def __str__(self) -> str:
+        lines = [f"{self.graph_count} graph(s), {self.op_count} calls captured, {self.graph_break_count} break(s)"]
+        for number, record in enumerate(self.break_reasons, 1):
+            lines += [f"break {number}: {record.reason}", f"  at {record.location}", f"  Hint: {record.hint}"]
+        lines += [f"guard: {guard}" for guard in self.guards]
+        lines += [f"time: {stage} {seconds * 1e3:.1f} ms" for stage, seconds in sorted(self.compile_times.items(), key=lambda row: -row[1])]
+        return "\n".join(lines)
+
+    def to_html(self, path: str) -> None:
+        """The page, and each graph's code, as an HTML file."""
+        parts = [f"<pre>{html.escape(str(self))}</pre>"]
+        parts += [f"<h2>graph {n}</h2><pre>{html.escape(graph.code)}</pre>" for n, graph in enumerate(self.graphs, 1)]
+        pathlib.Path(path).write_text("<!doctype html><meta charset=utf-8><title>firesteel</title>" + "".join(parts), encoding="utf-8")
 
 
 def _logs_from_environment() -> None:
