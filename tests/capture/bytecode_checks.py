@@ -98,10 +98,11 @@ def outcome(function, *args):
         return type(error), error.args, type(error.__cause__), type(error.__context__)
 
 
-def _programs():
+def _programs(limit):
+    """Each program with (at most `limit`, where that is not 0) arguments."""
     import resume_cases
     for function in resume_cases.CASES:
-        for n in (0, 1, 3, 4):
+        for n in (3, 1, 0, 4)[:limit or None]:
             yield function, lambda n=n: (n,)
     for method in resume_cases.METHODS:
         yield method, lambda: (resume_cases.Derived(), 3)
@@ -111,7 +112,7 @@ def executed(limit):
     """concrete.py, over normalised instructions, gives what Python gives."""
     import concrete
     wrong = count = 0
-    for function, arguments in _programs():
+    for function, arguments in _programs(limit):
         if "super" in function.__code__.co_names and "LOAD_SUPER_ATTR" not in versions.RULES:
             continue        # super() without arguments looks at the real frame
         count += 1
@@ -143,7 +144,7 @@ def resumed(limit):
     """Stopped after any number of instructions and resumed by real bytecode, a program ends as it does whole."""
     import concrete
     wrong = count = 0
-    for function, arguments in _programs():
+    for function, arguments in _programs(limit):
         expected, steps = outcome(function, *arguments()), 1
         while (frame := _stopped(concrete, function, arguments(), steps)) is not None and steps < 400:
             for awaiting in (False, True):
