@@ -74,7 +74,7 @@ def both(tree, values):
         return None
 
 
-value_sets = st.fixed_dictionaries({name: numbers for name in NAMES})
+value_sets = st.fixed_dictionaries(dict.fromkeys(NAMES, numbers))
 
 
 @given(trees, value_sets)
@@ -225,7 +225,7 @@ def test_flattening_and_splitting_is_the_identity(numbers, symbolic):
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(sorted(TESTS)), trees, trees), min_size=1, max_size=5),
-       st.fixed_dictionaries({name: st.integers(0, 9) for name in NAMES}), st.fixed_dictionaries({name: st.integers(0, 9) for name in NAMES}))
+       st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers(0, 9))), st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers(0, 9))))
 def test_guards_imply_the_answers(questions, hints, others):
     env = ShapeEnv()
     created = {SYMBOLS[name]: env.create_symbol(hints[name], name, lo=0) for name in NAMES}

@@ -37,7 +37,7 @@ def mul_intervals(a: Interval, b: Interval) -> Interval:
     if a == b == ANY:
         return ANY
     if None not in a and None not in b:
-        corners = [x * y for x in a for y in b]
+        corners = [x * y for x in a for y in b]         # type: ignore[operator]
         return min(corners), max(corners)
     if a[0] is not None and a[0] >= 0 and b[0] is not None and b[0] >= 0:
         return a[0] * b[0], _times_top(a[1], b[1])
@@ -158,8 +158,8 @@ class Bounds:
 
     def _learn_not_empty(self, leaf: Expr) -> None:
         """A leaf between lo and hi exists, so hi - lo >= 0: with hi = T - 1 and lo = 0, T >= 1."""
-        low, high = self.symbolic[leaf]
-        low = self.ranges.get(leaf, ANY)[0] if low is None else low
+        given, high = self.symbolic[leaf]
+        low: Size | None = self.ranges.get(leaf, ANY)[0] if given is None else given
         if low is None or high is None:
             return
         gap = plus(poly(high), poly(low), -1)
@@ -170,20 +170,21 @@ class Bounds:
         monomial, count = terms[0]
         if len(monomial) == 1:
             self._narrow(monomial[0], (-(-needed // count), None))
-        elif needed > 0 and all((self.interval(atom)[0] or -1) >= 0 or self.interval(atom)[0] == 0 for atom in monomial):
-            for atom in monomial:
+        elif needed > 0 and all(self.nonneg(atom) for atom in monomial):
+            for atom in monomial:       # a product of numbers >= 0 that is not 0
                 self._narrow(atom, (1, None))
 
     def _narrow(self, atom: Expr, to: Interval) -> None:
         self.ranges[atom] = meet(self.ranges.get(atom, ANY), to)
         self._intervals.clear()
+        self._nonneg.clear()
 
     # ------------------------------------------------------------ intervals
 
     def interval(self, size: Size) -> Interval:
         """(lo, hi) in plain ints; None where there is no bound."""
-        if type(size) is int:
-            return size, size
+        if type(size) is not Expr:
+            return size, size       # type: ignore[return-value]
         found = self._intervals.get(size)
         if found is None:
             self._intervals[size] = ANY         # a range that mentions its own leaf ends here

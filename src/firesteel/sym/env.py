@@ -337,7 +337,7 @@ class ShapeEnv:
 
     def _narrow(self, leaf: Expr, bound: Size, upper: bool) -> None:
         """One number and one symbolic bound a side are used; further symbolic ones are only kept as facts."""
-        table = self._ranges if type(bound) is int else self._relations
+        table: dict = self._ranges if type(bound) is int else self._relations
         pair = list(table.get(leaf, (None, None)))
         have = pair[upper]
         if have is None or (type(bound) is int and (bound < have if upper else bound > have)):      # type: ignore[operator]

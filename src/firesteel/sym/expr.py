@@ -43,6 +43,7 @@ from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
 )
 from firesteel.sym.poly import accumulate, poly
 from firesteel.sym.rewrite import FREE, Context
+from firesteel.sym.text import python_text
 
 Number = int | float | bool
 _memo: dict[tuple, Any] = {}
@@ -341,14 +342,17 @@ def rebuild(node: Expr, args: tuple) -> Any:
         return where(*args)
     if node.op == "to" and node.dtype in ("f64", "i64", "bool"):
         return to(args[0], node.dtype)
-    if node.dtype in ("i64", "bool", "f64") and node.op in ("and", "or", "not"):
-        return {"and": and_, "or": or_, "not": not_}[node.op](*args)
+    if node.dtype == "bool" and node.op in _LOGIC:
+        return _LOGIC[node.op](*args)
     if node.op in _OPS and node.dtype in ("i64", "bool", "f64"):
         return build(node.op, *args)
     return make(node.op, node.dtype, tuple(_as_dtype(arg, old.dtype) for arg, old in zip(args, node.args)), node.attr)
 
 
-_OPS = frozenset(["add", "sub", "mul", "neg", "floordiv", "mod", "truediv", "pow", "min", "max", "abs", "lshift", "rshift", "bitand", "bitor", "bitxor", "eq", "ne", "lt", "le", "floor", "ceil", "trunc", "round"]) | frozenset(MATH)
+_LOGIC: dict[str, Callable] = {"and": and_, "or": or_, "not": not_}
+_OPS = frozenset(MATH) | frozenset((
+    "add", "sub", "mul", "neg", "floordiv", "mod", "truediv", "pow", "min", "max", "abs", "lshift", "rshift", "bitand", "bitor", "bitxor",
+    "eq", "ne", "lt", "le", "floor", "ceil", "trunc", "round"))
 
 
 def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:
@@ -382,88 +386,6 @@ def evaluate(expr: Any, values: Mapping[str, Number]) -> Any:
     return done[expr]
 
 
-# ---------------------------------------------------------------- text
-
-_SWAPPED = {"le": ">=", "lt": ">"}
-
-
-def python_text(expr: Any, names: Mapping[str, str] | None = None) -> str:
-    """Python source that computes the expression; leaves are written by name, or as `names` says."""
-    return _text(expr, names or {})[0]
-
-
-def _text(expr: Any, names: Mapping[str, str]) -> tuple[str, int]:
-    """(source, binding strength)."""
-    if type(expr) is not Expr or expr.op == "const":
-        return _number_text(as_size(expr))
-    if expr.op in ("symbol", "axis"):
-        return names.get(expr.attr, str(expr.attr)), 9
-    if expr.op == "add":
-        return _sum_text(expr, names), 5
-    if expr.op in _SWAPPED and expr.args[0].op == "const" and expr.args[1].op != "const":
-        return f"{_inside(expr.args[1], 5, names)} {_SWAPPED[expr.op]} {_inside(expr.args[0], 5, names)}", 4
-    if expr.op == "mul" and expr.dtype == "i64":
-        return _product_text(expr, names), 6
-    return _call_text(expr, names)
-
-
-def _number_text(value: Any) -> tuple[str, int]:
-    if type(value) is float and not math.isfinite(value):
-        return f"float('{value}')", 9
-    return repr(value), 9 if not (value < 0) else 7
-
-
-def _inside(expr: Expr, strength: int, names: Mapping[str, str]) -> str:
-    text, own = _text(expr, names)
-    return text if own >= strength else f"({text})"
-
-
-def _product_text(expr: Expr, names: Mapping[str, str]) -> str:
-    factors = []
-    while expr.op == "mul":
-        factors.append(expr.args[1])
-        expr = expr.args[0]
-    factors.append(expr)
-    texts = [_inside(factor, 7, names) for factor in reversed(factors) if factor.op != "const"]
-    for factor in factors:
-        if factor.op == "const" and factor.attr == -1:
-            texts[0] = "-" + texts[0]
-        elif factor.op == "const":
-            texts.insert(0, str(factor.attr))
-    return "*".join(texts)
-
-
-def _is_negative(term: Expr) -> bool:
-    factor = term.args[1] if term.op == "mul" else term
-    return term.dtype == "i64" and factor.op == "const" and factor.attr < 0
-
-
-def _sum_text(expr: Expr, names: Mapping[str, str]) -> str:
-    terms = []
-    while expr.op == "add":
-        terms.append(expr.args[1])
-        expr = expr.args[0]
-    text = _inside(expr, 5, names)
-    for term in reversed(terms):
-        own = _inside(term, 6, names)
-        text += f" - {own[1:]}" if _is_negative(term) else f" + {own}"
-    return text
-
-
-def _call_text(expr: Expr, names: Mapping[str, str]) -> tuple[str, int]:
-    try:
-        row = meaning(expr.op, expr.dtype)
-    except KeyError:        # an op of loop bodies: for people only
-        inside = ", ".join([*([str(expr.attr)] if expr.attr is not None else []), *[_text(arg, names)[0] for arg in expr.args]])
-        return f"{expr.op}({inside})", 9
-    if row.strength == 9:
-        return row.text.format(*[_text(arg, names)[0] for arg in expr.args]), 9
-    # the right side of // and % binds tighter than the operator itself; comparisons do not chain
-    first = row.strength + (row.strength in (3, 4))
-    texts = [_inside(arg, first if i == 0 else row.strength + 1, names) for i, arg in enumerate(expr.args)]
-    return row.text.format(*texts), row.strength
-
-
 # ---------------------------------------------------------------- operators
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -473,5 +395,5 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 for _name, _function in {"add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "truediv": truediv}.items():
     setattr(Expr, f"__{_name}__", _function)
     setattr(Expr, f"__r{_name}__", _reflected(_function))
-for _name, _function in {"lt": lt, "le": le, "gt": gt, "ge": ge, "neg": neg, "repr": python_text, "str": python_text}.items():
-    setattr(Expr, f"__{_name}__", _function)
+for _name, _method in {"lt": lt, "le": le, "gt": gt, "ge": ge, "neg": neg, "repr": python_text, "str": python_text}.items():
+    setattr(Expr, f"__{_name}__", _method)

@@ -23,6 +23,8 @@ class Expr:
     dtype: str
     args: tuple[Expr, ...]
     attr: Any
+    _order: tuple[int, str, int]
+    _poly: dict
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("an Expr is frozen")
@@ -41,9 +43,9 @@ class Expr:
 
 
 _nodes: dict[tuple, Expr] = {}
-_set_op, _set_dtype = Expr.op.__set__, Expr.dtype.__set__        # type: ignore[attr-defined]
-_set_args, _set_attr = Expr.args.__set__, Expr.attr.__set__      # type: ignore[attr-defined]
-set_order, set_poly = Expr._order.__set__, Expr._poly.__set__    # type: ignore[attr-defined]
+_set_op, _set_dtype = Expr.op.__set__, Expr.dtype.__set__        # type: ignore[attr-defined,misc]
+_set_args, _set_attr = Expr.args.__set__, Expr.attr.__set__      # type: ignore[attr-defined,misc]
+set_order, set_poly = Expr._order.__set__, Expr._poly.__set__    # type: ignore[attr-defined,misc]
 
 
 def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
@@ -77,7 +79,7 @@ def symbol(name: str, dtype: str = "i64") -> Expr:
 
 
 def as_expr(value: Size | float | bool) -> Expr:
-    return value if type(value) is Expr else const(value)
+    return value if type(value) is Expr else const(value)       # type: ignore[arg-type]
 
 
 def as_size(expr: Size) -> Size:

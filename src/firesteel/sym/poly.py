@@ -20,7 +20,7 @@ EXPAND_LIMIT = 64       # a product with more terms than this stays a product: e
 def poly(size: Size) -> Poly:
     """The terms of a Size."""
     if type(size) is not Expr:
-        return {(): size} if size else {}
+        return {(): size} if size else {}       # type: ignore[dict-item]
     try:
         return size._poly
     except AttributeError:

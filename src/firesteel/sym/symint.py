@@ -24,6 +24,7 @@ from firesteel.sym import layout
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, Size
 
+Text = str          # inside of SymNode, `str` is torch's method of that name
 _CARRIER = {"i64": torch.SymInt, "f64": torch.SymFloat, "bool": torch.SymBool}
 _PLAIN = {int: "i64", float: "f64", bool: "bool"}
 _PYTYPE = {"i64": int, "f64": float, "bool": bool}
@@ -131,7 +132,7 @@ class SymNode:
 
     # ------------------------------------------------------------ questions
 
-    def guard_bool(self, file: str = "", line: int = 0) -> bool:
+    def guard_bool(self, file: Text = "", line: int = 0) -> bool:
         value = self.value
         if type(value) is Expr:
             if value.dtype != "bool":
@@ -139,10 +140,10 @@ class SymNode:
             return self.env.decide(value)
         return bool(value)
 
-    def guard_int(self, file: str = "", line: int = 0) -> int:
+    def guard_int(self, file: Text = "", line: int = 0) -> int:
         return int(self.env.specialize(self.value))
 
-    def guard_float(self, file: str = "", line: int = 0) -> float:
+    def guard_float(self, file: Text = "", line: int = 0) -> float:
         return float(self.env.specialize(self.value))
 
     def int_(self) -> int:
@@ -151,24 +152,24 @@ class SymNode:
     def bool_(self) -> bool:
         return self.guard_bool()
 
-    def expect_true(self, file: str = "", line: int = 0) -> bool:
+    def expect_true(self, file: Text = "", line: int = 0) -> bool:
         """torch._check: a fact where run time has to tell, else a question."""
         return self.env.assume(self.value)
 
-    def expect_size(self, file: str = "", line: int = 0) -> bool:
+    def expect_size(self, file: Text = "", line: int = 0) -> bool:
         """The value is used as a size: it is not negative."""
         return self.env.assume(E.ge(self.value, 0), "a size is not negative")
 
-    def guard_size_oblivious(self, file: str = "", line: int = 0) -> bool:
+    def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
         return self.env.decide_oblivious(self.value)
 
-    def guard_or_false(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
         return self.env.decide_or(self.value, False)
 
-    def guard_or_true(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
         return self.env.decide_or(self.value, True)
 
-    def statically_known_true(self, file: str = "", line: int = 0) -> bool:
+    def statically_known_true(self, file: Text = "", line: int = 0) -> bool:
         return self.env.known(self.value) is True
 
     # ------------------------------------------------------------ layouts
@@ -261,8 +262,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 }
 for _name, _function in BINARY.items():
     setattr(SymNode, _name, _binary(_function))
-for _name, _function in UNARY.items():
-    setattr(SymNode, _name, _unary(_function))
+for _name, _of_one in UNARY.items():
+    setattr(SymNode, _name, _unary(_of_one))
 
 
 # ---------------------------------------------------------------- in and out
