@@ -322,7 +322,8 @@ def _loop_order(phase: FlatPhase, lane: str | None) -> list[Axis]:
 
 
 class _Accumulator:
-    """One Reduce of a phase while its loops are written: an alloca, and a second one for blocks of a long float sum."""
+    """One Reduce of a phase while its loops are written: an alloca; for long float sums a second one for the current block,
+    and a third for what rounding took away when blocks were added up (Kahan's way: cheap, since blocks are long)."""
 
     def __init__(self, w: Code, reduce, lanes: int, blocked: bool):
         self.reduce, self.lanes = reduce, lanes
@@ -330,7 +331,8 @@ class _Accumulator:
         self.identity = w.constant(REDUCE_OPS[reduce.op].identity(reduce.dtype), make("acc", reduce.dtype, (), reduce.name), lanes)
         self.total = w.alloca(self.type)
         self.running = w.alloca(self.type) if blocked else self.total
-        for place in dict.fromkeys((self.total, self.running)):
+        self.lost = w.alloca(self.type) if blocked else self.total
+        for place in dict.fromkeys((self.total, self.running, self.lost)):
             w.line(f"store {self.type} {self.identity}, ptr {place}")
 
     def take(self, w: Code, value: str) -> str:
@@ -342,10 +344,19 @@ class _Accumulator:
         return new
 
     def flush(self, w: Code) -> None:
-        if self.running != self.total:
-            a, b = w.new(f"load {self.type}, ptr {self.total}"), w.new(f"load {self.type}, ptr {self.running}")
-            w.line(f"store {self.type} {combine(w, self.reduce.op, self.reduce.dtype, self.lanes, a, b)}, ptr {self.total}")
-            w.line(f"store {self.type} {self.identity}, ptr {self.running}")
+        """Adds the block to the total."""
+        if self.running == self.total:
+            return
+        total, block, lost = (w.new(f"load {self.type}, ptr {place}") for place in (self.total, self.running, self.lost))
+        part = w.new(f"fsub {self.type} {block}, {lost}")
+        new = w.new(f"fadd {self.type} {total}, {part}")
+        gained = w.new(f"fsub {self.type} {new}, {total}")
+        still_lost = w.new(f"fsub {self.type} {gained}, {part}")
+        # an infinite total would make the correction NaN
+        finite = w.new(f"fcmp ord {self.type} {still_lost}, {still_lost}")
+        kept = w.new(f"select {w.shape('bool', self.lanes)} {finite}, {self.type} {still_lost}, {self.type} {self.identity}")
+        for value, place in ((new, self.total), (kept, self.lost), (self.identity, self.running)):
+            w.line(f"store {self.type} {value}, ptr {place}")
 
     def finish(self, w: Code, across: bool) -> None:
         """The final value becomes what acc(name) reads; `across`: lanes are parts of one value."""
@@ -370,7 +381,7 @@ def _phase(p: _Printer, w: Code, number: int, phase: FlatPhase, window: tuple[st
     lane = p.shape.rows[number]
     lanes = p.shape.width if p.shape.points or lane else 0
     lanes = lanes if lanes > 1 else 0
-    long = _is_long(phase, p.shape.width if lane else 1)
+    long = phase.kind == "reduce" and _is_long(phase, p.shape.width if lane else 1)
     accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT) for r in phase.reduces]
     _sweep(p, w, phase, _loop_order(phase, lane), lane, accumulators, window)
     for a in accumulators:

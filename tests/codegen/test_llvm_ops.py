@@ -1,0 +1,155 @@
+"""Every scalar operator through a compiled kernel, as vectors and in the masked rest, against its meaning on torch tensors."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from firesteel.loops.ir import Axis, Nest, Phase, Store, load
+from firesteel.loops.ops import DTYPES, FLOATS, OPS, S, literal, to
+
+from native_nests import buffer, contiguous, pointwise, run
+
+LOOP_DTYPES = ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e30, 3.0, 100.0, -100.0]
+CASES = [(name, dtype) for name, row in OPS.items() for dtype in sorted(row.allowed & set(LOOP_DTYPES))]
+
+
+def sample(interval: tuple[float, float], dtype: str, n: int, seed: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    low, high = interval
+    if dtype == "bool":
+        return torch.randint(0, 2, (n,), generator=g).bool()
+    x = torch.rand(n, generator=g, dtype=torch.float64) * (high - low) + low
+    if dtype == "u8":
+        x = x.abs()
+    return (x if dtype in FLOATS else x.round()).to(DTYPES[dtype])
+
+
+def tensors_of(name: str, dtype: str, n: int) -> list[torch.Tensor]:
+    first = ["bool"] if name == "where" else []
+    kinds = first + [dtype] * (OPS[name].arity - len(first))
+    return [sample(OPS[name].domain[k], kind, n, 7 * k + 1) for k, kind in enumerate(kinds)]
+
+
+def apply(name: str, inputs: list[torch.Tensor], out: torch.dtype) -> torch.Tensor:
+    result = torch.empty(inputs[0].shape, dtype=out)
+    names = [f"x{k}" for k in range(len(inputs))]
+    nest, buffers = pointwise(lambda *v: getattr(S, name)(*v), buffer("y", result), *(buffer(n, t) for n, t in zip(names, inputs)))
+    assert run(nest, buffers, {"y": result, **dict(zip(names, inputs))}) == 0
+    return result
+
+
+def tolerance(dtype: str) -> float:
+    return {"f32": 1.5e-6, "f64": 1e-13}.get(dtype, 0.0)
+
+
+def assert_near(got: torch.Tensor, want: torch.Tensor, rtol: float) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * 0.05 if rtol else 0, equal_nan=True)
+
+
+LOOSE = {"lgamma": 30.0, "digamma": 300.0, "erfinv": 10.0, "pow": 4.0, "tan": 4.0, "erfc": 200.0, "floordiv": 1.0}
+
+
+@pytest.mark.parametrize("name,dtype", CASES, ids=lambda v: str(v))
+def test_operator(name, dtype):
+    inputs = tensors_of(name, dtype, 83)
+    want = OPS[name].meaning(*inputs)
+    got = apply(name, inputs, want.dtype)
+    exact = name in ("add", "sub", "mul", "div", "neg", "abs", "recip", "floor", "ceil", "round", "trunc", "where", "max", "min", "copysign")
+    assert_near(got, want, 0.0 if exact else tolerance(dtype) * LOOSE.get(name, 1.0))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.arity == 1 and "f32" in row.allowed and n not in ("lgamma", "digamma", "erfinv")])
+def test_special_values(name, dtype):
+    x = torch.tensor(SPECIAL, dtype=DTYPES[dtype])
+    if name in ("sin", "cos", "tan"):
+        x = x[x.abs().nan_to_num(0) < 1e10]
+    want = OPS[name].meaning(x)
+    assert_near(apply(name, [x], want.dtype), want, tolerance(dtype) * 4)
+
+
+@pytest.mark.parametrize("name", ["min", "max", "mod", "fmod", "floordiv", "div", "lt", "eq", "ne", "ge", "pow", "atan2", "copysign"])
+def test_special_pairs(name):
+    pairs = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
+    a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    if name in ("mod", "fmod", "floordiv"):
+        keep = (b != 0) & ~((a.abs() == 1e30) & (b.abs() < 1))     # eager's vector fmod gives up on such ratios
+        a, b = a[keep], b[keep]
+    want = OPS[name].meaning(a, b)
+    assert_near(apply(name, [a, b], want.dtype), want, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["i64", "i32", "i8"])
+@pytest.mark.parametrize("name", ["floordiv", "mod", "fmod"])
+def test_integer_division_signs(name, dtype):
+    a = torch.arange(-40, 41).repeat_interleave(8).to(DTYPES[dtype])
+    b = torch.tensor([-7, -2, -1, 1, 2, 3, 7, 11]).repeat(81).to(DTYPES[dtype])
+    want = OPS[name].meaning(a, b)
+    assert_near(apply(name, [a, b], want.dtype), want, 0)
+
+
+def test_integer_division_by_zero_does_not_trap():
+    a, b = torch.tensor([5, -5, -2**63]), torch.tensor([0, 0, -1])
+    for name in ("floordiv", "mod", "fmod"):
+        apply(name, [a, b], torch.int64)
+
+
+ALL_DTYPES = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool")
+
+
+@pytest.mark.parametrize("source", ALL_DTYPES)
+@pytest.mark.parametrize("target", ALL_DTYPES)
+def test_conversion(source, target):
+    x = (torch.linspace(0, 120, 83, dtype=torch.float64) if "u8" in (source, target) else torch.linspace(-120, 120, 83, dtype=torch.float64)).to(DTYPES[source])
+    y = torch.empty(x.shape, dtype=DTYPES[target])
+    nest, buffers = pointwise(lambda v: to(v, target), buffer("y", y), buffer("x", x))
+    run(nest, buffers, {"x": x, "y": y})
+    assert torch.equal(y, x.to(DTYPES[target]))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_half_rounding_is_to_nearest_even(kind):
+    bits = torch.randint(-2**31, 2**31 - 1, (5000,), generator=torch.Generator().manual_seed(0), dtype=torch.int64).to(torch.int32)
+    x = torch.cat([bits.view(torch.float32), torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.00390625, 1.01171875])])
+    y = torch.empty(x.shape, dtype=DTYPES[kind])
+    nest, buffers = pointwise(lambda v: to(v, kind), buffer("y", y), buffer("x", x))
+    run(nest, buffers, {"x": x, "y": y})
+    assert torch.equal(y.nan_to_num(7.0), x.to(DTYPES[kind]).nan_to_num(7.0)) and torch.equal(y.isnan(), x.isnan())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_half_arithmetic_in_float(kind):
+    a, b = (torch.randn(77, generator=torch.Generator().manual_seed(s)).to(DTYPES[kind]) for s in (0, 1))
+    y = torch.empty_like(a)
+    nest, buffers = pointwise(lambda v, w: to(S.add(S.mul(to(v, "f32"), to(w, "f32")), to(v, "f32")), kind), buffer("y", y), buffer("a", a), buffer("b", b))
+    run(nest, buffers, {"a": a, "b": b, "y": y})
+    assert torch.equal(y, (a.float() * b.float() + a.float()).to(DTYPES[kind]))
+
+
+def test_rounding_in_between_is_kept():
+    x = torch.randn(99, generator=torch.Generator().manual_seed(0))
+    y = torch.empty_like(x)
+    nest, buffers = pointwise(lambda v: S.mul(to(to(v, "bf16"), "f32"), 3.0), buffer("y", y), buffer("x", x))
+    run(nest, buffers, {"x": x, "y": y})
+    assert torch.equal(y, x.bfloat16().float() * 3.0)
+
+
+def test_constants_of_every_kind():
+    for dtype, value in (("f32", math.nan), ("f32", -math.inf), ("f32", 0.1), ("f64", 0.1), ("f32", 1e300), ("i64", -2**63), ("u8", 255), ("bool", True), ("bf16", 1.5)):
+        y = torch.empty(21, dtype=DTYPES[dtype])
+        out = contiguous("y", (21,), dtype)
+        nest = Nest("fill", (Axis("i", 21),), (Phase("map", (), (), (Store("y", (Axis("i", 21).value,), literal(value, dtype)),)),))
+        run(nest, {"y": out}, {"y": y})
+        want = torch.full((21,), value if value != 1e300 else math.inf, dtype=DTYPES[dtype])
+        assert torch.equal(y.nan_to_num(5), want.nan_to_num(5)), dtype
+
+
+def test_many_arguments():
+    x = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    y = torch.empty_like(x)
+    nest, buffers = pointwise(lambda v: S.add(S.mul(v, v, v), S.max(v, literal(0.0, "f32"), literal(0.25, "f32")), v), buffer("y", y), buffer("x", x))
+    run(nest, buffers, {"x": x, "y": y})
+    torch.testing.assert_close(y, x * x * x + x.clamp_min(0.25) + x)
