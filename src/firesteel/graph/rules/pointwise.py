@@ -28,7 +28,7 @@ def elementwise(operands: list[Spec], dtype: torch.dtype) -> Spec:
 
 
 def _with(spec: Spec, dtype: torch.dtype) -> Spec:
-    if spec.dtype is dtype and not spec.offset:
+    if spec.dtype is dtype and spec.offset == 0:   # an Expr is never equal to a number
         return spec
     return Spec(spec.shape, spec.strides, 0, dtype, spec.device)
 
@@ -71,7 +71,7 @@ _unary("""relu neg positive sign sgn square bitwise_not relu6 hardtanh conj_phys
        lambda d: d)
 _unary("""sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sigmoid
           reciprocal erf erfc erfinv lgamma digamma logit sinc special_erfcx special_i0e special_i1 special_i1e special_ndtri
-          special_log_ndtr i0 special_entr special_bessel_j0 special_bessel_j1""", floating)
+          special_log_ndtr i0 special_entr special_bessel_j0 special_bessel_j1 deg2rad rad2deg""", floating)
 _unary("isnan isinf isposinf isneginf signbit logical_not eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar",
        lambda d: torch.bool)
 _unary("abs", lambda d: TO_REAL.get(d, d))
