@@ -17,9 +17,10 @@ from firesteel.config import config
 from firesteel.loops.group import group
 from firesteel.loops.inline import Fuel, inline
 from firesteel.loops.ir import Program
+from firesteel.loops.simplify import split_axes
 
 
 def fuse(program: Program) -> Program:
-    """Producers into readers, then neighbours into groups."""
+    """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
     fuel = Fuel(config.fusion_fuel)
-    return group(inline(program, fuel), fuel)
+    return split_axes(group(inline(program, fuel), fuel))

@@ -32,6 +32,7 @@ from firesteel.sym.expr import Expr, Size, make
 
 MOST_STATEMENTS = 96
 MOST_BUFFERS = 48
+HEAD_START = 24         # steps by which a kernel may overtake library calls
 RECENT_READERS = 3      # how many groups that read the same buffer are tried
 
 
@@ -406,7 +407,8 @@ class Grouper:
         return replace(self.program, buffers=buffers, steps=tuple(steps))
 
     def _order(self) -> list[Group]:
-        """Groups so that each comes after what it depends on; otherwise by their first member."""
+        """Groups so that each comes after what it depends on; otherwise by their first member, kernels a little earlier than library
+        calls, so that more of them stand in a row and are one launch."""
         groups = {group.number: group for group in self.group_at}
         waiting: dict[int, int] = {}
         users: dict[int, list[int]] = {}
@@ -415,7 +417,8 @@ class Grouper:
             waiting[number] = len(needs)
             for need in needs:
                 users.setdefault(need, []).append(number)
-        first = {number: (group.members & -group.members).bit_length() for number, group in groups.items()}
+        first = {number: (group.members & -group.members).bit_length() - (HEAD_START if isinstance(group.last, Nest) else 0)
+                 for number, group in groups.items()}
         ready = [(first[n], n) for n, count in waiting.items() if not count]
         heapq.heapify(ready)
         order = []

@@ -6,6 +6,8 @@ In: a Program as lowered or as changed by fusion.  Out: the same steps, where fo
  3. a nest of one map phase has no phase axes: all of them are parallel;
  4. indices and the masks of loads are simplified under the ranges of the axes: (i*8 + j) // 8 is i where j < 8.
 
+`split_axes` is for the end of the line: an axis that is taken apart by // and % becomes two, whose indices are then linear again.
+
 Merging axes and putting strides in is left to the printers (`codegen/flat.py`), which see one nest at a time.
 Values are not touched: floating-point bodies are never rearranged, integer data may wrap.
 
@@ -16,12 +18,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from firesteel.loops.access import LOADS, rebuild
+from firesteel.loops.access import LOADS, load_index, loads, nest_exprs, rebuild, walk
 from firesteel.loops.ir import Axis, Nest, Phase, Program, Reduce, Store
-from firesteel.sym.expr import Expr, as_expr, as_size, const, context_of, make
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, const, context_of, make
+from firesteel.sym.poly import from_poly, plus, poly
+from firesteel.sym.rewrite import Context
 
 ZERO = const(0)
 PLAIN = ("axis", "const", "symbol")
+MOST_SPLITS = 8     # of one nest
 
 
 def simplify(program: Program) -> Program:
@@ -54,14 +59,47 @@ def simplify_nest(nest: Nest) -> Nest:
     def index(expr: Expr) -> Expr:
         return expr if expr.op in PLAIN else as_expr(context.simplify(expr))
 
+    def condition(expr: Expr) -> Expr:
+        return rebuild(index(expr), lambda node, args: _without_remainder(context, args) if node.op == "le" else None, {})
+
     def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        if node.op not in LOADS or all(arg.op in PLAIN for arg in args):
-            return None
-        if node.op == "load":
+        if node.op == "load" and not all(arg.op in PLAIN for arg in args):
             return make(node.op, node.dtype, tuple([index(arg) for arg in args]), node.attr)
-        return _masked(node, index(args[0]), args[1], tuple([index(arg) for arg in args[2:]]))
+        if node.op == "masked":
+            return _masked(node, condition(args[0]), args[1], tuple([index(arg) for arg in args[2:]]))
+        if node.op == "where" and _of_axes(args[0]):
+            return _where(node, condition(args[0]), args)
+        if node.op == "check_index" and _of_axes(args[0]) and context.nonneg(as_size(args[0])) and context.less(as_size(args[0]), as_size(args[1])):
+            return args[0]
+        return None
 
     return map_nest(nest, lambda expr: rebuild(expr, change, memo), index, unit)
+
+
+def _of_axes(expr: Expr) -> bool:
+    """Is it made of axes, symbols and constants alone?"""
+    return not any(node.op in LOADS or node.op in ("acc", "check_index") or node.dtype not in ("i64", "bool") for node in walk(expr))
+
+
+def _where(node: Expr, condition: Expr, args: tuple[Expr, ...]) -> Expr:
+    if condition.op == "const":
+        return args[1] if condition.attr else args[2]
+    return make("where", node.dtype, (condition, *args[1:]))
+
+
+def _without_remainder(context: Context, args: tuple[Expr, ...]) -> Expr | None:
+    """32*i + j <= 255 with 0 <= j < 32 is i <= 7: what is smaller than a common factor of the rest is rounded away."""
+    if args[0].dtype != "i64":
+        return None
+    gap = plus(poly(as_size(args[1])), poly(as_size(args[0])), -1)      # the question is gap >= 0
+    factor = max((abs(count) for monomial, count in gap.items() if monomial), default=1)
+    whole = {monomial: count // factor for monomial, count in gap.items() if monomial and count % factor == 0}
+    if factor == 1 or len(whole) == len(gap) - (() in gap):
+        return None
+    low, high = context.bounds.interval_of_poly({m: count for m, count in gap.items() if m not in whole})
+    if low is None or high is None or low // factor != high // factor:
+        return None
+    return as_expr(context.build("le", from_poly({m: -count for m, count in whole.items()}), low // factor))
 
 
 def _masked(node: Expr, mask: Expr, other: Expr, index: tuple[Expr, ...]) -> Expr:
@@ -97,7 +135,7 @@ def has_indices_to_simplify(nest: Nest) -> bool:
         if node in seen:
             continue
         seen.add(node)
-        if node.op in LOADS and (node.op == "masked" or not all(arg.op in PLAIN for arg in node.args)):
+        if node.op == "masked" or node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args):
             return True
         stack.extend(node.args)
     return False
@@ -117,3 +155,61 @@ def map_nest(nest: Nest, value, index=None, dropped: set[Expr] | frozenset = fro
                           tuple([Reduce(r.name, r.op, value(r.value), r.dtype) for r in phase.reduces]),
                           tuple([stored(store) for store in phase.stores])) for phase in nest.phases])
     return Nest(nest.name, kept(nest.axes), phases, nest.origin)
+
+
+# ---------------------------------------------------------------- axes that are taken apart
+
+def split_axes(program: Program) -> Program:
+    """Every nest without i // c and i % c in its indices, where c divides the extent of i."""
+    return replace(program, steps=tuple([split_nest(step) if isinstance(step, Nest) else step for step in program.steps]))
+
+
+def split_nest(nest: Nest) -> Nest:
+    """Each round takes one factor off an axis: i < 24*32 becomes 32*i + i_r with i < 24, i_r < 32."""
+    for _ in range(MOST_SPLITS):
+        found = _divided_axis(nest)
+        if found is None:
+            return nest
+        nest = simplify_nest(_split(nest, *found))
+    return nest
+
+
+def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
+    """An axis of a map or reduce phase, and a divisor of its extent by which some index takes it apart."""
+    axes = {axis.value: axis for axis in nest.axes}
+    axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
+    seen: set[Expr] = set()
+    stack = [part for phase in nest.phases for store in phase.stores for part in store.index]
+    stack += [part for load in loads(nest_exprs(nest)) for part in load_index(load)]
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op in LOADS:
+            continue
+        seen.add(node)
+        stack.extend(node.args)
+        if node.op in ("floordiv", "mod") and node.args[0] in axes:
+            axis, divisor = axes[node.args[0]], as_size(node.args[1])
+            if _divides(divisor, axis.extent):
+                return axis, divisor
+    return None
+
+
+def _divides(divisor: Size, extent: Size) -> bool:
+    if isinstance(divisor, int) and isinstance(extent, int):
+        return 1 < divisor < extent and extent % divisor == 0
+    quotient = extent // divisor
+    return quotient * divisor == extent and quotient != 1
+
+
+def _split(nest: Nest, axis: Axis, divisor: Size) -> Nest:
+    rest = Axis(f"{axis.name}_r", divisor)
+    taken = {a.name for a in all_axes(nest)}
+    while rest.name in taken:
+        rest = Axis(rest.name + "_", divisor)
+    memo: dict[Expr, Expr] = {axis.value: as_expr(axis.value * divisor + rest.value)}
+    new = map_nest(nest, lambda expr: rebuild(expr, lambda node, args: None, memo))
+
+    def apart(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple([part for a in axes for part in ((Axis(a.name, a.extent // divisor), rest) if a.name == axis.name else (a,))])
+
+    return replace(new, axes=apart(new.axes), phases=tuple([replace(p, axes=apart(p.axes)) for p in new.phases]))
