@@ -26,9 +26,9 @@ if __name__ == "__main__":
     use_without_torch()
 sys.path.insert(0, str(HERE))
 
-from firesteel.capture import code as codes          # noqa: E402
-from firesteel.capture import versions               # noqa: E402
-from firesteel.capture.resume import resume_function     # noqa: E402
+from firesteel.capture import code as codes  # noqa: E402
+from firesteel.capture import versions  # noqa: E402
+from firesteel.capture.resume import resume_function  # noqa: E402
 
 
 def nested(code):

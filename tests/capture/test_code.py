@@ -5,10 +5,10 @@ import pytest
 
 sys.path.insert(0, __file__.rsplit("/", 1)[0])
 
-import bytecode_checks      # noqa: E402
-import elsewhere            # noqa: E402
+import bytecode_checks  # noqa: E402
+import elsewhere  # noqa: E402
 
-from firesteel.capture import code as codes     # noqa: E402
+from firesteel.capture import code as codes  # noqa: E402
 
 
 def sample(a, b=2):

@@ -8,12 +8,12 @@ import pytest
 
 sys.path.insert(0, __file__.rsplit("/", 1)[0])
 
-import bytecode_checks      # noqa: E402
-import concrete             # noqa: E402
-import elsewhere            # noqa: E402
+import bytecode_checks  # noqa: E402
+import concrete  # noqa: E402
+import elsewhere  # noqa: E402
 
-from firesteel.capture.code import program      # noqa: E402
-from firesteel.capture.resume import VALUE, make_resume, resume_function     # noqa: E402
+from firesteel.capture.code import program  # noqa: E402
+from firesteel.capture.resume import VALUE, make_resume, resume_function  # noqa: E402
 
 
 def stop(function, args, opname, skip=0):

@@ -153,10 +153,8 @@ def guard_sequence(m: "Machine", obj: Any, source: Source) -> None:
 
 @WRAPPERS.row(list)
 def wrap_list(m: "Machine", obj: list, source: Source) -> Value:
-    guard_sequence(m, obj, source)
-    if is_fixed(source):
-        m.guard(Guard(source, "length", len(obj)))
-    return ListValue(lazy_items(m, obj, source), source, obj)
+    guard(m, source, "type", list)
+    return ListValue(lazy_items(m, obj, source), source, obj, lambda: m.guard(Guard(source, "length", len(obj))))
 
 
 @WRAPPERS.row(torch.Size)

@@ -31,7 +31,7 @@ class Handler:
 
     __slots__ = ("target", "depth", "lasti")
 
-    def __init__(self, target: "Instr", depth: int, lasti: bool):
+    def __init__(self, target: Instr, depth: int, lasti: bool):
         self.target, self.depth, self.lasti = target, depth, lasti
 
     def __repr__(self) -> str:

@@ -236,7 +236,7 @@ class GlobalState:
     core: Any = field(default=None, compare=False)      # torch's C++ snapshot, where there is one
 
     @staticmethod
-    def now() -> "GlobalState":
+    def now() -> GlobalState:
         values = tuple((name, row.read()) for name, row in STATES.items())
         return GlobalState(values, CoreState() if CoreState is not None else None)
 
@@ -285,7 +285,7 @@ class TensorFacts:
     example: Callable[[], torch.Tensor | None]      # a weak reference: guards keep no tensor alive
 
     @staticmethod
-    def of(tensor: torch.Tensor, sizes: Dims | None = None, strides: Dims | None = None) -> "TensorFacts":
+    def of(tensor: torch.Tensor, sizes: Dims | None = None, strides: Dims | None = None) -> TensorFacts:
         strided = tensor.layout is torch.strided
         own_strides = tuple(tensor.stride()) if strided else ()
         return TensorFacts(type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad,

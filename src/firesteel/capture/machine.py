@@ -27,6 +27,7 @@ from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.record import Recorder
 from firesteel.capture.source import Attr, Cell, Fixed, Source, global_source
+from firesteel.capture.values import builtin_calls  # noqa: F401  its rows are registered by importing it
 from firesteel.capture.values.base import LASTI, PENDING, LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue

@@ -72,10 +72,10 @@ class Source:
     """A step of a chain: `base` is where it starts from (None for a root), `key` which attribute, item, ..."""
 
     __slots__ = ("base", "key", "_hash")
-    base: "Source | None"
+    base: Source | None
     key: Any
 
-    def __init__(self, base: "Source | None", key: Any = None):
+    def __init__(self, base: Source | None, key: Any = None):
         _set(self, "base", base)
         _set(self, "key", key)
         _set(self, "_hash", hash((type(self), base, self._key_hash())))
@@ -93,7 +93,7 @@ class Source:
     def _key_hash(self) -> Any:
         return self.key
 
-    def _same_key(self, other: "Source") -> bool:
+    def _same_key(self, other: Source) -> bool:
         return type(self.key) is type(other.key) and self.key == other.key
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class Source:
         """The value, given the region's arguments by name."""
         return self.step(self.base.fetch(arguments) if self.base is not None else arguments)
 
-    def chain(self) -> list["Source"]:
+    def chain(self) -> list[Source]:
         """From the root to this."""
         found: list[Source] = [self]
         while found[-1].base is not None:
@@ -133,7 +133,7 @@ class Source:
         return found[::-1]
 
     @property
-    def root(self) -> "Source":
+    def root(self) -> Source:
         source = self
         while source.base is not None:
             source = source.base
@@ -141,25 +141,25 @@ class Source:
 
     # one step further
 
-    def attr(self, name: str) -> "Attr":
+    def attr(self, name: str) -> Attr:
         return Attr(self, name)
 
-    def item(self, key: Any) -> "Item":
+    def item(self, key: Any) -> Item:
         return Item(self, key)
 
-    def parameter(self, name: str) -> "Item":
+    def parameter(self, name: str) -> Item:
         return Item(Attr(self, "_parameters"), name)
 
-    def buffer(self, name: str) -> "Item":
+    def buffer(self, name: str) -> Item:
         return Item(Attr(self, "_buffers"), name)
 
-    def child(self, name: str) -> "Item":
+    def child(self, name: str) -> Item:
         return Item(Attr(self, "_modules"), name)
 
-    def type(self) -> "Type":
+    def type(self) -> Type:
         return Type(self)
 
-    def size(self, dim: int) -> "Size":
+    def size(self, dim: int) -> Size:
         return Size(self, dim)
 
 
@@ -243,12 +243,12 @@ class Const(Source):
         return repr(self.key)
 
 
-def global_source(name: str, scope: dict[str, Any]) -> "Item":
+def global_source(name: str, scope: dict[str, Any]) -> Item:
     """A global variable of the module whose namespace is `scope`."""
     return Item(Fixed(scope, str(scope.get("__name__", "globals"))), name)
 
 
-def builtin_source(name: str) -> "Item":
+def builtin_source(name: str) -> Item:
     return Item(Fixed(builtins.__dict__, "builtins"), name)
 
 

@@ -33,7 +33,7 @@ SUPPORTED: tuple[Version, ...] = ((3, 11), (3, 12), (3, 13))
 
 def applies(since: Version | None, until: Version | None) -> bool:
     """Is this interpreter in [since, until)?"""
-    return (since is None or PYTHON >= since) and (until is None or PYTHON < until)
+    return (since is None or since <= PYTHON) and (until is None or until > PYTHON)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ Rule = Callable[[Sequence["Instr"], Cells], list[Part]]
 # Rules: how a run of real instructions is said in normalised ones
 
 
-def same(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def same(run: Sequence[Instr], cells: Cells) -> list[Part]:
     instr = run[0]
     return [Part(instr.opname, instr.arg, instr.argval)]
 
@@ -191,7 +191,7 @@ def named(name: str) -> Rule:
     return lambda run, cells: [Part(name, run[0].arg, run[0].argval)]
 
 
-def drop(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def drop(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("NOP")]
 
 
@@ -199,21 +199,21 @@ def _load(name: str, cells: Cells) -> Part:
     return Part("LOAD_CLOSURE" if name in cells else "LOAD_FAST", None, name)
 
 
-def load_fast(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_fast(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [_load(run[0].argval, cells)]
 
 
-def load_load(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_load(run: Sequence[Instr], cells: Cells) -> list[Part]:
     first, second = run[0].argval
     return [_load(first, cells), _load(second, cells)]
 
 
-def store_load(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def store_load(run: Sequence[Instr], cells: Cells) -> list[Part]:
     first, second = run[0].argval
     return [Part("STORE_FAST", None, first), _load(second, cells)]
 
 
-def store_store(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def store_store(run: Sequence[Instr], cells: Cells) -> list[Part]:
     first, second = run[0].argval
     return [Part("STORE_FAST", None, first), Part("STORE_FAST", None, second)]
 
@@ -223,52 +223,52 @@ def _beside_null(load: Part) -> list[Part]:
     return [load, Part("PUSH_NULL")] if NULL_ABOVE else [load, Part("PUSH_NULL"), Part("SWAP", 2)]
 
 
-def load_global(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_global(run: Sequence[Instr], cells: Cells) -> list[Part]:
     load = Part("LOAD_GLOBAL", None, run[0].argval)
     if not run[0].arg & 1:
         return [load]
     return [load, Part("PUSH_NULL")] if NULL_ABOVE else [Part("PUSH_NULL"), load]
 
 
-def load_method(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_method(run: Sequence[Instr], cells: Cells) -> list[Part]:
     # A bound method with a NULL is as good for CALL as (function, self), and there is one kind of attribute load less.
     return _beside_null(Part("LOAD_ATTR", None, run[0].argval))
 
 
-def load_attr(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_attr(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return load_method(run, cells) if run[0].arg & 1 else [Part("LOAD_ATTR", None, run[0].argval)]
 
 
-def load_super_attr(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def load_super_attr(run: Sequence[Instr], cells: Cells) -> list[Part]:
     arg = run[0].arg
     load = Part("LOAD_SUPER_ATTR", arg >> 1 & 1, run[0].argval)
     return _beside_null(load) if arg & 1 else [load]
 
 
-def class_deref(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def class_deref(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("LOAD_LOCALS"), Part("LOAD_FROM_DICT_OR_DEREF", None, run[0].argval)]
 
 
-def binary_slice(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def binary_slice(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("BUILD_SLICE", 2), Part("BINARY_SUBSCR")]
 
 
-def store_slice(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def store_slice(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("BUILD_SLICE", 2), Part("STORE_SUBSCR")]
 
 
-def compare(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def compare(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """Since 3.13 a flag says "and make it a bool"; jumps and UNARY_NOT, which follow it nearly always, do that themselves."""
     part = Part("COMPARE_OP", None, run[0].argval)
     wants_bool = len(run) == 1 and COMPARE_BOOL_BIT & run[0].arg
     return [part, Part("TO_BOOL")] if wants_bool else [part]
 
 
-def compare_then_ask(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def compare_then_ask(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return compare(run, cells) + [Part(run[1].opname, run[1].arg)]
 
 
-def ask(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def ask(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """TO_BOOL and the jump or UNARY_NOT after it: those ask for the truth themselves."""
     return [Part(run[1].opname, run[1].arg)]
 
@@ -281,17 +281,17 @@ def jump(name: str) -> Rule:
     return lambda run, cells: [Part(name)]
 
 
-def return_const(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def return_const(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("LOAD_CONST", None, run[0].argval), Part("RETURN_VALUE")]
 
 
-def call(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def call(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """[KW_NAMES] [PRECALL] CALL, or LOAD_CONST CALL_KW."""
     names = run[0].argval if run[0].opname in ("KW_NAMES", "LOAD_CONST") else ()
     return [Part("CALL", run[-1].arg, None, names)]
 
 
-def make_function(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def make_function(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """3.11 and 3.12 have flags, 3.13 a SET_FUNCTION_ATTRIBUTE for each of them after it."""
     flags = run[0].arg or 0
     for setting in run[1:]:
@@ -299,7 +299,7 @@ def make_function(run: Sequence["Instr"], cells: Cells) -> list[Part]:
     return [Part("MAKE_FUNCTION", flags)]
 
 
-def unpack_ex(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def unpack_ex(run: Sequence[Instr], cells: Cells) -> list[Part]:
     arg = run[0].arg
     return [Part("UNPACK_EX", arg, (arg & 0xFF, arg >> 8))]
 
@@ -307,11 +307,11 @@ def unpack_ex(run: Sequence["Instr"], cells: Cells) -> list[Part]:
 CONVERSIONS = (None, str, repr, ascii)
 
 
-def convert_value(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def convert_value(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("CONVERT_VALUE", run[0].arg, CONVERSIONS[run[0].arg])]
 
 
-def format_value(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def format_value(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """The conversion concerns the value, which lies under the spec where there is one."""
     conversion, has_spec = run[0].arg & 3, run[0].arg & 4
     last = Part("FORMAT_WITH_SPEC" if has_spec else "FORMAT_SIMPLE")
@@ -328,14 +328,14 @@ INTRINSIC_2 = ("INVALID", "PREP_RERAISE_STAR", "TYPEVAR_WITH_BOUND", "TYPEVAR_WI
 PUSHES_NONE = ("PRINT_EXPR", "IMPORT_STAR")     # as intrinsics they leave None, which a POP_TOP drops
 
 
-def intrinsic_1(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def intrinsic_1(run: Sequence[Instr], cells: Cells) -> list[Part]:
     name = INTRINSIC_1[run[0].arg]
     if name in PUSHES_NONE:
         return [Part(name), Part("LOAD_CONST", None, None)]
     return [Part(name)] if name in NORMAL else [Part("CALL_INTRINSIC_1", run[0].arg, name)]
 
 
-def intrinsic_2(run: Sequence["Instr"], cells: Cells) -> list[Part]:
+def intrinsic_2(run: Sequence[Instr], cells: Cells) -> list[Part]:
     name = INTRINSIC_2[run[0].arg]
     return [Part(name)] if name in NORMAL else [Part("CALL_INTRINSIC_2", run[0].arg, name)]
 
@@ -419,7 +419,7 @@ GROUPS: list[Row] = [
 ]
 
 GROUPED_ONLY = {"SET_FUNCTION_ATTRIBUTE": P13}     # real instructions that occur in a group only, and since when
-INTERNAL = frozenset("CACHE EXTENDED_ARG INTERPRETER_EXIT RESERVED ENTER_EXECUTOR EXIT_INIT_CHECK".split())  # never in co_code as read
+INTERNAL = frozenset(["CACHE", "EXTENDED_ARG", "INTERPRETER_EXIT", "RESERVED", "ENTER_EXECUTOR", "EXIT_INIT_CHECK"])  # never in co_code as read
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What arguments mean
@@ -451,7 +451,7 @@ LANDING = _facts([Fact("FOR_ITER", 1, P12, P13), Fact("FOR_ITER", 2, P13), Fact(
 # two locals in four bits each -> the two instructions it stands for
 PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
          "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST")}
-BINARY_SYMBOLS = tuple("+ & // << @ * % | ** >> - / ^ += &= //= <<= @= *= %= |= **= >>= -= /= ^=".split())
+BINARY_SYMBOLS = tuple(["+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^", "+=", "&=", "//=", "<<=", "@=", "*=", "%=", "|=", "**=", ">>=", "-=", "/=", "^="])
 COMPARE_SYMBOLS = ("<", "<=", "==", "!=", ">", ">=")
 
 # Unconditional exits: the instruction after one of these is not reached from it.

@@ -278,9 +278,23 @@ def size_numel(m: "Machine", self: SizeValue, args: Args, kwargs: Kwargs) -> Val
 
 # -- lists --------------------------------------------------------------------------------------------------------------
 class ListValue(Sequence):
-    """A list."""
+    """A list.  The length of the user's is guarded when its items are first asked for: appending needs no guard."""
 
     cls = list
+
+    def __init__(self, items: list[Value], source: Any = None, obj: Any = None, know: Callable[[], None] | None = None):
+        self._items, self.source, self.obj, self._know = items, source, obj, know
+
+    @property
+    def items(self) -> list[Value]:
+        if self._know is not None:
+            self._know()
+            self._know = None
+        return self._items
+
+    @items.setter
+    def items(self, items: list[Value]) -> None:
+        self._items = items
 
     def change(self, m: "Machine", items: list[Value], kind: str, *data: Value) -> None:
         """The list becomes `items`; `kind` is the effect that does it to the real one."""
@@ -317,8 +331,8 @@ class ListValue(Sequence):
 
 @METHODS.row((ListValue, "append"))
 def list_append(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    self.items.append(args[0])
-    m.effects.on_undo(self.items.pop)
+    self._items.append(args[0])
+    m.effects.on_undo(self._items.pop)
     m.effects.log("append", self, args[0])
     return NONE
 

@@ -82,6 +82,8 @@ class ContextValue(Value):
     def getattr(self, m: "Machine", name: str) -> Value:
         if name in ("clone", "__enter__"):
             return ContextMethod(self, name)
+        if name == "__class__":
+            return m.constant_object(self.cls)
         return super().getattr(m, name)
 
     def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
