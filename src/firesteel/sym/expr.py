@@ -26,7 +26,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import firesteel.sym.rules  # noqa: F401  (fills the engine's table)
+import firesteel.sym.logic  # noqa: F401  (fills the engine's table)
+import firesteel.sym.rules  # noqa: F401
 from firesteel.sym.meaning import MATH_FUNCTIONS, meaning
 from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     Expr,

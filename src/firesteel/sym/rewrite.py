@@ -1,4 +1,4 @@
-"""The engine: builds integer and boolean expressions by the rows of `sym/rules.py`, under what is known of the leaves.
+"""The engine: builds integer and boolean expressions by the rows of `sym/rules.py` and `sym/logic.py`, under what is known of the leaves.
 
 A `Context` is a mapping leaf -> (lo, hi) with what follows from it: memoised results, and the bounds of `sym/bounds.py`.
 `build(op, *args)` tries the op's rules in order; the first that answers wins, otherwise the node is made as it stands.
@@ -34,7 +34,7 @@ class Row:
     apply: Rule
 
 
-RULES: Table[Row] = Table("rewrite rule", "sym/rules.py")
+RULES: Table[Row] = Table("rewrite rule", "sym/rules.py or sym/logic.py")
 _by_op: dict[str, list[Rule]] = {}
 _SUMS = frozenset(("add", "sub", "mul", "neg"))
 _EXACT = frozenset(("i64", "bool"))

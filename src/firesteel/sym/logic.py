@@ -1,0 +1,219 @@
+"""The rewrite rules of choices, comparisons and logic, one row each; `sym/rewrite.py` applies them.
+
+Of the comparisons of integers only `eq`, `ne` and `le` remain, with all terms positive and without common factor, so that
+equal questions are the same node: `2*n < 5`, `n <= 2` and `not n > 2` are one.
+"""
+from __future__ import annotations
+
+from math import gcd
+
+from firesteel.sym.node import Expr, Size, as_expr, make, order
+from firesteel.sym.poly import Poly, from_poly, plus, poly, scale, sort_key
+from firesteel.sym.rewrite import Context, rule
+from firesteel.sym.rules import plain
+
+# ---------------------------------------------------------------- minimum, maximum, choice
+
+@rule("min", "min(x, y) -> the one that is known to be smaller; sorted")
+def min_(c: Context, a: Size, b: Size) -> Size | None:
+    return _pick(c, "min", a, b, c.sub(b, a))
+
+
+@rule("max", "max(x, y) -> the one that is known to be greater; sorted")
+def max_(c: Context, a: Size, b: Size) -> Size | None:
+    return _pick(c, "max", a, b, c.sub(a, b))
+
+
+def _pick(c: Context, op: str, a: Size, b: Size, gap: Size) -> Size | None:
+    """`gap` >= 0 means that a is the answer."""
+    if c.nonneg(gap):
+        return a
+    if c.nonneg(c.sub(0, gap)):
+        return b
+    left, right = as_expr(a), as_expr(b)
+    if left.op == op and right in left.args:
+        return a
+    if right.op == op and left in right.args:
+        return b
+    if left.op == "const" or (right.op != "const" and order(right) < order(left)):
+        return c.build(op, b, a)
+    return None
+
+
+@rule("abs", "abs(x) -> x where x >= 0;  -> -x where x <= 0")
+def abs_(c: Context, a: Size) -> Size | None:
+    if c.nonneg(a):
+        return a
+    minus = c.sub(0, a)
+    if c.nonneg(minus):
+        return minus
+    return c.build("abs", minus) if _first_negative(a) and not _first_negative(minus) else None
+
+
+def _first_negative(a: Size) -> bool:
+    """Of x and -x, one has a negative first term: the other is the canonical one."""
+    terms = poly(a)
+    first = min((m for m in terms if m), key=sort_key)
+    return terms[first] < 0
+
+
+@rule("where", "where(True, x, y) -> x;  where(c, x, x) -> x;  where(not c, x, y) -> where(c, y, x)")
+def where(c: Context, condition: Size, yes: Size, no: Size) -> Size | None:
+    if type(condition) is not Expr:
+        return yes if condition else no
+    if yes is no or (type(yes) is int and type(no) is int and yes == no):
+        return yes
+    if condition.op == "not":
+        return c.build("where", condition.args[0], no, yes)
+    return None
+
+
+@rule("pow", "x ** k -> x * x * ...")
+def pow_(c: Context, x: Size, k: Size) -> Size | None:
+    if type(k) is not int or not 0 <= k <= 4:
+        return None
+    result: Size = 1
+    for _ in range(k):
+        result = c.mul(result, x)
+    return result
+
+
+@rule("lshift", "x << k -> x * 2**k")
+def lshift(c: Context, x: Size, k: Size) -> Size | None:
+    return c.mul(x, 1 << k) if type(k) is int and k >= 0 else None
+
+
+@rule("rshift", "x >> k -> x // 2**k")
+def rshift(c: Context, x: Size, k: Size) -> Size | None:
+    return c.floordiv(x, 1 << k) if type(k) is int and k >= 0 else None
+
+
+# ---------------------------------------------------------------- comparisons: only eq, ne and le remain
+
+def _divide_gap(terms: Poly) -> tuple[Poly, int]:
+    """The terms without their constant, divided by their common factor; and that factor."""
+    factor = gcd(*[count for monomial, count in terms.items() if monomial])
+    return {m: count // factor for m, count in terms.items() if m}, factor
+
+
+def _two_sides(terms: Poly, constant: int) -> tuple[Size, Size]:
+    """(left, right) such that `left <= right` says terms + constant >= 0, without negative factors."""
+    left = {m: -count for m, count in terms.items() if count < 0}
+    right = {m: count for m, count in terms.items() if count > 0}
+    if constant:
+        # the number stands alone if one side is empty, otherwise where it is positive
+        on_right = not right if not (left and right) else constant > 0
+        (right if on_right else left)[()] = constant if on_right else -constant
+    return from_poly(left), from_poly(right)
+
+
+@rule("le", "x <= y: one form for all equal questions, or the answer")
+def le(c: Context, a: Size, b: Size) -> Size | bool | None:
+    gap = plus(poly(b), poly(a), -1)
+    constant = gap.get((), 0)
+    if len(gap) == (constant != 0):
+        return constant >= 0
+    if c.bounds.prove(gap):
+        return True
+    terms, factor = _divide_gap(gap)
+    constant //= factor
+    if c.bounds.prove(plus(scale(terms, -1), {(): -constant - 1})):
+        return False
+    left, right = _two_sides(terms, constant)
+    return c.known(make("le", "bool", (as_expr(left), as_expr(right))))
+
+
+@rule("lt", "x < y -> x + 1 <= y")
+def lt(c: Context, a: Size, b: Size) -> Size | bool:
+    return c.build("le", c.add(a, 1), b)
+
+
+@rule("eq", "x == y: one form for all equal questions, or the answer")
+def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
+    if _is_bool(a) or _is_bool(b):
+        return _eq_bool(c, a, b)
+    gap = _prefer_mod(c, plus(poly(b), poly(a), -1))
+    constant = gap.get((), 0)
+    if len(gap) == (constant != 0):
+        return constant == 0
+    terms, factor = _divide_gap(gap)
+    if constant % factor:
+        return False
+    constant //= factor
+    whole = dict(terms)
+    if constant:
+        whole[()] = constant
+    if c.bounds.prove(plus(whole, {(): -1})) or c.bounds.prove(plus(scale(whole, -1), {(): -1})):
+        return False
+    first = min(terms, key=sort_key)
+    if terms[first] > 0:
+        terms, constant = scale(terms, -1), -constant
+    left, right = _two_sides(terms, constant)
+    return c.known(make("eq", "bool", (as_expr(left), as_expr(right))))
+
+
+def _prefer_mod(c: Context, gap: Poly) -> Poly:
+    """x - d*(x//d) is x % d: `x == x//8*8` is the question `x % 8 == 0`."""
+    for monomial in gap:
+        for atom in monomial:
+            if atom.op == "floordiv":
+                x, d = (plain(arg) for arg in atom.args)
+                whole = poly(c.sub(x, c.mul(d, atom)))
+                if gap == whole or gap == scale(whole, -1):
+                    return poly(c.mod(x, d))
+    return gap
+
+
+@rule("ne", "x != y -> not (x == y)")
+def ne(c: Context, a: Size, b: Size) -> Size | bool:
+    return c.build("not", c.build("eq", a, b))
+
+
+def _is_bool(a: Size) -> bool:
+    return type(a) is bool or (type(a) is Expr and a.dtype == "bool")
+
+
+def _eq_bool(c: Context, a: Size, b: Size) -> Size | bool | None:
+    if a is b:
+        return True
+    for known, other in ((a, b), (b, a)):
+        if type(known) is bool:
+            return other if known else c.build("not", other)
+    return None
+
+
+# ---------------------------------------------------------------- logic
+
+@rule("not", "not not x -> x;  not (x <= y) -> y + 1 <= x;  not (x == y) -> x != y")
+def not_(c: Context, a: Size) -> Size | bool | None:
+    if a.op == "not":       # type: ignore[union-attr]
+        return a.args[0]    # type: ignore[union-attr]
+    args = a.args           # type: ignore[union-attr]
+    if a.op == "le" and args[0].dtype == "i64":     # type: ignore[union-attr]
+        return c.build("le", c.add(plain(args[1]), 1), plain(args[0]))
+    if a.op == "eq":        # type: ignore[union-attr]
+        return c.known(make("ne", "bool", args))
+    return c.known(make("eq", "bool", args)) if a.op == "ne" else None       # type: ignore[union-attr]
+
+
+@rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")
+def and_(c: Context, a: Size, b: Size) -> Size | bool | None:
+    return _connect(c, "and", a, b, True)
+
+
+@rule("or", "False or x -> x;  True or x -> True;  x or x -> x;  sorted")
+def or_(c: Context, a: Size, b: Size) -> Size | bool | None:
+    return _connect(c, "or", a, b, False)
+
+
+def _connect(c: Context, op: str, a: Size, b: Size, neutral: bool) -> Size | bool | None:
+    for known, other in ((a, b), (b, a)):
+        if type(known) is bool:
+            return other if known is neutral else known
+    if a is b or a in b.args:       # type: ignore[union-attr]
+        return b if a is b or b.op == op else None      # type: ignore[union-attr]
+    if b in a.args and a.op == op:  # type: ignore[union-attr]
+        return a
+    if c.build("not", a) is b:
+        return not neutral
+    return c.build(op, b, a) if order(b) < order(a) else None       # type: ignore[arg-type]
