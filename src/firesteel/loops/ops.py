@@ -492,7 +492,6 @@ _spelled(
     hypot=lambda x, y: S.sqrt(S.add(S.mul(x, x), S.mul(y, y))),
     erf=_erf, erfc=_erfc, erfinv=_erfinv, lgamma=_lgamma, digamma=_digamma,
     mod=_mod, floordiv=_floordiv,
-    fmod=lambda x, y: S.sub(x, S.mul(S.trunc(S.div(x, y)), y)),
     trunc=lambda x: S.copysign(S.floor(S.abs(x)), x), ceil=lambda x: S.neg(S.floor(S.neg(x))), round=_round,
     isnan=lambda x: S.ne(x, x), isinf=lambda x: S.eq(S.abs(x), math.inf),
 )

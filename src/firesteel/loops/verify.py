@@ -117,6 +117,8 @@ def _verify_phase(nest: Nest, phase: Phase, seen: Seen, readable: set[str]) -> N
     _require(phase.kind != "map" or not phase.reduces, "a map phase has no accumulators", nest.name)
     _require(phase.kind != "scan" or len(phase.axes) == 1, "a scan has one axis", nest.name, phase.axes)
     axes = {a.name for a in (*nest.axes, *phase.axes)}
+    names = [r.name for r in phase.reduces]
+    _require(len(set(names)) == len(names), "accumulators have different names", nest.name, names)
     for reduce in phase.reduces:
         _require(reduce.op in REDUCE_OPS, "an accumulator has a row in REDUCE_OPS", nest.name, reduce.op)
         _require(reduce.name not in seen.accumulators, "accumulators have different names", nest.name, reduce.name)
