@@ -153,7 +153,8 @@ def flash_attention_cpu(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_ca
                         scale: float | None = None) -> tuple[Spec, Spec]:
     lse = q.shape[:3]
     dtype = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-    return _attention_output(q, v), Spec(lse, strides_in_order(lse, (1, 2, 0)), 0, dtype, q.device)
+    output = Spec(q.shape, preserved_strides(q), 0, q.dtype, q.device)      # the kernel's output is like its query
+    return output, Spec(lse, strides_in_order(lse, (1, 2, 0)), 0, dtype, q.device)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
