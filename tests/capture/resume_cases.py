@@ -104,7 +104,7 @@ def calls(n):
     a, *b, c = range(n + 3)
     args, kw = (1, 2), {"sep": "-"}
     joined = "{}{}{sep}".format(*args, **kw)
-    box = dict(x=n, y=[n])
+    box = dict(x=n, y=[n])    # noqa: C408
     box["y"][0:1] = [n, n + 1]
     low, high = min(b, default=0), max(a, c, key=lambda v: -v)
     return parts, joined, box, box["y"][:1], low, high, n and a or c, not n, n is None, 3 not in b, -n, +n, ~n
@@ -140,7 +140,7 @@ def branches(n):
     x = None if n < 2 else n
     if x is None:
         return "none"
-    if not x == 3 and (x > 5 or x < 3):
+    if not x == 3 and (x > 5 or x < 3):    # noqa: SIM201
         return "far"
     assert x == 3, x
     return "three" if x else "zero"

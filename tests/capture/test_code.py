@@ -59,7 +59,7 @@ def test_long_jumps_get_extended_arguments():
     code = space["f"].__code__
     instrs = codes.copy_instrs(codes.decode(code))
     jump = next(i for i in instrs if i.target is not None)
-    for extra in range(300):    # push the target further away
+    for _ in range(300):    # push the target further away
         instrs.insert(jump.index + 1, codes.Instr("NOP", position=jump.position))
     grown = codes.assemble(instrs, code)
     assert type(space["f"])(grown, {}, "g", (0,))(2) == space["f"](2) == 2 * sum(range(400))

@@ -33,7 +33,7 @@ def test_keyword_names_are_on_the_call():
 
 def test_exhausted_loop_lands_behind_it():
     def f(xs):
-        for x in xs:
+        for _ in xs:
             pass
         return 5
     steps = codes.program(f.__code__)

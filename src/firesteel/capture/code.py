@@ -332,7 +332,7 @@ def _write_code(instrs: Sequence[Instr], starts: list[int], ends: list[int], arg
 
 
 def _handler_ranges(instrs: Sequence[Instr], starts: list[int], ends: list[int]) -> list[tuple[int, int, int, int, bool]]:
-    where = {instr: start for instr, start in zip(instrs, starts)}
+    where = dict(zip(instrs, starts))
     ranges: list[tuple[int, int, int, int, bool]] = []
     open_handler, open_start = None, 0
     for instr, start in [*zip(instrs, starts), (None, ends[-1])]:

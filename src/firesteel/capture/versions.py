@@ -451,7 +451,8 @@ LANDING = _facts([Fact("FOR_ITER", 1, P12, P13), Fact("FOR_ITER", 2, P13), Fact(
 # two locals in four bits each -> the two instructions it stands for
 PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
          "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST")}
-BINARY_SYMBOLS = tuple(["+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^", "+=", "&=", "//=", "<<=", "@=", "*=", "%=", "|=", "**=", ">>=", "-=", "/=", "^="])
+BINARY_SYMBOLS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^",
+                  "+=", "&=", "//=", "<<=", "@=", "*=", "%=", "|=", "**=", ">>=", "-=", "/=", "^=")
 COMPARE_SYMBOLS = ("<", "<=", "==", "!=", ">", ">=")
 
 # Unconditional exits: the instruction after one of these is not reached from it.
