@@ -340,7 +340,14 @@ RESHAPES = {
     aten.detach_.default: lambda x: x,
 }
 
-KINDS: dict[str, Way] = {"pure": _run_pure, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
+def _run_update(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Fresh results, and arguments written beside: only the results have new metadata."""
+    for place in fact.writes:
+        drop_value(args[place] if type(place) is int else kwargs.get(place))
+    return _run_pure(world, fact, args, kwargs)
+
+
+KINDS: dict[str, Way] = {"pure": _run_pure, "update": _run_update, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
 
 
 # ---------------------------------------------------------------- operators that read data, and literals
@@ -365,13 +372,16 @@ def _lift(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
 
 
 def _sdp_choice(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> int:
-    """Which attention kernel eager would choose: asked of eager itself, with tensors without memory of the same metadata."""
-    return fact.op(*as_meta(args, real_device=True), **as_meta(kwargs, real_device=True))
+    """Which attention kernel eager would choose: its own function reads metadata only, so it may see our tensors."""
+    with torch._C._DisableTorchDispatch():
+        return fact.op(*args, **kwargs)
 
 
 HANDLERS: dict[OpOverload, Way] = {
     aten._local_scalar_dense.default: _local_scalar,
     aten.equal.default: _no_data,
+    aten.allclose.default: _no_data,
+    aten.is_nonzero.default: _no_data,
     aten.nonzero.default: _no_data,
     aten.masked_select.default: _no_data,
     aten._unique2.default: _no_data,
@@ -385,22 +395,18 @@ HANDLERS: dict[OpOverload, Way] = {
 
 # ---------------------------------------------------------------- operators without a rule
 
-def as_meta(value: Any, real_device: bool = False) -> Any:
+def as_meta(value: Any) -> Any:
     """Arguments for torch's meta kernel; symbolic sizes are fixed to their hints by guards."""
     if isinstance(value, torch.Tensor):
         spec = value.spec if type(value) is AbstractTensor else spec_of(value)
-        shape, strides = tuple(map(fixed, spec.shape)), tuple(map(fixed, spec.strides))
-        if real_device:
-            return torch.empty((1,), dtype=spec.dtype, device=spec.device).as_strided(shape, (0,) * len(shape)) if 0 not in shape else \
-                torch.empty(shape, dtype=spec.dtype, device=spec.device)
-        return torch.empty_strided(shape, strides, dtype=spec.dtype, device="meta")
+        return torch.empty_strided(tuple(map(fixed, spec.shape)), tuple(map(fixed, spec.strides)), dtype=spec.dtype, device="meta")
     if isinstance(value, dict):
-        return {k: as_meta(v, real_device) for k, v in value.items()}
+        return {k: as_meta(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(as_meta(v, real_device) for v in value)
+        return type(value)(as_meta(v) for v in value)
     if type(value) in _SYMBOLIC:
         return fixed(from_sym(value))
-    return torch.device("meta") if isinstance(value, torch.device) and not real_device else value
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:

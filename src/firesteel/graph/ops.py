@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 from firesteel.graph.rules import RULES
 
 aten = torch.ops.aten
-Kind = Literal["pure", "view", "inplace", "out", "reshape"]     # reshape: changes the metadata of its argument in place
+# reshape: changes the metadata of its argument in place; update: gives fresh results and writes arguments beside
+Kind = Literal["pure", "view", "inplace", "out", "reshape", "update"]
 
 # Twins that the names do not tell.
 TWINS = {
@@ -33,10 +34,6 @@ HIDDEN_WRITES = {
 }
 
 EMPTY_VIEWS = frozenset({aten.alias.default, aten.detach.default, aten.lift_fresh.default})
-
-# Operators whose result, or its size, is data.
-DATA = frozenset(op for op in (
-    aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.allclose.default) if op is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +76,11 @@ def _read(op: OpOverload) -> Facts:
         kind, twin = "reshape", _inplace_twin(op)
     elif any(isinstance(w, str) for w in writes):
         kind, twin = "out", _out_twin(op)
+    elif schema.returns and all(r.alias_info is None for r in schema.returns):
+        kind, twin = "update", _functional_form(op)
     else:
         kind, twin = "inplace", _inplace_twin(op)
-    if rule is None and twin is not None:
+    if rule is None and twin is not None and kind != "update":
         rule = RULES.get(twin)
     composite = rule is None and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")
@@ -103,6 +102,12 @@ def _inplace_twin(op: OpOverload) -> OpOverload | None:
     if twin is not None and twin is not op and not twin._schema.is_mutable:
         return twin
     return _by_arguments(packet, op, len(op._schema.arguments)) if packet is not None else None
+
+
+def _functional_form(op: OpOverload) -> OpOverload | None:
+    """rrelu_with_noise -> rrelu_with_noise_functional: the results, and then the new values of what was written."""
+    packet = _packet(op, op._schema.name.split("::")[1] + "_functional")
+    return getattr(packet, op._overloadname, None) or getattr(packet, "default", None) if packet is not None else None
 
 
 def _out_twin(op: OpOverload) -> OpOverload | None:

@@ -386,6 +386,20 @@ def _assign_all(world: TraceWorld, fact: Facts, args: tuple, node: Node, results
             world.assign(target, item)
 
 
+def _record_update(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Fresh results, and arguments written beside: the functional form gives both, the results first."""
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} writes its arguments and has no functional form")
+    with world._mode:
+        results = fact.twin(*args, **kwargs)
+    count = len(fact.op._schema.returns)
+    written = [args[p] if type(p) is int else kwargs[p] for p in fact.writes]
+    for target, value in zip(written, results[count:]):
+        if target is not None:
+            world.assign(target, world.to_node(value))
+    return results[0] if count == 1 else tuple(results[:count])
+
+
 def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     if fact.twin is None:
         raise NotImplementedError(f"{fact.op} has no functional twin")
@@ -430,7 +444,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     return target
 
 
-_KINDS: dict[str, Way] = {"pure": TraceWorld._record_pure, "view": _record_view, "inplace": _record_inplace, "out": _record_out, "reshape": _record_reshape}
+_KINDS: dict[str, Way] = {"pure": TraceWorld._record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out, "reshape": _record_reshape}
 
 
 # ---------------------------------------------------------------- operators with their own way of being recorded
@@ -502,11 +516,6 @@ def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
     world.assign(var, world.to_node(new_var))
     reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()
     return (out, save_mean, save_invstd, *reserve)
-
-
-@RECORDERS.row(aten._native_batch_norm_legit.default)
-def _record_batch_norm_legit(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    return _record_batch_norm(world, fact, args, kwargs)
 
 
 # ---------------------------------------------------------------- functions of sizes

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import broadcast_all, check, promote, rule, wrap_dim
+from firesteel.graph.rules.base import broadcast, broadcast_all, check, promote, rule, wrap_dim
+from firesteel.graph.rules.views import transpose
 from firesteel.graph.sizes import less, same
 from firesteel.graph.spec import (
     Shape, Spec, channels_last_strides, contiguous_strides, elementwise_order, fresh, like, preserved_strides, strides_in_order,
@@ -75,14 +76,20 @@ def gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) -> Spec
     wrap_dim(dim, len(x.shape))
     check(len(x.shape) == len(index.shape) or not x.shape or not index.shape,
           "Index tensor must have the same number of dimensions as input tensor")
-    check(index.dtype in (torch.int64, torch.int32), "gather(): Expected dtype int64 for index")
+    check(index.dtype in (torch.int64, torch.int32) or 0 in index.shape, "gather(): Expected dtype int64 for index")
     return fresh(x, index.shape)
 
 
 @rule("""scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy
-         index_fill.int_Scalar index_fill.int_Tensor masked_scatter index_reduce put""")
+         index_fill.int_Scalar index_fill.int_Tensor index_reduce put""")
 def scatter(x: Spec, *args: Any, **kwargs: Any) -> Spec:
     return like(x)
+
+
+@rule("masked_scatter")
+def masked_scatter(x: Spec, mask: Spec, source: Spec) -> Spec:
+    shape = broadcast(x.shape, mask.shape)
+    return like(x) if shape == x.shape else fresh(x, shape)
 
 
 @rule("take")
@@ -167,10 +174,10 @@ def flip(x: Spec, dims: Sequence[int]) -> Spec:
 @rule("rot90")
 def rot90(x: Spec, k: int = 1, dims: Sequence[int] = (0, 1)) -> Spec:
     a, b = (wrap_dim(d, len(x.shape)) for d in dims)
-    shape = list(x.shape)
-    if k % 2:
-        shape[a], shape[b] = shape[b], shape[a]
-    return fresh(x, tuple(shape))
+    if k % 4 == 0:
+        return fresh(x)
+    flipped = like(x)
+    return transpose(flipped, a, b) if k % 2 else flipped
 
 
 # ---------------------------------------------------------------- padding

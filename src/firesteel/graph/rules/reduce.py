@@ -12,7 +12,7 @@ import torch
 
 from firesteel.graph.rules.base import TO_REAL, check, floating, is_integral, rule, wrap_dim, wrap_dims
 from firesteel.graph.spec import (
-    Shape, Spec, contiguous_strides, elementwise_order, elementwise_strides, fresh, preserved_strides, strides_in_order)
+    Shape, Spec, contiguous_strides, elementwise_order, fresh, preserved_strides, strides_in_order)
 
 Dims = int | Sequence[int] | None
 
@@ -85,6 +85,11 @@ def aminmax(x: Spec, *, dim: int | None = None, keepdim: bool = False) -> tuple[
 @rule("any any.dim any.dims all all.dim all.dims")
 def any_(x: Spec, dim: Dims = None, keepdim: bool = False) -> Spec:
     return reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+
+
+@rule("count_nonzero count_nonzero.dim_IntList")
+def count_nonzero(x: Spec, dim: Dims = None) -> Spec:
+    return reduced(x, dim, False, torch.int64)
 
 
 @rule("max min median nanmedian")
@@ -166,7 +171,7 @@ def norm_dim(x: Spec, p: Any, dim: Dims = None, keepdim: bool = False, *, dtype:
 @rule("cumsum cumprod")
 def cumsum(x: Spec, dim: int, *, dtype: torch.dtype | None = None) -> Spec:
     wrap_dim(dim, len(x.shape))
-    return Spec(x.shape, elementwise_strides(x.shape, [x]), 0, dtype or _sum_dtype(x.dtype), x.device)
+    return fresh(x, dtype=dtype or _sum_dtype(x.dtype))
 
 
 @rule("logcumsumexp")
