@@ -235,6 +235,61 @@ def test_backward_is_compiled_at_its_first_use():
     assert len(made) == 1
 
 
+def test_mutations_stay_in_an_inference_graph_where_asked():
+    def add_one(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    gm = torch.fx.symbolic_trace(lambda x, y: (x.add_(1) * y,))
+    for keep in (True, False):
+        graphs = []
+        x, y = data(3), data(3, seed=1)
+        run = aot.backend(fw_compiler=add_one, keep_inference_input_mutations=keep)(gm, [x, y])
+        want, version = x + 1, x._version
+        assert torch.equal(run(x, y)[0], want * y) and torch.equal(x, want) and x._version == version + 1
+        assert ("copy_" in graphs[0].code) == keep
+
+
+def test_boxed_compilers():
+    def boxed(gm, inputs):
+        def run(args):
+            assert isinstance(args, list)
+            return gm.forward(*args)
+        run._boxed_call = True
+        return run
+    x = leaf(3)
+    aot.function(lambda x: x.sin(), boxed)(x).sum().backward()
+    assert torch.allclose(x.grad, x.cos())
+
+
+def test_module_simplified_and_export():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(5, 4)
+    want = model(x)
+    model[1].reset_running_stats()
+    out, = aot.module_simplified(model, [x], aot.nop)(x)
+    assert torch.allclose(out, want)
+    joint, signature = aot.export_joint(model, [x])
+    assert signature.parameters == ("0.weight", "0.bias", "1.weight", "1.bias")
+    assert set(signature.mutated_inputs.values()) == {name for name, b in signature.inputs_to_buffers.items()}
+    assert sorted(signature.gradients.values()) == sorted(signature.inputs_to_parameters)
+    assert len(signature.tangents) == 1
+    inference, signature = aot.export_joint(model, [x], trace_joint=False)
+    assert not signature.tangents and not signature.gradients
+
+
+def test_counters():
+    counters["aot"].clear()
+    compiled(lambda x: x.sin())(leaf(3))
+    assert counters["aot"]["total"] == counters["aot"]["ok"] == 1
+
+
+def test_program_that_changes_an_input_s_strides_runs_in_eager():
+    counters["aot"].clear()
+    x = data(3, 4)
+    y = compiled(lambda x: x.t_() * 2)(x)
+    assert x.shape == (4, 3) and torch.equal(y, x * 2) and counters["aot"]["reshaped_inputs"] == 1
+
+
 # ---------------------------------------------------------------- aliasing (alias.py, by the numbers of its rules)
 
 def test_rule_1_input_is_the_same_object():

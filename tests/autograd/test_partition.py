@@ -237,3 +237,20 @@ def test_flow_on_a_long_chain_does_not_recurse():
         before = v
     net.edge(before, SINK, 4)
     assert net.sink_side() == {SINK}
+
+
+def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved():
+    j = Joint()
+    x, w, t = j.input("primals_1", 8, 8), j.input("primals_2", 8, 8), j.input("tangents_1", 8, 8)
+    inner = j.op(aten.mm.default, x, w)
+    middle = j.op(aten.sin.default, inner)
+    edge = j.op(aten.mm.default, middle, w)
+    for node in (inner, middle, edge):
+        node.meta.update(recompute="must", region=1)
+    y = j.op(aten.sin.default, edge)
+    g = j.op(aten.mul.Tensor, t, j.op(aten.cos.default, edge))
+    g = j.op(aten.mul.Tensor, j.op(aten.mm.default, g, j.op(aten.t.default, w)), j.op(aten.cos.default, inner))
+    gm = j.done(y, j.op(aten.mm.default, g, j.op(aten.t.default, w)), None)
+    fw, bw = check(gm, matrices(2), matrices(1), 1, min_cut_partition)
+    assert names(bw) == ["primals_1", "primals_2", "mm_1", "tangents_1"]
+    assert targets(bw).count(aten.mm.default) == 3      # one of them computes `inner` again

@@ -87,9 +87,27 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
     _finish("aot", "inference", "aten", joint.gm)
+    if compilers.keep_mutations:
+        write_in_graph(joint)
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     return runtime.inference(joint.plan, forward, eager)
+
+
+def write_in_graph(joint: Joint) -> None:
+    """Puts the writes to inputs into an inference graph, as copy_ calls at its end, for compilers that can write in place."""
+    graph = joint.gm.graph
+    output = graph.output_node()
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    kept = []
+    with graph.inserting_before(output):
+        for write in joint.plan.writes:
+            if write.how == "no_grad":
+                graph.call_function(torch.ops.aten.copy_.default, (placeholders[write.input], output.args[0][write.value]))
+            else:
+                kept.append(write)
+    joint.plan.writes = kept
+    joint.gm.recompile()
 
 
 def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
@@ -108,7 +126,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
     return runtime.training(runtime.TrainingGraph(
         plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
-        compile_backward=_once(lambda: _compile_backward(bw, compilers)),
+        compile_backward=lambda: _compile_backward(bw, compilers),
         second_order=SecondOrder(program, joint, compilers), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
 
@@ -117,11 +135,6 @@ def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
         return runtime.plain_call(compilers.backward(bw, inputs))
-
-
-def _once(make: Callable[[], Callable]) -> Callable[[], Callable]:
-    """Calls `make` once; the graph it holds is free afterwards."""
-    return functools.cache(make)
 
 
 def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:

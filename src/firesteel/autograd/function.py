@@ -46,7 +46,7 @@ class TrainingGraph:
     non_differentiable: list[int]           # forward outputs that are floating but do not require grad
     gradients: list[int | None]             # input -> place among the backward's results
     reaches: list[int]                      # place among the backward's results -> bit set of tangents it depends on
-    compile_backward: Callable[[], Compiled]
+    compile_backward: Callable[[], Compiled] | None      # dropped, with the graph it holds, once used
     second_order: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
     copied: list[int]                       # inputs that the graph overwrites and whose old value second_order reads
     draws_random: bool
@@ -58,6 +58,7 @@ class TrainingGraph:
         with self.lock:
             if self.backward is None:
                 self.backward = self.compile_backward()
+                self.compile_backward = None
         return self.backward
 
 
@@ -162,7 +163,7 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     backward = graph.backward or graph.ready_backward()
     results = backward(*saved, *sizes, *fitted)
     if arrived == (1 << len(fitted)) - 1:
-        return tuple([None if k is None else results[k] for k in graph.gradients])
+        return tuple([None if k is None else results[k] for k in graph.gradients])     # the usual case
     return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
 
 

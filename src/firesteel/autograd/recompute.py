@@ -103,14 +103,23 @@ def _find_class(target: Any) -> str:
 
 
 def policy(node: Node) -> Policy:
-    """The node's row; what the user asked for (`meta["recompute"]`, set in checkpointed regions) goes before it."""
+    """The node's row; what the user asked for goes before it.  `meta["recompute"]` is set in checkpointed regions, of which
+    `meta["region"]` is the name: "must" is recomputed, but for what is read outside of the region, which eager
+    keeps; "never" is saved where it is needed."""
     row = POLICIES[op_class(node)]
     wish = node.meta.get("recompute")
     if wish is None or op_class(node) in ("random", "size"):
         return row
     if wish == "must":
-        return Policy(recompute=True, save=False, fusible=row.fusible)
+        return row if leaves_region(node) else Policy(recompute=True, save=False, fusible=row.fusible)
     return Policy(recompute=False, save=True, fusible=row.fusible)
+
+
+def leaves_region(node: Node) -> bool:
+    """Does the forward read the value outside of the checkpointed region that computes it?"""
+    region = node.meta.get("region")
+    return any(user.op != "output" and user.meta.get("phase") != "backward" and
+               (user.meta.get("recompute") is None or user.meta.get("region") != region) for user in node.users)
 
 
 def is_size(node: Node) -> bool:

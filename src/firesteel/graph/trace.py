@@ -44,7 +44,7 @@ from firesteel.table import Table
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOTHING: dict[str, Any] = {}
-_CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+_CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom", "recompute", "region")
 
 
 @dataclass
