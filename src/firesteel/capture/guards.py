@@ -30,11 +30,12 @@ from firesteel.capture.source import Constants, Emitter, Source, build_function,
 from firesteel.sym.expr import python_text
 from firesteel.table import Table
 
-try:        # a primitive of torch's C++ core; the Python text of TensorFacts.write does the same, slower
-    from torch._C._dynamo.guards import GlobalStateGuard as CoreState
-    from torch._C._dynamo.guards import TensorGuards as CoreTensors
+try:        # primitives of torch's C++ core; GlobalState.write and TensorFacts.write say the same in Python, slower
+    from torch._C._dynamo import guards as _core
 except ImportError:
-    CoreState = CoreTensors = None
+    _core = None        # type: ignore[assignment]
+CoreState: Any = getattr(_core, "GlobalStateGuard", None)
+CoreTensors: Any = getattr(_core, "TensorGuards", None)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Guard:
     @property
     def name(self) -> str:
         return self.source.name if self.source is not None else ""
+
+    @property
+    def place(self) -> Source:
+        """The source, of a guard that has one."""
+        assert self.source is not None, self
+        return self.source
 
     def __str__(self) -> str:
         return f"{self.kind}({self.name}{f', {self.data!r}' if self.data is not None else ''})"
@@ -237,7 +244,7 @@ class GlobalState:
 
     @staticmethod
     def now() -> GlobalState:
-        values = tuple((name, row.read()) for name, row in STATES.items())
+        values = tuple((str(name), row.read()) for name, row in STATES.items())
         return GlobalState(values, CoreState() if CoreState is not None else None)
 
     def write(self, w: Writer) -> str:
@@ -275,7 +282,7 @@ Dims = tuple["int | None", ...]
 @dataclass(frozen=True, eq=False)
 class TensorFacts:
     """What is guarded of a tensor; a None in `sizes` or `strides` is a dimension that may change."""
-    type: type
+    cls: type
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
@@ -294,7 +301,7 @@ class TensorFacts:
 
     def write(self, x: str, w: Writer) -> str:
         """The check in Python."""
-        parts = [f"type({x}) is {w.bind(self.type)}", f"{x}.dtype is {w.bind(self.dtype)}", f"{x}.device == {w.bind(self.device)}",
+        parts = [f"type({x}) is {w.bind(self.cls)}", f"{x}.dtype is {w.bind(self.dtype)}", f"{x}.device == {w.bind(self.device)}",
                  f"{x}.layout is {w.bind(self.layout)}", f"{x}.requires_grad is {self.requires_grad}",
                  *_dims_text(f"{x}.shape", self.sizes)]
         if self.layout is torch.strided:
@@ -302,8 +309,8 @@ class TensorFacts:
         return " and ".join(parts)
 
     def difference(self, name: str, now: Any) -> str:
-        if type(now) is not self.type:
-            return f"{name} is of type {_show(type(now))}; it was {_show(self.type)}"
+        if not isinstance(now, torch.Tensor) or type(now) is not self.cls:
+            return f"{name} is of type {_show(type(now))}; it was {_show(self.cls)}"
         for what in ("dtype", "device", "layout", "requires_grad"):
             if getattr(now, what) != getattr(self, what):
                 return f"{name}.{what} is {getattr(now, what)}; it was {getattr(self, what)}"
@@ -358,7 +365,7 @@ class GuardFunction:
     @property
     def text(self) -> str:
         """The generated Python."""
-        return self.check.__source__
+        return self.check.__source__    # type: ignore[attr-defined]
 
     def explain(self, args: Sequence[Any] | Mapping[str, Any]) -> str:
         """The first guard that fails on these arguments, as a sentence; an empty string where all hold."""
@@ -373,7 +380,7 @@ class GuardFunction:
     def _failure(self, n: int, guard: Guard, arguments: Mapping[str, Any]) -> str:
         """Why this one fails, or an empty string; each guard is compiled alone when first asked."""
         try:
-            now = guard.source.fetch(arguments) if guard.source is not None else None
+            now = guard.place.fetch(arguments) if guard.source is not None else None
         except Exception as error:      # the object is not where it was: that is the reason
             return f"{guard.name} cannot be read any more ({type(error).__name__}: {error})"
         if n not in self._single:
@@ -404,7 +411,7 @@ def _aliases_told(guards: Iterable[Guard]) -> Iterable[Guard]:
     seen: dict[int, Source] = {}
     for guard in guards:
         example = guard.data.example() if guard.kind == "tensor" else None
-        if example is not None and seen.setdefault(id(example), guard.source) != guard.source:
+        if example is not None and seen.setdefault(id(example), guard.place) != guard.source:
             yield Guard(guard.source, "same", seen[id(example)])
         else:
             yield guard
@@ -450,16 +457,16 @@ def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequen
     tensors = [guard for guard in guards if guard.kind == "tensor"]
     checker = tensor_checker([guard.data for guard in tensors]) if tensors and not python_only else None
     for guard in guards:
-        emitter.share([guard.source] if guard.kind == "tensor" and checker is not None else _loads(guard))
+        emitter.share([guard.place] if guard.kind == "tensor" and checker is not None else _loads(guard))
     emitter.share(returns or ())
     body = _Body(emitter, "None" if returns is not None else "False")
     for guard in guards:
         if guard.kind != "tensor" or checker is None:
             body.add(lambda: KINDS[guard.kind].check(emitter.load(guard.source) if guard.source is not None else "", guard.data, writer))
         elif guard is tensors[0]:
-            body.add(lambda: f"{constants.bind(checker, 'tensors')}({', '.join(emitter.load(g.source) for g in tensors)})")
+            body.add(lambda: f"{constants.bind(checker, 'tensors')}({', '.join(emitter.load(g.place) for g in tensors)})")
     if tensors and checker is None and len(tensors) > 1:
-        body.add(lambda: f"len({{{', '.join(f'id({emitter.load(g.source)})' for g in tensors)}}}) == {len(tensors)}")
+        body.add(lambda: f"len({{{', '.join(f'id({emitter.load(g.place)})' for g in tensors)}}}) == {len(tensors)}")
     body.flush()
     result = "True" if returns is None else f"({''.join(f'{emitter.load(source)}, ' for source in returns)})"
     # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
@@ -472,12 +479,12 @@ def _tensor_failure(guards: Sequence[Guard], arguments: Mapping[str, Any]) -> st
     tensors = [guard for guard in guards if guard.kind == "tensor"]
     first: dict[int, str] = {}
     for guard in tensors:
-        now = guard.source.fetch(arguments)
+        now = guard.place.fetch(arguments)
         if id(now) in first:
             return f"{guard.name} and {first[id(now)]} are the same tensor now; they were not"
         first[id(now)] = guard.name
     for guard in tensors:
         checker = tensor_checker([guard.data])
-        if checker is not None and not checker(guard.source.fetch(arguments)):
-            return guard.data.difference(guard.name, guard.source.fetch(arguments))
+        if checker is not None and not checker(guard.place.fetch(arguments)):
+            return guard.data.difference(guard.name, guard.place.fetch(arguments))
     return "a tensor or the thread's dispatch state differs from before"
