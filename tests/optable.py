@@ -227,6 +227,11 @@ sample(aten.xlogy.Tensor, t(4, 5, lo=0.0), t(5, lo=0.1))
 sample(aten.copysign.Tensor, t(4, 5), t(5))
 sample(aten.heaviside.default, t(4, 5, special=True), t(5))
 
+sample(aten.special_xlog1py.default, t(4, 5, lo=0.0), t(5, lo=0.1))
+sample(aten.ldexp.Tensor, t(4, 5), t(5, dtype="i64"))
+sample(aten.bitwise_left_shift.Scalar_Tensor, 3, t(5, dtype="i64", lo=0, hi=9))
+sample(aten.angle.default, t(4, 5, special=True))
+
 # ---------------------------------------------------------------- three arguments and options
 
 for _cond in (t(4, 5, dtype="bool"), t(5, dtype="bool"), t(4, 1, dtype="bool"), t(dtype="bool")):
@@ -274,6 +279,11 @@ sample(aten.elu_backward.default, t(4, 5), 1.0, 1.0, 1.0, False, t(4, 5))
 sample(aten.elu_backward.default, t(4, 5), 1.5, 1.0, 1.0, True, t(4, 5, lo=-1.0))
 sample(aten.log_sigmoid_forward.default, t(4, 5))
 sample(aten.log_sigmoid_backward.default, t(4, 5), t(4, 5), t(4, 5, lo=0.1, hi=1.0))
+sample(aten.celu.default, t(4, 5), 1.5)
+sample(aten.logit_backward.default, t(5), t(5, lo=-0.1, hi=1.1))
+sample(aten.logit_backward.default, t(5), t(5, lo=-0.1, hi=1.1), 0.2)
+sample(aten.glu.default, t(3, 6))
+sample(aten.glu.default, t(4, 6, dtype="bf16"), 0)
 sample(aten.mse_loss.default, t(4, 5), t(4, 5), 0)
 
 # ---------------------------------------------------------------- copies and conversions
@@ -339,6 +349,10 @@ sample(aten.argmin.default, t(4, 9, dtype="i64", lo=0, hi=3), 1)
 sample(aten.max.dim, t(4, 9, dtype="i64", lo=0, hi=3), 1)
 sample(aten.aminmax.default, t(4, 5), dim=1)
 sample(aten.aminmax.default, t(4, 5))
+sample(aten.nansum.default, t(3, 4, special=True), [0])
+sample(aten.nansum.default, t(3, 4, dtype="i64"))
+sample(aten.trace.default, t(4, 5))
+sample(aten.trace.default, t(5, 3, dtype="i64"))
 sample(aten.count_nonzero.dim_IntList, t(4, 5, dtype="i64", lo=0, hi=2), [1])
 for _op in (aten.var.correction, aten.std.correction, aten.var_mean.correction):
     for _correction in (0, 1, None):
@@ -395,6 +409,8 @@ sample(aten.unbind.int, t(3, 2), -1)
 sample(aten.split.Tensor, t(7, 2), 3)
 sample(aten.split.Tensor, t(2, 6), 2, 1)
 sample(aten.split_with_sizes.default, t(7, 2), [2, 5])
+sample(aten.unsafe_split.Tensor, t(7, 2), 3)
+sample(aten.unsafe_split_with_sizes.default, t(2, 7), [2, 5], -1)
 sample(aten.diagonal.default, t(4, 5))
 sample(aten.diagonal.default, t(2, 4, 5), 1, 1, 2)
 sample(aten.diagonal.default, t(4, 5), -2)
@@ -415,6 +431,7 @@ sample(aten.full.default, [], True)
 sample(aten.full.default, [2], 0.1, dtype=torch.bfloat16)
 sample(aten.full_like.default, t(2, 3, layout="transposed"), 3)
 sample(aten.zeros.default, [2, 3])
+sample(aten.zero.default, t(2, 3))
 sample(aten.zeros_like.default, t(2, 3, dtype="i64"))
 sample(aten.ones.default, [3], dtype=torch.bool)
 sample(aten.ones_like.default, t(2, 3))
@@ -453,6 +470,12 @@ sample(aten.select_scatter.default, t(5, 4), t(5), 1, -1)
 sample(aten.diagonal_scatter.default, t(4, 5), t(4), 0)
 sample(aten.diagonal_scatter.default, t(4, 5), t(2), -2)
 sample(aten.diagonal_scatter.default, t(4, 5), t(4), 1)
+sample(aten.diag_embed.default, t(3))
+sample(aten.diag_embed.default, t(2, 3), 1)
+sample(aten.diag_embed.default, t(2, 3), -1, 0, 2)
+for _k in range(-1, 4):
+    sample(aten.rot90.default, t(3, 4), _k, [0, 1])
+    sample(aten.rot90.default, t(2, 3, 4), _k, [2, 0])
 sample(aten.flip.default, t(3, 4), [0])
 sample(aten.flip.default, t(3, 4), [0, -1])
 sample(aten.roll.default, t(3, 4), [1], [0])
@@ -472,6 +495,9 @@ sample(aten.embedding.default, t(6, 3), T((4,), "i32", 0, 6))
 sample(aten.gather.default, t(4, 5), 1, _index(4, 3, n=5))
 sample(aten.gather.default, t(4, 5), 0, _index(2, 5))
 sample(aten.gather.default, t(4, 5), -1, _index(2, 2))
+sample(aten.take.default, t(4, 5), _index(3, 2, n=20, lo=-20))
+sample(aten.index_fill.int_Scalar, t(4, 5), 1, _index(2), 2.5)
+sample(aten.index_fill.int_Tensor, t(4, 5), -2, _index(2), t())
 sample(aten.index_select.default, t(4, 5), 0, _index(6))
 sample(aten.index_select.default, t(4, 5), -1, _index(2))
 sample(aten.index.Tensor, t(4, 5), [_index(6, lo=-4)])
@@ -493,6 +519,7 @@ LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.bmm.default, t(2, 3, 4), t(2, 4, 5)), (aten.addmm.default, t(5), t(3, 4), t(4, 5)), (aten.addmm.default, t(3, 5), t(3, 4), t(4, 5)),
     (aten.baddbmm.default, t(2, 3, 5), t(2, 3, 4), t(2, 4, 5)),
     (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_nearest2d.default, t(1, 2, 3, 3), [6, 6]),
     (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [2, 2], [2, 2]),
 ]]
 

@@ -173,8 +173,13 @@ def test_complex_numbers_are_left_to_torch():
     assert len(calls(program)) == 2
 
 
-def test_an_unknown_view_operator_is_a_window():
-    """No row knows `_conj`-free `alias_copy`-like views such as diagonal of movedim; their Specs do."""
+def test_a_lazy_conjugate_is_computed():
+    x = torch.randn(4, dtype=torch.complex64)
+    gm, _ = graph_of(lambda call, x: (call(aten.mul.Tensor, call(aten._conj.default, x), x),), [x])
+    torch.testing.assert_close(run(lower_graph(gm, [x]), [x])[0], x.conj() * x)
+
+
+def test_a_view_operator_without_a_row_is_a_window():
     program = check(lambda call, x: (call(aten.neg.default, call(aten.swapdims.default, x, 0, 1)),), torch.randn(3, 4))
     assert len(program.steps) == 1 and not calls(program)
 

@@ -12,7 +12,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Index, Tensor
-from firesteel.loops.ops import SHORT, S, literal, number, to
+from firesteel.loops.ops import SHORT, S, compute_dtype, literal, number, to
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_
 
 aten = torch.ops.aten
@@ -128,6 +128,20 @@ def lower_diagonal_scatter(b: Builder, out: Any, x: Tensor, source: Tensor, offs
     return b.map(out, element)
 
 
+@LOWERINGS.row(aten.diag_embed.default)
+def lower_diag_embed(b: Builder, out: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    if not _fits(out, x):
+        return NotImplemented
+    x, rank, dtype = b.readable(x), len(out.shape), SHORT[out.dtype]
+    row, column = dim1 % rank, dim2 % rank
+    down = max(-offset, 0)
+
+    def element(i: Index) -> Expr:
+        others = tuple([k for d, k in enumerate(i) if d not in (row, column)])
+        return _choose(_equal(i[column] - i[row], offset), x, (*others, i[row] - down), literal(0, dtype), dtype)
+    return b.map(out, element)
+
+
 # ---------------------------------------------------------------- padding
 
 @LOWERINGS.row(aten.constant_pad_nd.default)
@@ -161,6 +175,33 @@ def lower_flip(b: Builder, out: Any, x: Tensor, dims: Sequence[int]) -> Any:
     x, rank = b.readable(x), len(x.shape)
     turned = {d % rank for d in dims} if rank else set()
     return b.map(out, lambda i: x.load(tuple([n - 1 - k if d in turned and n != 1 else k for d, (k, n) in enumerate(zip(i, x.shape))])))
+
+
+@LOWERINGS.row(aten.rot90.default)
+def lower_rot90(b: Builder, out: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+    if not _fits(out, x):
+        return NotImplemented
+    x, rank, turns = b.readable(x), len(x.shape), k % 4
+    first, second = dims[0] % rank, dims[1] % rank
+
+    def element(i: Index) -> Expr:
+        at = list(i)
+        if turns % 2:
+            at[first], at[second] = i[second], i[first]
+        for d in (first, second):
+            if turns == 2 or (turns == 1 and d == second) or (turns == 3 and d == first):
+                at[d] = x.shape[d] - 1 - at[d]
+        return x.load(tuple(at))
+    return b.map(out, element)
+
+
+@LOWERINGS.row(aten.glu.default)
+def lower_glu(b: Builder, out: Any, x: Tensor, dim: int = -1) -> Any:
+    if not _fits(out, x):
+        return NotImplemented
+    x, dim, kind = b.readable(x), dim % len(x.shape), compute_dtype(x.dtype)
+    half = out.shape[dim]
+    return b.map(out, lambda i: S.mul(to(x.load(i), kind), S.sigmoid(to(x.load(_moved(i, dim, -half)), kind))))
 
 
 @LOWERINGS.row(aten.roll.default)

@@ -32,7 +32,7 @@ def lower_full(b: Builder, out: Any, like: Any, *rest: Any, **_: Any) -> Any:
     return filled(out, rest[-1])
 
 
-@LOWERINGS.row(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
+@LOWERINGS.row(aten.zero.default, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)
 def lower_zeros(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
     return filled(out, 0)
 

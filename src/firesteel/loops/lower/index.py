@@ -14,8 +14,9 @@ import torch
 from firesteel.loops.ir import check_index
 from firesteel.loops.lower.build import LOWERINGS, Builder, broadcast_index, supported
 from firesteel.loops.lower.value import Index, Tensor
+from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.ops import SHORT, S, literal, number, to
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, product
 
 aten = torch.ops.aten
 
@@ -57,6 +58,17 @@ def lower_index_select(b: Builder, out: Any, x: Tensor, dim: int, indices: Tenso
     x, indices = b.readable(x), b.readable(indices)
     dim = dim + len(x.shape) if dim < 0 else dim
     return b.map(out, lambda i: x.load((*i[:dim], _at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:])))
+
+
+@LOWERINGS.row(aten.take.default)
+def lower_take(b: Builder, out: Any, x: Tensor, indices: Tensor) -> Any:
+    """x read as one row, in the order of its dimensions."""
+    if not _fits(out, x, indices):
+        return NotImplemented
+    x, indices = b.readable(x), b.readable(indices)
+    count = product(x.shape)
+    place = reshape_index(x.shape, (count,))
+    return b.map(out, lambda i: x.load(place((_at(indices, i, count),))))
 
 
 class Places:
@@ -138,6 +150,20 @@ def _masked_put(b: Builder, out: Any, x: Tensor, indices: Sequence[Tensor | None
     mask, x, values = b.readable(indices[0]), b.readable(x), b.readable(values)
     rank, dtype = len(mask.shape), SHORT[out.dtype]
     return b.map(out, lambda i: S.where(mask.load(i[:rank]), to(values.load((0,) * len(values.shape)), dtype), x.load(i)))
+
+
+@LOWERINGS.row(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def lower_index_fill(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: Any) -> Any:
+    tensors = [x, indices] + ([value] if type(value) is Tensor else [])
+    if not _fits(out, *tensors) or not x.shape or len(indices.shape) != 1:
+        return NotImplemented
+    dim, dtype = dim + len(x.shape) if dim < 0 else dim, SHORT[out.dtype]
+    indices, value = b.readable(indices), b.readable(value) if type(value) is Tensor else value
+    result = _written(b, out, x)
+    shape = (*x.shape[:dim], indices.shape[0], *x.shape[dim + 1:])
+    b.store_into(result.buffer, shape, lambda i: (*i[:dim], _at(indices, (i[dim],), x.shape[dim]), *i[dim + 1:]),
+                 lambda i: value.load(()) if type(value) is Tensor else number(value, dtype))
+    return result
 
 
 def _scatter(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: Any, mode: str) -> Any:

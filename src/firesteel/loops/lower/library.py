@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from firesteel.artifacts import counters
-from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Tensor
 from firesteel.loops.lower.views import lower_window
 
@@ -38,10 +38,20 @@ LIBRARY = frozenset("""
     _local_scalar_dense nonzero masked_select
 """.split())
 
+LIBRARY_FAMILIES = ("linalg_", "_linalg_", "_fft_", "upsample_", "_upsample_", "adaptive_", "_adaptive_", "max_unpool", "fractional_max_pool",
+                    "conv_", "slow_conv", "_slow_conv", "unique", "_unique", "histogram", "_flash_attention", "_efficient_attention", "_grouped_mm",
+                    "_pdist", "_embedding_bag", "cholesky", "random", "binomial")
+
 OUT_VARIANTS = {aten.mm.default: aten.mm.out, aten.bmm.default: aten.bmm.out, aten.addmm.default: aten.addmm.out,
                 aten.baddbmm.default: aten.baddbmm.out}
 
 _is_view: dict[Any, bool] = {}
+
+
+@LOWERINGS.row(aten._conj.default)
+def lower_conj(b: Builder, out: Any, x: Tensor) -> Any:
+    """A lazy conjugate shares its argument's bytes but not its values: it is computed."""
+    return b.call(aten._conj_physical.default, (x,), {}, out)
 
 
 def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> Any:
@@ -57,7 +67,7 @@ def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> 
 
 def count(target: Any) -> None:
     native, name = counters["native"], operator_name(target)
-    if name in LIBRARY:
+    if name in LIBRARY or name.startswith(LIBRARY_FAMILIES):
         native["library_calls"] += 1
     else:
         native["fallbacks"] += 1
@@ -77,7 +87,8 @@ def _returns_view(target: Any) -> bool:
     found = _is_view.get(target)
     if found is None:
         returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
-        found = _is_view[target] = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        found = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        _is_view[target] = found
     return found
 
 

@@ -241,7 +241,7 @@ def fmod(x, y):
     return S.fmod(x, y)
 
 
-@pointwise(aten.neg.default)
+@pointwise(aten.neg.default, aten._neg_view.default)
 def neg(x):
     return S.neg(x)
 
@@ -394,18 +394,19 @@ def frac(x):
     return S.sub(x, S.trunc(x))
 
 
-@pointwise(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.__lshift__.Tensor, aten.__lshift__.Scalar)
+@pointwise(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def shift_left(x, y):
     return _shift(x, y, S.shl, lambda x: literal(0, x.dtype))
 
 
-@pointwise(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.__rshift__.Tensor, aten.__rshift__.Scalar)
+@pointwise(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor, aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def shift_right(x, y):
     return _shift(x, y, S.shr, lambda x: S.shr(x, torch.iinfo(DTYPES[x.dtype]).bits - 1))
 
 
 def _shift(x: Expr, y: Any, shift: Callable, beyond: Callable[[Expr], Expr]) -> Expr:
     """Shifting by the width or more, or by a negative number, gives what is left after all bits went."""
+    x = _expr(x, y)
     if x.dtype == "bool" or is_float(x.dtype):
         raise Impossible
     bits = torch.iinfo(DTYPES[x.dtype]).bits
@@ -514,6 +515,11 @@ def prelu(x, weight):
 @pointwise(aten.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
     return S.where(S.gt(x, 0), _times(x, scale), S.mul(S.expm1(_times(x, input_scale)), alpha * scale))
+
+
+@pointwise(aten.celu.default)
+def celu(x, alpha=1.0):
+    return S.where(S.gt(x, 0), x, S.mul(S.expm1(S.div(x, alpha)), alpha))
 
 
 @pointwise(aten.elu_backward.default)
@@ -642,6 +648,23 @@ def logit(x, eps=None):
     return S.log(S.div(x, S.sub(1.0, x)))
 
 
+@pointwise(aten.logit_backward.default)
+def logit_backward(grad, x, eps=None):
+    slope = S.div(grad, S.mul(x, S.sub(1.0, x)))
+    low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
+    return S.where(S.or_(S.lt(x, low), S.gt(x, high)), math.nan if eps is None else 0.0, slope)
+
+
+@pointwise(aten.angle.default)
+def angle(x):
+    return S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(math.pi, x.dtype), 0.0))
+
+
+@pointwise(aten.ldexp.Tensor)
+def ldexp(x, exponent):
+    return S.mul(x, S.pow(literal(2, x.dtype), exponent))
+
+
 @pointwise(aten.logaddexp.default)
 def logaddexp(x, y):
     top = S.max(x, y)
@@ -660,6 +683,12 @@ def logaddexp2(x, y):
 def xlogy(x, y):
     x, y = _expr(x, y if isinstance(y, Expr) else x), _expr(y, x if isinstance(x, Expr) else y)
     return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log(y))))
+
+
+@pointwise(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+def xlog1py(x, y):
+    x, y = _expr(x, y if isinstance(y, Expr) else x), _expr(y, x if isinstance(x, Expr) else y)
+    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log1p(y))))
 
 
 @pointwise(aten.deg2rad.default)

@@ -19,7 +19,7 @@ from firesteel.loops.lower.build import LOWERINGS, Builder, exprs, supported
 from firesteel.loops.lower.pointwise import truth
 from firesteel.loops.lower.value import Index, Tensor
 from firesteel.loops.ops import SHORT, S, compute_dtype, highest, is_float, literal, number, to
-from firesteel.sym.expr import Expr, Size, as_expr, const, product
+from firesteel.sym.expr import Expr, Size, as_expr, const, min_, product
 
 aten = torch.ops.aten
 
@@ -110,6 +110,25 @@ def _out_dtype(out: Any) -> str:
 def lower_sum(b: Builder, out: Any, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     kind = _out_dtype(out)
     return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(e, kind))
+
+
+@LOWERINGS.row(aten.nansum.default)
+def lower_nansum(b: Builder, out: Any, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = _out_dtype(out)
+    number_or_zero = lambda e: S.where(S.isnan(e), 0, e) if is_float(e.dtype) else e
+    return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(number_or_zero(to(e, compute_dtype(e.dtype))), kind))
+
+
+@LOWERINGS.row(aten.trace.default)
+def lower_trace(b: Builder, out: Any, x: Tensor) -> Any:
+    if not _fits(out, x):
+        return NotImplemented
+    x, kind = b.readable(x), _out_dtype(out)
+    sweeps = Sweeps(b, (min_(*x.shape),), None)
+    total = sweeps.reduce("sum", kind, lambda i: to(x.load((i[0], i[0])), kind))
+    result = sweeps.store(out, total, False)
+    sweeps.emit()
+    return result
 
 
 @LOWERINGS.row(aten.mean.default, aten.mean.dim)

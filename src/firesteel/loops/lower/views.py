@@ -182,14 +182,14 @@ def _start(start: Size | None, size: Size) -> Size:
     return max_(size + start, 0)
 
 
-def _part(out: Any, x: Tensor, dim: int, start: Size, step: Size = 1) -> Tensor:
+def _part(out: Any, x: Tensor, dim: int, start: Size, step: Size = 1, strided: bool = True) -> Tensor:
     if type(start) is int and start == 0 and step == 1 and tuple(out.shape) == x.shape:
         return x
 
     def index(i: Index) -> Index:
         at = i[dim] if step == 1 else i[dim] * step
         return (*i[:dim], at + start, *i[dim + 1:])
-    return x.through(out, index)
+    return x.through(out, index, strided)
 
 
 @LOWERINGS.row(aten.slice.Tensor)
@@ -216,14 +216,15 @@ def lower_unbind(b: Builder, out: Any, x: Tensor, dim: int = 0) -> tuple[Tensor,
     return tuple(lower_select(b, spec, x, dim, n) for n, spec in enumerate(out))
 
 
-@LOWERINGS.row(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.split.sizes, aten.tensor_split.sections)
+@LOWERINGS.row(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.split.sizes, aten.tensor_split.sections,
+               aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 def lower_split(b: Builder, out: Any, x: Tensor, sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """However the sizes were given, the Specs say them."""
+    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not lie in x's storage."""
     dim = _dim(dim, len(x.shape))
     parts: list[Tensor] = []
     start: Size = 0
     for spec in out:
-        parts.append(_part(spec, x, dim, start))
+        parts.append(_part(spec, x, dim, start, strided=spec.offset == x.spec.offset + start * x.spec.strides[dim]))
         start = start + spec.shape[dim]
     return tuple(parts)
 
