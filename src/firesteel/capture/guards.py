@@ -160,6 +160,10 @@ KINDS.add("same", Kind(RELATION, lambda x, data, w: f"{x} is {w.load(data)}",
 KINDS.add("distinct", Kind(RELATION, lambda x, data, w: f"{x} is not {w.load(data)}",
                            lambda name, data, now: f"{name} has become the same object as {data.name}", sources=lambda data: (data,)))
 
+KINDS.add("all_distinct", Kind(RELATION, lambda x, data, w: f"len({{{', '.join(f'id({w.load(source)})' for source in data)}}}) == {len(data)}",
+                               lambda name, data, now: f"two of {', '.join(source.name for source in data)} have become the same object",
+                               sources=lambda data: data))
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 

@@ -27,7 +27,7 @@ from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.record import Recorder
 from firesteel.capture.source import Attr, Cell, Fixed, Source, global_source
-from firesteel.capture.values import builtin_calls  # noqa: F401  its rows are registered by importing it
+from firesteel.capture.values import builtin_calls, known_names  # noqa: F401  their rows are registered by importing them
 from firesteel.capture.values.base import LASTI, PENDING, LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
@@ -323,6 +323,8 @@ class Machine:
                 return self.constant_object(obj)
             return builder.build(self, obj, global_source(name, scope))
         if hasattr(builtins, name):
+            if written is None and not builder.is_trusted_scope(scope):
+                self.guard(Guard(Fixed(scope, str(scope.get("__name__", "globals"))), "no_key", name))
             return self.constant_object(getattr(builtins, name))
         raise self.raise_real(NameError(f"name {name!r} is not defined"))
 
@@ -362,12 +364,26 @@ class Machine:
         if mro_lookup(owner.cls, "__getattr__") is MISSING or isinstance(owner.identity(), torch.nn.Module):
             self.guard(Guard(owner.source, "no_attr", name))
 
+    def guard_not_own(self, owner: Any, name: str) -> None:
+        """A class attribute was read: the instance has none of that name."""
+        if owner.source is not None and owner.obj is not None and hasattr(owner.obj, "__dict__") and name not in owner.obj.__dict__:
+            self.guard(Guard(Attr(owner.source, "__dict__"), "no_key", name))
+
     def guard_no_hooks(self, module: Any) -> None:
         self.guard(Guard(module.source, "no_hooks"))
 
     def all_guards(self) -> list[Guard]:
         """The guards, and the questions about sizes that were answered with this call's sizes."""
-        return self.guards + [self._question(g) for g in (self.world.env.guards() if self.world.env is not None else ())]
+        return self.guards + self._distinct_guards() + [self._question(g) for g in (self.world.env.guards() if self.world.env is not None else ())]
+
+    def _distinct_guards(self) -> list[Guard]:
+        """An object that the program changed is none of the other objects of its type that it read."""
+        changed = {type(effect.target.identity()) for effect in self.effects.entries if is_variable(effect.target)}
+        groups: dict[type, list[Source]] = {}
+        for obj, value in self._objects.values():
+            if type(obj) in changed and not isinstance(obj, torch.Tensor) and is_variable(value):
+                groups.setdefault(type(obj), []).append(value.source)
+        return [Guard(None, "all_distinct", tuple(sources)) for sources in groups.values() if len(sources) > 1]
 
     def _question(self, guard: Any) -> Guard:
         sources = {info.expr: self._size_sources[info.source] for info in self.world.env.symbols.values() if info.source in self._size_sources}
@@ -455,7 +471,11 @@ class Machine:
         one, two = a.identity(), b.identity()
         if isinstance(a, ConstValue) and isinstance(b, ConstValue):
             return one is two or (type(one) is type(two) and type(one) in (int, str, float, bytes) and one == two)
-        return one is not None and one is two
+        if one is not None and one is two:
+            return True
+        if type(one) is type(two) and is_variable(a) and is_variable(b):
+            self.guard(Guard(a.source, "distinct", b.source))
+        return False
 
     def equal(self, a: Value, b: Value) -> bool:
         """a == b as list.index and `in` ask it."""
@@ -540,6 +560,11 @@ class Machine:
             text = self._traces[lines] = "".join(trace_line(code, line) for code, line in lines)
         modules = {f.module[0]: (f.module[1], f.module[2]) for f in self.frames if f.module is not None}
         return {"stack_trace": text, "nn_module_stack": modules}
+
+
+def is_variable(value: Value) -> bool:
+    """Is it an object of the user's that may be another one at the next call?"""
+    return value.source is not None and not builder.is_fixed(value.source)
 
 
 def trace_line(code: types.CodeType, line: int | None) -> str:

@@ -145,8 +145,18 @@ def mark_unbacked(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
     _mark_dimensions(tensor, dims, "unbacked")
 
 
+# boundary: recognises torch._dynamo.mark_dynamic and its relatives (by the attributes they leave on a tensor)
+PEER_WISHES = {"_dynamo_dynamic_indices": "dynamic", "_dynamo_weak_dynamic_indices": "maybe", "_dynamo_unbacked_indices": "unbacked",
+               "_dynamo_static_indices": "static"}
+
+
 def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, int | None]]:
-    return getattr(tensor, DIMENSIONS, None) or {}
+    """Dimension -> (wish, least, greatest)."""
+    own = tensor.__dict__
+    if not own:
+        return {}
+    theirs = {dim: (wish, None, None) for name, wish in PEER_WISHES.items() for dim in own.get(name, ())}
+    return {**theirs, **own.get(DIMENSIONS, {})}
 
 
 # -- state --------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from firesteel.capture import marks
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Attr, Fixed, Item, Source
 from firesteel.capture.values.base import ObjectKey, Value
-from firesteel.capture.values.const import ConstValue, fold
+from firesteel.capture.values.const import ConstValue, fold, run_for_program
 from firesteel.capture.values.containers import DictValue, TupleValue
 from firesteel.errors import Break
 from firesteel.table import Table
@@ -117,11 +117,10 @@ class FunctionValue(Value):
         m.effects.store_attr(self, name, value)
 
     def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
-        special = SPECIAL_FUNCTIONS.get(self.code)
-        if special is not None:
-            return special(m, args, kwargs)
         if self.fn is not None:
-            check_marks(self.fn)
+            check_marks(self.fn, args)
+            if getattr(self.fn, marks.CONSTANT, False):
+                return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Break("call", name=self.describe())
         return m.enter(self, bind(m, self, args, kwargs))
@@ -130,16 +129,12 @@ class FunctionValue(Value):
         return e.new_function(self)
 
 
-# code object -> handler: Python functions that capture answers itself
-SPECIAL_FUNCTIONS: Table[Handler] = Table("known Python function", "capture/values/")
-
-
-def check_marks(fn: Any) -> None:
+def check_marks(fn: Any, args: Args) -> None:
     """The user's marks on a function."""
     if (reason := marks.looks_disabled(fn)) is not None:
         raise Break("disabled", name=fn.__qualname__, text=f": {reason}" if reason else "")
     if getattr(fn, marks.BREAK, False):
-        raise Break("asked", text="")
+        raise Break("asked", text=f": {args[0].constant()}" if args and args[0].is_constant() and args[0].constant() else "")
     if getattr(fn, marks.FORBIDDEN, False):
         raise Break("call", name=f"{fn.__qualname__}, marked with forbid_in_graph,")
 
@@ -304,9 +299,16 @@ class BuiltinValue(Value):
 
 def find_call(fn: Any) -> Handler | None:
     try:
-        return CALLS.get(fn)
+        found = CALLS.get(fn)
     except TypeError:       # unhashable callables have no row
         return None
+    if found is None and type(fn) is types.FunctionType:
+        found = BY_NAME.get(f"{fn.__module__}.{fn.__qualname__}")
+    return found
+
+
+# full name -> handler, for Python functions that this package must not import
+BY_NAME: Table[Handler] = Table("callable known by name", "capture/values/known_names.py")
 
 
 def is_pure(fn: Any) -> bool:

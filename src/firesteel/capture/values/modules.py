@@ -81,6 +81,7 @@ class ModuleValue(ObjectValue):
         own = self.own_attribute(m, "forward")
         if own is not None:
             return own
+        m.guard_not_own(self, "forward")
         found = mro_lookup(self.cls, "forward")
         return bind(m, found, self, self.cls, "forward")
 

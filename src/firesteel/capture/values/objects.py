@@ -101,6 +101,7 @@ class ObjectValue(Value):
         if found is not None:
             return found
         if attribute is not MISSING:
+            m.guard_not_own(self, name)
             return bind(m, attribute, self, self.cls, name)
         return self._missing(m, name)
 

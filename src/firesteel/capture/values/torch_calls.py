@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEAF_MODULES = frozenset({"torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special",
                           "torch.linalg", "torch.fft", "torch._VF"})
 LEAF_FUNCTIONS = frozenset({torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min,
-                            torch.sym_not, torch.is_floating_point, torch.is_complex, torch._assert})
+                            torch.sym_not})
 FUNCTIONAL = frozenset(id(f) for f in vars(torch.nn.functional).values() if callable(f) and not isinstance(f, type))
 NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType, types.WrapperDescriptorType)
 OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)

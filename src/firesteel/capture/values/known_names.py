@@ -1,0 +1,66 @@
+"""Functions of torch and of the peer that are recognised by name, since this package does not import them: rows of `BY_NAME`."""
+# boundary: recognises torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._dynamo.external_utils.is_compiling
+# boundary: recognises torch._dynamo.graph_break, torch._dynamo.mark_dynamic
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from firesteel.capture import marks
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.capture.values.functions import BY_NAME, CALLS, Args, Handler, Kwargs
+from firesteel.capture.values.number import SymNumber, ask
+from firesteel.errors import Break
+from firesteel.sym.symint import from_symint
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+
+def answer(value: Any) -> Handler:
+    return lambda m, args, kwargs: ConstValue(value)
+
+
+CALLS.add(marks.is_compiling, answer(True))
+for _name, _value in {
+    "torch.compiler.is_compiling": True, "torch.compiler.is_dynamo_compiling": True, "torch._utils.is_compiling": True,
+    "torch._dynamo.external_utils.is_compiling": True, "torch.compiler.is_exporting": False,
+    "torch._dynamo.decorators.mark_dynamic": None, "torch._dynamo.decorators.maybe_mark_dynamic": None,
+    "torch._dynamo.decorators.mark_static": None, "torch._dynamo.decorators.mark_unbacked": None,
+}.items():
+    BY_NAME.add(_name, answer(_value))
+for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked):
+    CALLS.add(_fn, answer(None))
+
+
+@BY_NAME.row("torch._dynamo.decorators.graph_break")
+def call_graph_break(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    given = args or list(kwargs.values())
+    raise Break("asked", text=f": {given[0].constant()}" if given else "")
+
+
+def _checks(error: type[Exception]) -> Handler:
+    """torch._check and its relatives: a fact about numbers that only run time knows is told to the environment, not asked."""
+    def check(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+        condition = args[0]
+        if isinstance(condition, SymNumber) and not m.world.env.is_backed(from_symint(condition.sym)):
+            ask(m.world.env.assume, from_symint(condition.sym))
+            return NONE
+        if m.truth_now(condition):
+            return NONE
+        message = args[1] if len(args) > 1 else kwargs.get("message")
+        text = m.known(m.call_now(message, [], {})) if message is not None else "Expected cond to be True, but got False."
+        raise m.raise_real(error(text))
+    return check
+
+
+for _fn, _error in {torch._check: RuntimeError, torch._check_value: ValueError, torch._check_index: IndexError,
+                    torch._check_type: TypeError, torch._check_not_implemented: NotImplementedError}.items():
+    CALLS.add(_fn, _checks(_error))
+
+
+@CALLS.row(torch._check_is_size)
+def call_check_is_size(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    return _checks(RuntimeError)(m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)
