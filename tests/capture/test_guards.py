@@ -78,6 +78,7 @@ CASES = [
     ("tensor", TensorFacts.of(TENSOR, (None, 3), (3, 1)), torch.zeros(7, 3), [torch.zeros(2, 4), torch.zeros(2)], "size 4 in dimension 1"),
     ("same", x, 3, [], ""),
     ("distinct", y, 3, [], ""),
+    ("all_distinct", (x, y), 1000, [], ""),
     ("expr", Question(E.ge(E.symbol("s0"), 5), (("s0", x),), "model.py:7"), 5, [4, "a"], "x >= 5 does not hold any more (asked at model.py:7)"),
     ("state", GlobalState.now(), None, [], ""),
 ]
@@ -111,6 +112,12 @@ def test_same_and_distinct():
     a, b = [], []
     assert same.check(a, a) and not same.check(a, b) and "no longer the same object as y" in same.explain([a, b])
     assert distinct.check(a, b) and not distinct.check(a, a) and "become the same object as y" in distinct.explain([a, a])
+
+
+def test_all_distinct():
+    g = build_guards([Guard(None, "all_distinct", (x, y))], ["x", "y"])
+    a, b = [], []
+    assert g.check(a, b) and not g.check(a, a) and g.explain([a, a]) == "two of x, y have become the same object"
 
 
 def test_two_tensors_that_become_one():

@@ -261,6 +261,11 @@ class Machine:
     def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
         return builder.build(self, obj, Attr(Fixed(cls), name))
 
+    def class_constant(self, cls: type, name: str, obj: Any) -> Value:
+        """A class attribute as an instance sees it; classes of torch and of the standard library are taken as fixed."""
+        trusted = builder.is_trusted_scope({"__name__": cls.__module__})
+        return self.constant_object(obj) if trusted else self.read_class_attribute(cls, name, obj)
+
     def static_attribute(self, obj: Any, name: str) -> Value:
         """An attribute of a fixed object."""
         return self.constant_object(run_for_program(self, getattr, obj, name))

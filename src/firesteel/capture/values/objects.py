@@ -64,7 +64,7 @@ def bind(m: "Machine", attribute: Any, owner: Value | None, cls: type, name: str
         return m.constant_object(getter).call(m, args, {})
     if getter is not MISSING:
         raise Break("attribute", name=name, value=owner.describe())
-    return m.constant_object(attribute)
+    return m.class_constant(cls, name, attribute)
 
 
 def read_slot(m: "Machine", owner: Value, name: str) -> Value:
