@@ -83,6 +83,20 @@ def test_bounds_between_symbols(env):
     assert env.known(s2 <= s0 + 1) is True
 
 
+def test_common_factors_are_cancelled(env):
+    s0, s1, s2 = (env.create_symbol(h, "x") for h in (4, 6, 6))
+    assert env.decide(E.eq(s0 * s1, s0 * s2)) and env.simplify(s2) is s1
+    assert env.decide(s0 * s1 < s0 * 7) and texts(env) == ["s1 == s2", "s0 >= 2", "s1 >= 2", "s1 <= 6"]
+    s3, s4 = env.create_symbol(0, "y", lo=0), env.create_symbol(5, "z")
+    assert env.decide(E.eq(s3 * s4, s3 * 9)) and env.simplify(s4) is s4      # 0 == 0 does not make s4 9
+
+
+def test_an_equality_implies_weaker_guards(env):
+    s0, s1 = env.create_symbol(4, "x"), env.create_symbol(6, "y")
+    assert env.decide(s0 * s1 > 5) and env.decide(E.ne(s0 * s1, 7)) and env.decide(E.eq(s0 * s1, 24))
+    assert texts(env) == ["s0 >= 2", "s1 >= 2", "s0*s1 == 24"]
+
+
 def test_unbacked(env):
     u0 = env.create_unbacked(source="nonzero(mask)")
     assert env.decide(u0 >= 0)

@@ -100,9 +100,10 @@ class ShapeEnv:
         self._hints: dict[Expr, Number] = {}
         self._values: dict[str, Number] = {}    # hints by symbol name
         self.nodes: dict = {}                   # of sym.symint: value -> its node
-        self.generation = 0                     # grows whenever `simplify` may give something new
+        self.generation = 0                     # grows with each replacement of a symbol
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
-        self._context = Context({}, self._facts)
+        self._lazy_context: Context | None = None
+        self._replaced: dict[Expr, Any] = {}    # what `_replacements` make of an expression
 
     # ------------------------------------------------------------ symbols
 
@@ -246,7 +247,10 @@ class ShapeEnv:
         if type(size) is not Expr:
             return size
         if self._replacements:
-            size = substitute(size, self._replacements)
+            found = self._replaced.get(size)
+            if found is None:
+                found = self._replaced[size] = substitute(size, self._replacements)
+            size = found
         return self._context.simplify(size)
 
     def interval(self, size: Size) -> tuple[int | None, int | None]:
@@ -281,9 +285,10 @@ class ShapeEnv:
     def _learn_equal(self, a: Any, b: Any) -> None:
         if _dtype_of(a) == "f64" or _dtype_of(b) == "f64":
             return self._learn_equal_float(a, b)
-        if type(a) is Expr and a.op in ("mod", "floordiv"):
-            self._facts[a] = b
-            self._new_context()     # forget what was derived without this fact
+        for side, value in ((a, b), (b, a)):
+            if type(side) is Expr and side.op in ("mod", "floordiv") and type(value) is int:    # never brings in another symbol
+                self._facts[side] = value
+                self._new_context()     # forget what was derived without this fact
         solved = self._solve(from_poly(plus(poly(a), poly(b), -1)))
         if solved is not None:
             self._replace(*solved)
@@ -292,8 +297,7 @@ class ShapeEnv:
     def _learn_equal_float(self, a: Any, b: Any) -> None:
         for left, right in ((a, b), (b, a)):
             if type(left) is Expr and left.op == "symbol" and left not in free_symbols(right):
-                self._replacements = {**{s: substitute(v, {left: right}) for s, v in self._replacements.items()}, left: right}
-                self._new_context()
+                self._new_replacements({**{s: substitute(v, {left: right}) for s, v in self._replacements.items()}, left: right})
                 return
 
     def _solve(self, zero: Size) -> tuple[Expr, Size] | None:
@@ -314,10 +318,8 @@ class ShapeEnv:
 
     def _replace(self, old: Expr, new: Size) -> None:
         low, high = self._ranges.pop(old, (None, None))
-        self._replacements = {s: substitute(value, {old: new}) for s, value in self._replacements.items()}
-        self._replacements[old] = new
         self._relations = {}        # they may mention the old symbol; the facts remain
-        self._new_context()
+        self._new_replacements({**{s: substitute(value, {old: new}) for s, value in self._replacements.items()}, old: new})
         # what was known of the old symbol holds for its replacement
         for fact in ((le(low, new) if low is not None else True), (le(new, high) if high is not None else True)):
             self._learn(self.simplify(fact))
@@ -356,8 +358,20 @@ class ShapeEnv:
                     self._narrow(leaf, value - 1, True)
 
     def _new_context(self) -> None:
+        """Ranges or facts have changed: derive from them afresh, at the next question."""
+        self._lazy_context = None
+
+    def _new_replacements(self, replacements: dict[Expr, Any]) -> None:
+        self._replacements = replacements
+        self._replaced = {}
         self.generation += 1
-        self._context = Context(self._ranges, self._facts, self._relations)
+        self._lazy_context = None
+
+    @property
+    def _context(self) -> Context:
+        if self._lazy_context is None:
+            self._lazy_context = Context(self._ranges, self._facts, self._relations)
+        return self._lazy_context
 
     # ------------------------------------------------------------ guards
 
@@ -373,7 +387,9 @@ class ShapeEnv:
         others = [*self._declared_ranges(), *[guard for guard in self._recorded if guard not in self._defining]]
         ranges, rest = _merge_ranges([self._rewrite(guard) for guard in others])
         context = Context({leaf: tuple(side and side[0] for side in sides) for leaf, sides in ranges.items()})
-        rest = [guard for guard in dict.fromkeys(rest) if context.simplify(guard.expr) is not True]
+        fixed = dict(pair for pair in map(_fixed_value, rest) if pair is not None)
+        rest = [guard for guard in dict.fromkeys(rest) if context.simplify(guard.expr) is not True and
+                (guard.expr.op == "eq" or context.simplify(substitute(guard.expr, fixed)) is not True)]
         return [*equalities, *[side[1] for sides in ranges.values() for side in sides if side is not None], *rest]
 
     def _declared_ranges(self) -> Iterator[Guard]:
@@ -394,11 +410,11 @@ class ShapeEnv:
 
     def restore(self, state: Snapshot) -> None:
         """Back to a snapshot: what was learnt and asked since then is forgotten."""
-        self.symbols, self._replacements, self._ranges = dict(state.symbols), dict(state.replacements), dict(state.ranges)
+        self.symbols, self._ranges = dict(state.symbols), dict(state.ranges)
         self._relations, self._facts, self._answers = dict(state.relations), dict(state.facts), dict(state.answers)
         self._recorded, self.asserts = list(state.recorded), list(state.asserts)
         self._hints.clear()
-        self._new_context()
+        self._new_replacements(dict(state.replacements))
 
     @contextmanager
     def active(self) -> Iterator[ShapeEnv]:
@@ -439,6 +455,14 @@ def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
         if sides[upper] is None or (bound < sides[upper][0] if upper else bound > sides[upper][0]):
             sides[upper] = (bound, guard)
     return ranges, rest
+
+
+def _fixed_value(guard: Guard) -> tuple[Expr, Any] | None:
+    """(expression, number) of a guard that says they are equal."""
+    if type(guard.expr) is not Expr or guard.expr.op != "eq":
+        return None
+    left, right = guard.expr.args
+    return (left, right.attr) if right.op == "const" else (right, left.attr) if left.op == "const" else None
 
 
 def _simple_bound(expr: Expr) -> tuple[Expr, int, bool] | None:

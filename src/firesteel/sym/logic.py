@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import gcd
 
 from firesteel.sym.node import Expr, Size, as_expr, make, order
-from firesteel.sym.poly import Poly, from_poly, plus, poly, scale, sort_key
+from firesteel.sym.poly import Poly, from_poly, plus, poly, scale, sort_key, without
 from firesteel.sym.rewrite import Context, rule
 from firesteel.sym.rules import plain
 
@@ -96,6 +96,17 @@ def _divide_gap(terms: Poly) -> tuple[Poly, int]:
     return {m: count // factor for m, count in terms.items() if m}, factor
 
 
+def _cancel(c: Context, terms: Poly) -> Poly:
+    """The terms without the factors that all of them share and that are positive: n*x <= n*y asks x <= y."""
+    if len(terms) < 2 or () in terms:
+        return terms
+    for atom in next(iter(terms)):
+        rest = {without(monomial, (atom,)): count for monomial, count in terms.items()}
+        if None not in rest and c.positive(atom):
+            return _cancel(c, rest)         # type: ignore[arg-type]
+    return terms
+
+
 def _two_sides(terms: Poly, constant: int) -> tuple[Size, Size]:
     """(left, right) such that `left <= right` says terms + constant >= 0, without negative factors."""
     left = {m: -count for m, count in terms.items() if count < 0}
@@ -113,6 +124,9 @@ def le(c: Context, a: Size, b: Size) -> Size | bool | None:
     constant = gap.get((), 0)
     if len(gap) == (constant != 0):
         return constant >= 0
+    if constant in (0, -1):     # n*g >= 0 and n*g >= 1 ask the same of g, if n > 0
+        gap = plus(_cancel(c, {m: count for m, count in gap.items() if m}), {(): constant} if constant else {})
+        constant = gap.get((), 0)
     if c.bounds.prove(gap):
         return True
     terms, factor = _divide_gap(gap)
@@ -132,7 +146,7 @@ def lt(c: Context, a: Size, b: Size) -> Size | bool:
 def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
     if _is_bool(a) or _is_bool(b):
         return _eq_bool(c, a, b)
-    gap = _prefer_mod(c, plus(poly(b), poly(a), -1))
+    gap = _prefer_mod(c, _cancel(c, plus(poly(b), poly(a), -1)))
     constant = gap.get((), 0)
     if len(gap) == (constant != 0):
         return constant == 0
