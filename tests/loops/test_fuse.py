@@ -90,6 +90,13 @@ def test_independent_reductions_share_a_sweep():
     assert sweeps(nest) == 1 and len(nest.phases[0].reduces) == 3
 
 
+def test_equal_reductions_are_made_once():
+    def fn(x):
+        return (x.exp() - x.exp().sum(1, keepdim=True)) / (x.sin() + x.exp().sum(1, keepdim=True))
+    program = check(fn, X, tolerance=1e-3)
+    assert text(program).count("sum(") == 1
+
+
 def test_layer_norm_backward():
     def backward(g, x, mean, scale, w):
         xh, gw = (x - mean) * scale, g * w

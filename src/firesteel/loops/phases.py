@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from firesteel.loops import cost
 from firesteel.loops.access import rebuild, walk
 from firesteel.loops.inline import widened
-from firesteel.loops.ir import Axis, Phase, Reduce, Store, axis
+from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc, axis
 from firesteel.sym.expr import Expr, Size
 
 
@@ -37,7 +37,28 @@ class Statement:
 
 def arrange(statements: list[Statement], extents: dict[str, Size], escaping: set[str]) -> tuple[Phase, ...]:
     """The phases; `extents` of the inner axes, `escaping` the stored buffers that others read too."""
-    return _Arranger(statements, extents, escaping).run()
+    return _Arranger(_without_equal_reductions(statements), extents, escaping).run()
+
+
+def _without_equal_reductions(statements: list[Statement]) -> list[Statement]:
+    """Of reductions that do the same the first stays, and the others' readers read it."""
+    first: dict[tuple, Expr] = {}
+    memo: dict[Expr, Expr] = {}         # accumulators that are gone -> those that stay; then all that was rebuilt
+    result = []
+    for statement in statements:
+        what = _rebuilt(statement.what, memo) if memo else statement.what
+        if isinstance(what, Reduce):
+            kept = first.setdefault((statement.axes, what.op, what.dtype, what.value), acc(what))
+            if kept.attr != what.name:
+                memo[acc(what)] = kept
+                continue
+        result.append(Statement(statement.axes, what))
+    return result
+
+
+def _rebuilt(what: Reduce | Store, memo: dict[Expr, Expr]) -> Reduce | Store:
+    value = rebuild(what.value, lambda node, args: None, memo)
+    return Reduce(what.name, what.op, value, what.dtype) if isinstance(what, Reduce) else Store(what.buffer, what.index, value, what.mode)
 
 
 class _Arranger:
