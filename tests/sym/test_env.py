@@ -139,6 +139,15 @@ def test_snapshot(env):
     assert env.decide(E.eq(s0, 8))
 
 
+def test_frozen(env):
+    s0 = env.create_symbol(8, "x0")
+    env.decide(s0 > 5)
+    env.freeze()
+    assert env.decide(s0 > 4) and env.simplify(s0 + 0) is s0 and env.hint(s0) == 8
+    with pytest.raises(InternalError, match="after the guards had been made"):
+        env.decide(s0 > 6)
+
+
 def test_active(env):
     s0 = env.create_symbol(8, "x0")
     assert current_env() is None and same(2, 2) and not same(2, 3) and same(s0, s0) and true(True)

@@ -100,6 +100,7 @@ class ShapeEnv:
         self._hints: dict[Expr, Number] = {}
         self._values: dict[str, Number] = {}    # hints by symbol name
         self.nodes: dict = {}                   # of sym.symint: value -> its node
+        self.frozen = False
         self.generation = 0                     # grows with each replacement of a symbol
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
         self._lazy_context: Context | None = None
@@ -259,7 +260,13 @@ class ShapeEnv:
 
     # ------------------------------------------------------------ facts
 
+    def freeze(self) -> None:
+        """Its guards have been compiled: from now on a question that needs one more is an error of ours."""
+        self.frozen = True
+
     def _record(self, fact: Expr, why: str) -> None:
+        if self.frozen:
+            raise InternalError(f"{fact} was asked after the guards had been made", self.locate())
         guard = Guard(fact, self.locate(), why)
         self._recorded.append(guard)
         before = self._replacements

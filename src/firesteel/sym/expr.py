@@ -48,6 +48,7 @@ from firesteel.sym.text import python_text
 
 Number = int | float | bool
 _memo: dict[tuple, Any] = {}
+MEMO_LIMIT = 500_000        # a process that compiles for days must not grow for ever
 COMPARISONS = frozenset(("eq", "ne", "lt", "le"))
 
 
@@ -115,6 +116,8 @@ def _binary(op: str, plain: Callable) -> Callable[[Any, Any], Any]:
         found = _memo.get(key)
         if found is None:
             whole = (kind is int or (a.dtype == "i64" and a.op != "const")) and (other is int or (b.dtype == "i64" and b.op != "const"))
+            if len(_memo) > MEMO_LIMIT:
+                _memo.clear()
             found = _memo[key] = FREE.apply(op, (a, b)) if whole else build(op, a, b)
         return found
     function.__name__ = function.__qualname__ = op
