@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from firesteel.codegen.flat import Address, FlatNest, topological
-from firesteel.codegen.llvm_ops import BITS, BYTES, FLOAT, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
+from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
+from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
 from firesteel.sym.expr import Expr, Size, as_expr
 
@@ -139,23 +140,28 @@ class Code:
         return self.new(f"call {ty} {full}({', '.join(f'{ty} {a}' for a in args)})")
 
     def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
-        """A function of the C library: its vector variant piece by piece, or one call a lane where there is none."""
+        """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none."""
         lanes = self.lanes_of(node)
         scalar = REGISTER[node.dtype]
         c_name = name + "f" if scalar == "float" else name
+        inline = INLINE_F32.get(name) if scalar == "float" else None
+        if inline is None and c_name not in self.target.vector_math:
+            inline = INLINE_OTHER.get((name, "f32" if scalar == "float" else "f64"))
+        if inline is not None:
+            return inline(self, node.dtype, lanes, args[0])
         if not lanes:
             return self._call(f"@{c_name}", scalar, args)
         piece = self.target.lanes(BYTES[node.dtype])
         if c_name not in self.target.vector_math:
-            return self._by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
+            return self.by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
         function = "@" + self.target.vector_function(c_name, VECTOR_FUNCTIONS[name], piece)
-        return self._by_pieces(args, scalar, lanes, piece, lambda part: self._call(function, f"<{piece} x {scalar}>", part))
+        return self.by_pieces(args, scalar, lanes, piece, lambda part: self._call(function, f"<{piece} x {scalar}>", part))
 
     def _call(self, function: str, ty: str, args: Sequence[str]) -> str:
         self.declare(function, f"{ty} {function}({', '.join([ty] * len(args))}) #1")
         return self.new(f"call {ty} {function}({', '.join(f'{ty} {a}' for a in args)})")
 
-    def _by_pieces(self, args: Sequence[str], scalar: str, lanes: int, piece: int, call) -> str:
+    def by_pieces(self, args: Sequence[str], scalar: str, lanes: int, piece: int, call) -> str:
         """Applies `call` to runs of `piece` lanes; a vector shorter than a piece is padded."""
         if piece == lanes:
             return call(args)

@@ -18,6 +18,7 @@ class Target:
     features: str
     vector_bytes: int
     masks: bool             # are guarded vector loads and stores as fast as plain ones?
+    fma: bool               # is multiply-add one instruction?
     variant: str            # letter of the vector function ABI: b SSE, d AVX2, e AVX-512, n Advanced SIMD; "" none
     vector_math: frozenset[str]     # C names (expf, exp) that have a vector variant of the full length
 
@@ -74,4 +75,5 @@ def host() -> Target:
     import llvmlite.binding as llvm
     features = llvm.get_host_cpu_features()
     width, masks, variant = _register_kind(features)
-    return Target(llvm.get_host_cpu_name(), features.flatten(), width, masks, variant, _vector_math(width, variant))
+    fma = variant == "n" or bool(features.get("fma"))
+    return Target(llvm.get_host_cpu_name(), features.flatten(), width, masks, fma, variant, _vector_math(width, variant))
