@@ -442,3 +442,78 @@ def test_lstm_loop_unrolled():
             outs.append(h)
         return torch.stack(outs), (h, c)
     check(run, torch.randn(5, 4, 6), torch.zeros(4, 8), torch.zeros(4, 8), graphs=1)
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return grad * ctx.scale * 10, None
+
+
+def test_autograd_function_is_one_node():
+    def f(x):
+        return Scaled.apply(x * 2, 3.0).sum()
+    backend = check(f, torch.randn(3), graphs=1, ops=3)
+    assert len(backend.graphs) == 1
+    compiled, _ = capture(f)
+    x = torch.randn(3, requires_grad=True)
+    compiled(x).backward()
+    same(x.grad, torch.full((3,), 60.0))
+
+
+class Noisy(torch.autograd.Function):
+    seen: list = []
+
+    @staticmethod
+    def forward(ctx, x):
+        Noisy.seen.append(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_autograd_function_with_effects_breaks():
+    compiled, backend = capture(lambda x: Noisy.apply(x + 1) + 1)
+    before = len(Noisy.seen)
+    compiled(torch.ones(2))
+    assert len(Noisy.seen) == before + 1 and len(backend.graphs) == 2
+
+
+@make_test
+def test_yield_from(x):
+    def inner(n):
+        for i in range(n):
+            yield x + i
+        return n
+
+    def outer():
+        count = yield from inner(2)
+        yield x * count
+    return list(outer())
+
+
+def test_named_parameters():
+    block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    compiled, backend = capture(lambda x: {name: (p * x).sum() for name, p in block.named_parameters()})
+    x = torch.ones(1)
+    out = compiled(x)
+    assert list(out) == [name for name, _ in block.named_parameters()] and len(backend.graphs) == 1
+
+
+def test_capture_keeps_no_module_alive():
+    import weakref
+    block = nn.Linear(4, 4)
+    gone = weakref.ref(block.weight)
+    compiled, backend = capture(lambda module, x: module(x))
+    compiled(block, torch.ones(2, 4))
+    del block
+    assert gone() is None and backend.graphs

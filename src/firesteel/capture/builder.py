@@ -22,6 +22,7 @@ import torch
 from firesteel.capture import marks
 from firesteel.capture.guards import Guard, TensorFacts
 from firesteel.capture.source import Attr, Fixed, Item, Nth, Source
+from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import OpaqueValue, Value
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
 from firesteel.capture.values.containers import DictValue, ListValue, NamedTupleValue, SetValue, SizeValue, SliceValue, TupleValue
@@ -86,7 +87,9 @@ def guard(m: "Machine", source: Source, kind: str, data: Any = None) -> None:
 # -- constants ----------------------------------------------------------------------------------------------------------
 def wrap_constant(m: "Machine", obj: Any, source: Source) -> Value:
     if type(obj) in (int, float) and not is_fixed(source) and m.becomes_symbol(source, obj):
-        return symbol_input(m, obj, source)
+        if source not in m.number_symbols:
+            m.number_symbols[source] = symbol_input(m, obj, source)
+        return m.number_symbols[source]
     guard(m, source, "equals", obj)
     return ConstValue(obj, None if type(obj) in (int, float, bool, str, type(None)) else source)
 
@@ -274,7 +277,14 @@ for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
 @BASES.row(type)
 def wrap_class(m: "Machine", obj: type, source: Source) -> Value:
     guard(m, source, "identity", obj)
-    return ClassValue(obj, source)
+    return FunctionClassValue(obj, source) if issubclass(obj, torch.autograd.Function) else ClassValue(obj, source)
+
+
+class FunctionClassValue(ClassValue):
+    """A subclass of torch.autograd.Function."""
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        return ApplyValue(self.cls) if name == "apply" else super().getattr(m, name)
 
 
 WRAPPERS.add(type, wrap_class)

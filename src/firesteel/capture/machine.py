@@ -105,6 +105,7 @@ class Machine:
         self._guard_keys: set[Any] = set()
         self._objects: dict[int, tuple[Any, Value]] = {}
         self._size_sources: dict[str, Source] = {}
+        self.number_symbols: dict[Source, Value] = {}   # numbers that are symbols, each met once or more
         self._names: set[str] = set()
         self._traces: dict[Any, str] = {}
         self._scopes: dict[int, ScopeValue] = {}
@@ -494,6 +495,9 @@ class Machine:
             return SequenceIterator(owner)
         return SequenceIterator(owner, 0, owner.iterate(self))
 
+    def tuple_of(self, items: list[Value]) -> Value:
+        return TupleValue(list(items))
+
     def check_length(self, length: int) -> None:
         if length > LENGTH_LIMIT:
             raise Break("iterate", value=f"an iterator of more than {LENGTH_LIMIT} items")
@@ -547,6 +551,15 @@ class Machine:
         """Puts the states of torch back."""
         for key, value in self.initial_states.items():
             set_state(key, value)
+
+    def release(self) -> None:
+        """Lets go of the user's objects: graphs outlive the machine, and reach it through the environment's `locate`."""
+        self._objects.clear()
+        self.frames.clear()
+        self.record.release()
+        self.effects = Effects()
+        if self.world.env is not None:
+            self.world.env.locate = lambda: None
 
     # -- places ----------------------------------------------------------------------------------------------------
     def location(self) -> Location | None:

@@ -507,6 +507,7 @@ def op_return_value(m: "Machine", f: "Frame", i: Instr) -> None:
     m.frames.pop()
     if f.generator is not None:
         m.effects.change(f.generator, "frame", None)
+        m.effects.change(f.generator, "result", value)
     m.give(f, value)
 
 
@@ -527,6 +528,24 @@ def op_yield_value(m: "Machine", f: "Frame", i: Instr) -> None:
     f.stack[-1] = NONE
     m.frames.pop()
     m.give(f, value)
+
+
+@OPCODES.row("SEND")
+def op_send(m: "Machine", f: "Frame", i: Instr) -> None:
+    iterator = f.stack[-2]
+    if f.stack[-1] is not NONE:
+        raise Break("opcode", name="send of a value")
+    item = m.next_now(iterator)
+    if item is not None:
+        f.stack[-1] = item
+        return
+    f.stack[-2:] = [iterator.result if isinstance(iterator, GeneratorValue) else NONE]
+    f.pc = i.target.index
+
+
+@OPCODES.row("END_SEND")
+def op_end_send(m: "Machine", f: "Frame", i: Instr) -> None:
+    del f.stack[-2]
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Policy: which sizes and numbers of a region are symbols.
 
-dynamic=False: none; dynamic=True: all sizes, and ints; dynamic=None: none at first, and each that was seen to change
+dynamic=False: none; dynamic=True: all sizes, and int arguments (an int attribute of a module is a setting, and a symbol only
+after it changed); dynamic=None: none at first, and each that was seen to change
 ("automatic dynamic").  The user's marks on a tensor come first.  Records are kept by source, for all variants of a region.
 
     policy.learn(guards, arguments)     # a guard failed: what changed becomes a symbol from now on
@@ -14,7 +15,7 @@ import torch
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.marks import dimension_wishes
-from firesteel.capture.source import Source
+from firesteel.capture.source import Item, Local, Source
 from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy
 from firesteel.config import config
 
@@ -38,7 +39,7 @@ class Policy:
     def number_is_symbol(self, source: Source, number: int | float) -> bool:
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
             return False
-        return source in self._numbers or (self.dynamic is True and type(number) is int and number not in (0, 1))
+        return source in self._numbers or (self.dynamic is True and type(number) is int and number not in (0, 1) and is_argument(source))
 
     # -- told when a guard fails -----------------------------------------------------------------------------------
     def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
@@ -60,6 +61,13 @@ class Policy:
         changed = {d for d, size in enumerate(guard.data.sizes) if size is not None and size != now.shape[d]}
         if changed:
             self._sizes.setdefault(guard.source, set()).update(changed)
+
+
+def is_argument(source: Source) -> bool:
+    """Is it an argument of the call, or an item of one?"""
+    while isinstance(source, Item):
+        source = source.base
+    return isinstance(source, Local)
 
 
 def fetch(source: Source, arguments: Mapping[str, Any]) -> Any:

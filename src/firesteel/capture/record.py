@@ -113,6 +113,15 @@ class Recorder:
                 self.graph.erase_node(unused.node)
         return torch.fx.GraphModule({}, self.graph, "Captured"), used
 
+    def release(self) -> None:
+        """Drops what was kept for building only."""
+        self.tensors.clear()
+        self._undo.clear()
+        self._number_nodes.clear()
+        self.place = dict
+        for used in self.inputs:
+            used.real = None
+
     def call_count(self) -> int:
         return sum(1 for n in self.graph.nodes if n.op in ("call_function", "call_method"))
 

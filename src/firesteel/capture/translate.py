@@ -178,6 +178,7 @@ def _finish(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> Captu
     guard = build_guards(m.all_guards(), region.arg_names, list(e.sources))
     run = e.build("run", lines)
     broke = stop.sentence if stop is not None else ""
+    m.release()
     return Captured(guard, run, graph, broke, not (region.root.fullgraph and stop is not None))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Value
-from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ class GeneratorValue(IteratorValue):
 
     def __init__(self, frame: "Frame", birth: int):
         self.frame: Any = frame     # None when it is finished
+        self.result: Value = NONE   # what it returned
         self.birth = birth          # the step that made it, where a break can make a real one instead
 
     def python_type(self) -> type:

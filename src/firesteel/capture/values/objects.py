@@ -189,9 +189,12 @@ class ObjectValue(Value):
         return result if result is not None else super().unary(m, op)
 
     def truth(self, m: "Machine") -> bool:
-        for name in ("__bool__", "__len__"):
+        for name, kind in (("__bool__", bool), ("__len__", int)):
             result = self._operate(m, name)
             if result is not None:
+                given = result.python_type()
+                if not issubclass(given, kind):
+                    raise m.raise_real(TypeError(f"{name} should return {kind.__name__}, returned {given.__name__}"))
                 return m.truth_now(result)
         self._refuse_builtin_base("bool()")
         return True

@@ -18,6 +18,7 @@ from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, number
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.config import config
 from firesteel.errors import Break
+from firesteel.sym.symint import to_symint
 from firesteel.table import Table
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class TensorValue(Value):
     def iterate(self, m: "Machine") -> list[Value]:
         if self.abstract.dim() == 0:
             raise Break("iterate", value=self.describe())
-        ask(int, self.abstract.shape[0])
-        return call_graph(m, "call_function", torch.unbind, [self, ConstValue(0)], {}).iterate(m)
+        return [self.getitem(m, ConstValue(i)) for i in range(ask(int, self.abstract.shape[0]))]
 
     def iterator(self, m: "Machine") -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
@@ -205,9 +205,13 @@ def method_dim(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) ->
 
 @TENSOR_METHODS.row("item")
 def method_item(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    if not config.capture_scalar_outputs:
+    dtype = tensor.abstract.dtype
+    if not config.capture_scalar_outputs or m.world.env is None or dtype.is_complex or dtype is torch.bool:
         raise Break("data_scalar", name="Tensor.item")
-    return call_graph(m, "call_method", "item", [tensor], {})
+    expr = m.world.env.create_unbacked(None, None, "item", "f64" if dtype.is_floating_point else "i64")
+    sym = to_symint(expr, m.world.env)
+    node = m.record.call_method("item", (tensor.node,), {}, sym)
+    return SymNumber(sym, lambda: node)
 
 
 @TENSOR_METHODS.row("__len__")
