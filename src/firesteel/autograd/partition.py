@@ -16,7 +16,7 @@ the sink; a cut is a set to save, and the minimum cut nearest to the sink recomp
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,15 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
-from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost
+from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost, tensors_of
+from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import append_call
+from firesteel.sym.expr import Expr
+from firesteel.sym.symint import to_symint
+from firesteel.sym.expr import Expr, free_symbols
+from firesteel.sym.symint import from_sym, to_symint
 
 Partition = tuple[GraphModule, GraphModule]
 
@@ -257,9 +262,11 @@ def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
 def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     """Cuts the joint graph: the backward takes what it needs of `saved` and computes the rest."""
     available = set(saved)
-    backward = Copier(roles)
     reached = ancestors(roles.gradients, roles.reads, stop=available | set(roles.tangents))
-    kept = sorted((node for node in roles.nodes if node in reached and node in available), key=is_size)      # stable: tensors, then sizes
+    kept = [node for node in roles.nodes if node in reached and node in available]
+    kept += size_nodes(roles, reached, kept)
+    kept.sort(key=is_size)      # stable: tensors, then sizes
+    backward = Copier(roles)
     for node in [*kept, *roles.tangents]:
         backward.placeholder(node)
     for node in roles.nodes:
@@ -274,6 +281,32 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
         if node in needed and node.op != "placeholder":
             forward.copy(node)
     return forward.finish([*roles.outputs, *map(forward.kept, kept)]), bw
+
+
+def size_nodes(roles: Roles, reached: set[Node], kept: Sequence[Node]) -> list[Node]:
+    """Nodes for the size symbols that the backward mentions and that its other inputs do not tell."""
+    env = environment(roles.nodes[:len(roles.primals)])
+    if env is None:
+        return []
+    missing = missing_symbols(reached, [*kept, *roles.tangents], env)
+    return [_size_node(roles, symbol, env) for symbol in missing]
+
+
+def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
+    """The node that computes a symbol, or a new one that asks an input for it."""
+    for node in roles.nodes:
+        if is_size(node) and node not in roles.after_tangents and next(sizes_of(node.meta["val"], env), None) is symbol:
+            return node
+    told = where_told(symbol, roles.primals, env)
+    if told is None:
+        raise InternalError(f"The backward needs the size {symbol}, which no input tells.")
+    source, op, dim = told
+    with roles.joint.graph.inserting_before(roles.joint.graph.output_node()):
+        node = append_call(roles.joint.graph, op, (source, dim), {})
+    node.meta.update(val=to_symint(symbol, env), phase="forward")
+    roles.nodes.append(node)
+    roles.reads[node] = [source]
+    return node
 
 
 class Copier:
