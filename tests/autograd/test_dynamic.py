@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from firesteel.autograd import aot
+from firesteel.autograd.symbols import environment, missing_symbols
 
 PARTITIONERS = {"default": aot.default_partition, "min_cut": aot.min_cut_partition}
 
@@ -77,3 +78,13 @@ def test_second_order_with_symbols():
         g, = torch.autograd.grad(compiled(x), x, create_graph=True)
         h, = torch.autograd.grad(g.sum(), x)
         assert torch.allclose(h, 6 * x)
+
+
+def test_every_symbol_of_the_backward_can_be_read_from_its_inputs():
+    graphs = []
+    compiled = aot.function(lambda x: torch.cat([x, x, x]).exp().sum(), aot.nop, lambda gm, inputs: graphs.append(gm) or gm.forward, dynamic=True)
+    x = torch.randn(4, requires_grad=True)
+    compiled(x).backward()
+    placeholders = [node for node in graphs[0].graph.nodes if node.op == "placeholder"]
+    assert missing_symbols(graphs[0].graph.nodes, placeholders, environment(placeholders)) == []
+    assert torch.allclose(x.grad, 3 * x.exp())

@@ -16,7 +16,7 @@ the sink; a cut is a set to save, and the minimum cut nearest to the sink recomp
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +26,13 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
-from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost, tensors_of
+from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost
 from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import append_call
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
-from firesteel.sym.expr import Expr, free_symbols
-from firesteel.sym.symint import from_sym, to_symint
 
 Partition = tuple[GraphModule, GraphModule]
 
