@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.artifacts import counters
 from firesteel.graph.ops import Facts, facts
+from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, same
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.sym.expr import Expr, Size
@@ -36,14 +37,6 @@ from firesteel.sym.symint import from_sym, to_symint
 aten = torch.ops.aten
 _make = torch.Tensor._make_wrapper_subclass
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class DataAccess(Exception):
-    """The program asks for the data of a tensor that has none yet.  `operator` names what asked."""
-
-    def __init__(self, operator: str):
-        super().__init__(f"{operator} reads the data of a tensor, which is known at run time only")
-        self.operator = operator
 
 
 class AbstractTensor(torch.Tensor):

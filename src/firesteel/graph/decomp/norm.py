@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.decomp.table import aten, cast, decomposition, in_format_of, shaped, wide_dtype, widen, wrap
-from firesteel.graph.rules.nn import accumulate_dtype, layer_norm_stats_dtype
+from firesteel.graph.decomp.table import aten, cast, decomposition, in_format_of, shaped, widen, wrap
+from firesteel.graph.rules.nn import stats_dtype
 
 
 def _optional(x: Tensor | None) -> Tensor | None:
@@ -30,7 +30,7 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 @decomposition("native_layer_norm")
 def native_layer_norm(x: Tensor, normalized: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float):
-    stats = layer_norm_stats_dtype(x, weight)
+    stats = stats_dtype(x, weight)
     wide = widen(x)
     dims = list(range(x.dim() - len(normalized), x.dim()))
     var, mean = aten.var_mean.correction(wide, dims, correction=0, keepdim=True)
@@ -103,7 +103,7 @@ def native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: 
     normal = shaped((wide - mean) * rstd, list(x.shape))
     channel = [1, c] + [1] * (x.dim() - 2)
     out = _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias)))
-    stats = accumulate_dtype(x.dtype) if weight is not None and weight.dtype is not x.dtype else x.dtype
+    stats = stats_dtype(x, weight)
     return in_format_of(cast(out, x.dtype), x), *(cast(aten.view.default(s, [n, group]), stats) for s in (mean, rstd))
 
 
@@ -143,14 +143,14 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Ten
     if training:
         batch_var, batch_mean = aten.var_mean.correction(wide, dims, correction=0, keepdim=False)
         invstd = aten.rsqrt.default(batch_var + eps)
-        save_mean, save_invstd = batch_mean, invstd
+        save_mean, save_invstd = (cast(s, stats_dtype(x, weight)) for s in (batch_mean, invstd))
         if mean is not None:
             count = x.numel() // x.shape[1]
             new_mean = cast(batch_mean * momentum + widen(mean) * (1 - momentum), mean.dtype)
             new_var = cast(aten.mul.Tensor(batch_var, momentum * count / (count - 1)) + widen(var) * (1 - momentum), var.dtype)
     else:
         batch_mean, invstd = cast(mean, wide.dtype), aten.rsqrt.default(cast(var, wide.dtype) + eps)
-        save_mean = save_invstd = aten.new_empty.default(x, [0], dtype=accumulate_dtype(x.dtype))
+        save_mean = save_invstd = aten.new_empty.default(x, [0], dtype=stats_dtype(x, weight))
     normal = (wide - _channel(batch_mean, ndim)) * _channel(invstd, ndim)
     out = _scaled(normal, *(None if p is None else _channel(widen(p), ndim) for p in (weight, bias)))
     return in_format_of(cast(out, x.dtype), x), save_mean, save_invstd, new_mean, new_var
@@ -207,7 +207,7 @@ def native_batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, m
             share = 1.0 / (x.numel() // x.shape[1])
             inner = wide - _channel(bias_sum, ndim) * share - normal * (_channel(weight_sum, ndim) * share)
         grad_x = in_format_of(cast(inner * factor, x.dtype), x)
-    kind = wide_dtype(x.dtype) if weight is None else weight.dtype
+    kind = stats_dtype(x, None) if weight is None else weight.dtype
     return grad_x, cast(weight_sum, kind) if mask[1] else None, cast(bias_sum, kind) if mask[2] else None
 
 

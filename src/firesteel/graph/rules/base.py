@@ -20,6 +20,14 @@ aten = torch.ops.aten
 RULES: Table[Callable[..., Any]] = Table("shape rule", "graph/rules/")
 
 
+class DataAccess(Exception):
+    """The program asks for the data of a tensor that has none yet.  `operator` names what asked."""
+
+    def __init__(self, operator: str):
+        super().__init__(f"{operator} reads the data of a tensor, which is known at run time only")
+        self.operator = operator
+
+
 def find(name: str) -> torch._ops.OpOverload | None:
     """The overload "add.Tensor" or "relu" (its default); None where this torch has none."""
     packet, _, overload = name.partition(".")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import broadcast, broadcast_all, check, promote, rule, wrap_dim
+from firesteel.graph.rules.base import DataAccess, broadcast, broadcast_all, check, promote, rule, wrap_dim
 from firesteel.graph.rules.views import transpose
 from firesteel.graph.sizes import less, same
 from firesteel.graph.spec import (
@@ -22,6 +22,8 @@ def index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
     check(len(indices) <= len(x.shape), f"too many indices for tensor of dimension {len(x.shape)} (got {len(indices)})")
     check(all(i is None or not i.dtype.is_floating_point for i in indices),
           "tensors used as indices must be long, int, byte or bool tensors")
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        raise DataAccess("indexing with a mask")
     shape, strides = _indexed(x, list(indices) + [None] * (len(x.shape) - len(indices)))
     return Spec(shape, strides, 0, x.dtype, x.device)
 
@@ -74,7 +76,7 @@ def index_select(x: Spec, dim: int, index: Spec) -> Spec:
 @rule("gather")
 def gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) -> Spec:
     wrap_dim(dim, len(x.shape))
-    check(len(x.shape) == len(index.shape) or not x.shape or not index.shape,
+    check(len(x.shape) == len(index.shape) or not x.shape or not index.shape or 0 in index.shape,
           "Index tensor must have the same number of dimensions as input tensor")
     check(index.dtype in (torch.int64, torch.int32) or 0 in index.shape, "gather(): Expected dtype int64 for index")
     return fresh(x, index.shape)
@@ -186,10 +188,14 @@ def rot90(x: Spec, k: int = 1, dims: Sequence[int] = (0, 1)) -> Spec:
 def constant_pad_nd(x: Spec, pad: Sequence[Size], value: Any = 0) -> Spec:
     check(len(pad) % 2 == 0 and len(pad) // 2 <= len(x.shape), f"Length of pad must be even and at most twice the dimensions, got {len(pad)}")
     shape = list(x.shape)
+    only_cuts = True
     for i in range(len(pad) // 2):
         d = len(shape) - 1 - i
+        only_cuts = only_cuts and all(type(p) is int and p <= 0 for p in pad[2 * i:2 * i + 2])
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
         check(not less(shape[d], 0), f"The input size {x.shape[d]}, plus negative padding, resulted in a negative output size")
+    if only_cuts and pad:       # a copy of a slice
+        return like(x._replace(shape=tuple(shape)))
     spec = fresh(x, tuple(shape))
     return like(spec, memory_format=torch.channels_last) if len(shape) == 4 and suggests_channels_last(x) else spec
 

@@ -52,11 +52,11 @@ def softmax_backward(grad: Spec, output: Spec, dim: int, input_dtype: torch.dtyp
 def native_layer_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, bias: Spec | None, eps: float) -> tuple[Spec, Spec, Spec]:
     n = len(normalized)
     check(len(x.shape) >= n, f"Given normalized_shape={list(normalized)}, expected input with shape [*, ...], but got {x.shape}")
-    stats = fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), layer_norm_stats_dtype(x, weight))
+    stats = fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), stats_dtype(x, weight))
     return fresh(x), stats, stats
 
 
-def layer_norm_stats_dtype(x: Any, weight: Any) -> torch.dtype:
+def stats_dtype(x: Any, weight: Any) -> torch.dtype:
     """The dtype of the saved statistics (of Specs or tensors)."""
     return accumulate_dtype(x.dtype) if x.device.type != "cpu" or _mixed(x, weight) else x.dtype
 
@@ -86,7 +86,7 @@ def fused_rms_norm_backward(grad: Spec, x: Spec, normalized, rstd: Spec, weight:
 
 @rule("native_group_norm")
 def native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n: Size, c: Size, hxw: Size, group: int, eps: float) -> tuple:
-    stats = fresh(x, (n, group), accumulate_dtype(x.dtype) if _mixed(x, weight) else x.dtype)
+    stats = fresh(x, (n, group), stats_dtype(x, weight))
     return suggested(x), stats, stats
 
 
@@ -97,7 +97,7 @@ def native_group_norm_backward(grad: Spec, x: Spec, mean: Spec, rstd: Spec, weig
 
 
 def _batch_stats(x: Spec, weight: Spec | None, training: bool) -> Spec:
-    return fresh(x, (x.shape[1],) if training else (0,), accumulate_dtype(x.dtype))
+    return fresh(x, (x.shape[1],) if training else (0,), stats_dtype(x, weight))
 
 
 @rule("native_batch_norm _native_batch_norm_legit")
@@ -129,7 +129,7 @@ def native_batch_norm_functional(x: Spec, weight, bias, mean: Spec, var: Spec, t
 @rule("native_batch_norm_backward")
 def native_batch_norm_backward(grad: Spec, x: Spec, weight: Spec | None, mean, var, save_mean, save_invstd, train: bool, eps: float,
                                mask: Sequence[bool]) -> tuple[Spec | None, ...]:
-    parameter = fresh(weight) if weight is not None else fresh(x, (x.shape[1],), accumulate_dtype(x.dtype))
+    parameter = fresh(weight) if weight is not None else fresh(x, (x.shape[1],), stats_dtype(x, None))
     return batch_norm_output(x) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
 
 

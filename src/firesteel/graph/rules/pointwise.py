@@ -11,7 +11,7 @@ import torch
 
 from firesteel.graph.rules.base import (
     TO_REAL, broadcast, check, floating, result_dtype, rule)
-from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like
+from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like, preserved_strides
 
 DtypeRule = Callable[[torch.dtype], torch.dtype]
 
@@ -48,6 +48,13 @@ def common_device(operands: list[Spec]) -> torch.device:
                   f"Expected all tensors to be on the same device, but found at least two devices, {device} and {op.device}!")
             device = op.device
     return device
+
+
+def converted(operand: Spec, dtype: torch.dtype) -> Spec:
+    """On CPU an operand of another dtype is copied first, which makes a non-dense one dense."""
+    if operand.dtype is dtype or operand.device.type != "cpu" or operand.strides == contiguous_strides(operand.shape):
+        return operand
+    return operand._replace(strides=preserved_strides(operand))
 
 
 def tensors_of(*args: Any) -> list[Spec]:
@@ -98,7 +105,8 @@ def _binary(names: str, dtype_rule: DtypeRule) -> None:
         if type(a) is Spec and type(b) is Spec:
             if a.dtype is b.dtype:
                 return elementwise([a, b], dtype_rule(a.dtype))
-            return elementwise([a, b], dtype_rule(result_dtype((a, b))))
+            common = result_dtype((a, b))
+            return elementwise([converted(a, common), converted(b, common)], dtype_rule(common))
         tensor, number = (a, b) if type(a) is Spec else (b, a)
         return elementwise([tensor], dtype_rule(result_dtype((tensor, number))))
 
@@ -215,7 +223,7 @@ def log_sigmoid_backward(grad: Spec, x: Spec, buffer: Spec) -> Spec:
 
 @rule("native_dropout_backward")
 def native_dropout_backward(grad: Spec, mask: Spec, scale: float) -> Spec:
-    return elementwise([grad, mask], grad.dtype)
+    return elementwise([grad, mask], floating(grad.dtype))
 
 
 @rule("_amp_update_scale_")

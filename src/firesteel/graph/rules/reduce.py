@@ -1,7 +1,6 @@
 """Rules of reductions and scans: which dimensions go, and which dtype comes out.
 
-Results are contiguous, except that reductions written over an iterator keep the order of the remaining dimensions; that is
-seen only where the argument is not contiguous (Note [Reduction strides]).
+Reductions give contiguous results whatever the strides of their argument.
 """
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 from firesteel.graph.rules.base import TO_REAL, check, floating, is_integral, rule, wrap_dim, wrap_dims
-from firesteel.graph.spec import (
-    Shape, Spec, contiguous_strides, elementwise_order, fresh, preserved_strides, strides_in_order)
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, preserved_strides
 
 Dims = int | Sequence[int] | None
 
@@ -31,21 +29,8 @@ def reduce_shape(x: Spec, dims: Sequence[int], keepdim: bool) -> Shape:
 
 
 def reduced(x: Spec, dim: Dims, keepdim: bool, dtype: torch.dtype) -> Spec:
-    """Note [Reduction strides]: the result is dense, its dimensions in the memory order of the argument's."""
-    dims = reduced_dims(x, dim)
-    shape = reduce_shape(x, dims, keepdim)
-    if x.strides == contiguous_strides(x.shape) or len(shape) < 2:
-        return Spec(shape, contiguous_strides(shape), 0, dtype, x.device)
-    return Spec(shape, _reduced_strides(x, dims, keepdim, shape), 0, dtype, x.device)
-
-
-def _reduced_strides(x: Spec, dims: Sequence[int], keepdim: bool, shape: Shape) -> Shape:
-    order = elementwise_order(x.shape, [x])
-    kept = [d for d in order if d not in dims]
-    place = {d: i for i, d in enumerate(d for d in range(len(x.shape)) if keepdim or d not in dims)}
-    if keepdim:
-        kept = [d for d in order if d in dims] + kept
-    return strides_in_order(shape, [place[d] for d in kept])
+    shape = reduce_shape(x, reduced_dims(x, dim), keepdim)
+    return Spec(shape, contiguous_strides(shape), 0, dtype, x.device)
 
 
 # ---------------------------------------------------------------- sums and their kind

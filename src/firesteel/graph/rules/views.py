@@ -11,7 +11,7 @@ import torch
 
 from firesteel.graph.rules.base import check, clamp_size, rule, wrap_dim, wrap_dims
 from firesteel.graph.sizes import fixed, less, product, same
-from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_contiguous
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_contiguous, like
 from firesteel.sym.expr import Expr, Size
 
 
@@ -147,30 +147,25 @@ def expand(x: Spec, sizes: Sequence[Size], *, implicit: bool = False) -> Spec:
     missing = len(sizes) - len(x.shape)
     check(missing >= 0, f"expand: the number of sizes provided ({len(sizes)}) must be greater or equal to the number of dimensions "
           f"in the tensor ({len(x.shape)})")
-    shape: list[Size] = []
-    strides: list[Size] = []
-    for i, size in enumerate(sizes):
-        old, step = (x.shape[i - missing], x.strides[i - missing]) if i >= missing else (1, None)
-        keep = type(size) is int and size == -1
-        check(not keep or i >= missing, "expand: -1 is not allowed in a leading, non-existing dimension")
-        if keep or (step is not None and same(size, old)):
-            shape.append(old)
-            strides.append(step)
-            continue
-        check(same(old, 1), f"The expanded size of the tensor ({size}) must match the existing size ({old}) at non-singleton dimension {i}.")
-        shape.append(size)
-        strides.append(0)
-    _fill_new_strides(x, shape, strides, missing)
+    shape, strides = list(sizes), [0] * len(sizes)
+    for i in range(len(sizes) - 1, -1, -1):
+        _expand_dim(x, i, i - missing, shape, strides)
     return _viewed(x, tuple(shape), tuple(strides))
 
 
-def _fill_new_strides(x: Spec, shape: list[Size], strides: list[Size], missing: int) -> None:
-    """A new leading dimension of size 1 is laid out as if contiguous; others repeat (stride 0)."""
-    for i in range(missing - 1, -1, -1):
-        if same(shape[i], 1):
-            nexts = i + 1 < len(shape)
-            old_size = x.shape[i + 1 - missing] if i + 1 >= missing and nexts else 1
-            strides[i] = old_size * strides[i + 1] if nexts else 1
+def _expand_dim(x: Spec, i: int, dim: int, shape: list[Size], strides: list[Size]) -> None:
+    """Fills in one dimension; the faster ones are done.  `dim` is the dimension of x that it shows, negative if it is new."""
+    size = shape[i]
+    if dim < 0:
+        check(type(size) is not int or size != -1, "expand: -1 is not allowed in a leading, non-existing dimension")
+        if x.shape and type(size) is int and size == 1:     # laid out as if contiguous
+            strides[i] = shape[i + 1] * strides[i + 1]
+        return
+    old = x.shape[dim]
+    if type(size) is int and size == -1 or same(size, old):
+        shape[i], strides[i] = old, x.strides[dim]
+        return
+    check(same(old, 1), f"The expanded size of the tensor ({size}) must match the existing size ({old}) at non-singleton dimension {i}.")
 
 
 @rule("unsqueeze")
@@ -319,7 +314,8 @@ def conj(x: Spec) -> Spec:
 
 @rule("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
 def scatter_into(x: Spec, source: Spec, *args, **kwargs) -> Spec:
-    return Spec(x.shape, x.strides, 0, x.dtype, x.device)
+    """The strides of x, unless it repeats elements in memory."""
+    return like(x) if 0 in x.strides else Spec(x.shape, x.strides, 0, x.dtype, x.device)
 
 
 @rule("slice_backward")
