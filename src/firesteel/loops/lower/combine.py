@@ -12,8 +12,9 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Index, Tensor
+from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.ops import SHORT, S, compute_dtype, literal, number, to
-from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_
+from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_, product
 
 aten = torch.ops.aten
 
@@ -207,9 +208,13 @@ def lower_glu(b: Builder, out: Any, x: Tensor, dim: int = -1) -> Any:
 @LOWERINGS.row(aten.roll.default)
 def lower_roll(b: Builder, out: Any, x: Tensor, shifts: Any, dims: Any = ()) -> Any:
     dims, shifts = [dims] if isinstance(dims, int) else list(dims), [shifts] if not isinstance(shifts, (list, tuple)) else list(shifts)
-    if not _fits(out, x) or not dims or 0 in x.shape:
+    if not _fits(out, x) or 0 in x.shape:
         return NotImplemented
     x, rank = b.readable(x), len(x.shape)
+    if not dims:        # rolled as one long row
+        count = product(x.shape)
+        row, place = reshape_index(tuple(out.shape), (count,)), reshape_index((count,), tuple(out.shape))
+        return b.map(out, lambda i: x.load(row(((place(i)[0] - shifts[0]) % count,))))
     by: dict[int, Size] = {}
     for d, s in zip(dims, shifts):
         by[d % rank] = by.get(d % rank, 0) + s

@@ -114,7 +114,7 @@ def lower_linspace(b: Builder, out: Any, start: Any, end: Any, steps: Any, **_: 
         at = as_expr(i[0])
         up = S.add(literal(start, kind), S.mul(to(at, kind), literal(step, kind)))
         down = S.sub(literal(end, kind), S.mul(to(S.sub(steps - 1, at), kind), literal(step, kind)))
-        return to(S.where(S.lt(at, steps // 2), up, down), dtype)
+        return to(S.where(S.lt(at, (steps + 1) // 2), up, down), dtype)
     return Tensor.lazy(out, element)
 
 

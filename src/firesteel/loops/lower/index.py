@@ -45,7 +45,7 @@ def lower_gather(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, **_
     if not _fits(out, x, indices):
         return NotImplemented
     x, indices, rank = b.readable(x), b.readable(indices), len(x.shape)
-    if not rank or not indices.shape:
+    if not rank or len(indices.shape) != rank:
         return NotImplemented if rank or indices.shape else b.map(out, x.load)
     dim = dim + rank if dim < 0 else dim
     return b.map(out, lambda i: x.load((*i[:dim], _at(indices, i, x.shape[dim], strict=True), *i[dim + 1:])))
@@ -166,10 +166,21 @@ def lower_index_fill(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor,
     return result
 
 
+@LOWERINGS.row(aten.index_copy.default)
+def lower_index_copy(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, source: Tensor) -> Any:
+    if not _fits(out, x, indices, source) or not x.shape or len(indices.shape) != 1:
+        return NotImplemented
+    dim = dim + len(x.shape) if dim < 0 else dim
+    indices, source = b.readable(indices), b.readable(source)
+    result = _written(b, out, x)
+    b.store_into(result.buffer, source.shape, lambda i: (*i[:dim], _at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]), source.load)
+    return result
+
+
 def _scatter(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: Any, mode: str) -> Any:
     """out[.., indices[i], ..] = value[i] for every i of the index tensor's shape."""
     tensors = [x, indices] + ([value] if type(value) is Tensor else [])
-    if not _fits(out, *tensors) or not x.shape or (mode == "add" and _adds_by_library(out)):
+    if not _fits(out, *tensors) or not x.shape or len(indices.shape) != len(x.shape) or (mode == "add" and _adds_by_library(out)):
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
     indices, dtype = b.readable(indices), SHORT[out.dtype]

@@ -15,6 +15,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, IndexMap, Tensor, row_major
+from firesteel.loops.ops import LOOP_DTYPES
 from firesteel.sym.expr import Expr, Size, max_
 
 aten = torch.ops.aten
@@ -294,3 +295,23 @@ def _dense_order(buffer: Any) -> list[int] | None:
         order.insert(0, found)
         step = step * buffer.shape[found]
     return order
+
+
+# ---------------------------------------------------------------- views that are asked for as copies
+
+def _copied(view: Callable[..., Any]) -> Callable[..., Any]:
+    """The lowering of `<view>_copy`: the view's elements in memory of their own."""
+    def lower(b: Builder, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype not in LOOP_DTYPES:
+            return NotImplemented
+        if hasattr(out, "strides"):
+            return b.copy(view(b, out, x, *args, **kwargs), out)
+        return tuple([b.copy(part, spec) for spec, part in zip(out, view(b, out, x, *args, **kwargs))])
+    return lower
+
+
+for _name in ("permute", "transpose.int", "t", "alias", "detach", "expand", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "view",
+              "slice.Tensor", "select.int", "unbind.int", "split.Tensor", "split_with_sizes", "diagonal", "unfold"):
+    _packet, _, _overload = _name.partition(".")
+    _view, _copy = (getattr(getattr(aten, n), _overload or "default") for n in (_packet, f"{_packet}_copy"))
+    LOWERINGS.add(_copy, _copied(LOWERINGS[_view]))
