@@ -97,6 +97,12 @@ def broadcast(a: Shape, b: Shape) -> Shape:
     return a[:missing] + tuple(map(broadcast_size, a[missing:], b))
 
 
+def expands_to(shape: Shape, full: Shape) -> bool:
+    """Can `shape` be expanded to `full`?"""
+    result = broadcast(shape, full)
+    return len(result) == len(full) and all(map(same, result, full))
+
+
 def broadcast_all(shapes: Iterable[Shape]) -> Shape:
     result: Shape = ()
     for shape in shapes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import broadcast, check, rule
+from firesteel.graph.rules.base import check, expands_to, rule
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import (
     Shape, Spec, channels_last_strides, contiguous_strides, fresh, preserved_strides, strides_in_order, suggests_channels_last)
@@ -46,7 +46,7 @@ def bmm(a: Spec, b: Spec) -> Spec:
 @rule("addmm _addmm_activation")
 def addmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Spec:
     result = mm(a, b)
-    check(broadcast(x.shape, result.shape) == result.shape, f"The expanded size of the tensor {x.shape} must match {result.shape}")
+    check(expands_to(x.shape, result.shape), f"The expanded size of the tensor {x.shape} must match {result.shape}")
     _same_dtype(x, a)
     return result
 
@@ -54,7 +54,7 @@ def addmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1, use_gelu:
 @rule("baddbmm")
 def baddbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
     result = bmm(a, b)
-    check(broadcast(x.shape, result.shape) == result.shape, f"The expanded size of the tensor {x.shape} must match {result.shape}")
+    check(expands_to(x.shape, result.shape), f"The expanded size of the tensor {x.shape} must match {result.shape}")
     return result
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from firesteel.graph.rules.base import (
-    TO_REAL, broadcast, check, floating, result_dtype, rule)
+    TO_REAL, broadcast, check, expands_to, floating, result_dtype, rule)
 from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like, preserved_strides
 
 DtypeRule = Callable[[torch.dtype], torch.dtype]
@@ -235,7 +235,7 @@ def _reject_amp(*args: Any) -> Spec:
 
 @rule("copy")
 def copy(x: Spec, source: Spec, non_blocking: bool = False) -> Spec:
-    check(broadcast(x.shape, source.shape) == x.shape, f"The expanded size of the tensor {x.shape} must match {source.shape}")
+    check(expands_to(source.shape, x.shape), f"The expanded size of the tensor {x.shape} must match {source.shape}")
     return Spec(x.shape, x.strides, 0, x.dtype, x.device)
 
 
