@@ -17,45 +17,39 @@ from firesteel.sym.expr import Expr, make
 LOADS = ("load", "masked")
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct node below the roots, arguments before users."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+def walk(*roots: Expr) -> list[Expr]:
+    """Every distinct node below the roots, users before arguments."""
+    found: dict[Expr, None] = {}
+    stack = list(roots)
+    stack.reverse()
     while stack:
-        node, done = stack.pop()
-        if done:
-            yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
+        node = stack.pop()
+        if node not in found:
+            found[node] = None
+            stack += node.args[::-1]
+    return list(found)
 
 
 def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> Expr:
     """`root` with every node replaced by change(node, new arguments), or made again from those where that gives None."""
-    for node in _unknown(root, memo):
-        args = tuple([memo[arg] for arg in node.args])
-        new = change(node, args)
-        if new is None:
-            new = node if args == node.args else make(node.op, node.dtype, args, node.attr)
-        memo[node] = new
-    return memo[root]
-
-
-def _unknown(root: Expr, memo: dict[Expr, Expr]) -> Iterator[Expr]:
-    """Nodes below the root that the memo lacks, arguments first."""
     stack = [root]
     while stack:
         node = stack[-1]
         if node in memo:
             stack.pop()
             continue
-        missing = [arg for arg in node.args if arg not in memo]
+        args = node.args
+        missing = [arg for arg in args if arg not in memo]
         if missing:
-            stack.extend(missing)
-        else:
-            yield node
-            stack.pop()
+            stack += missing
+            continue
+        stack.pop()
+        args = tuple([memo[arg] for arg in args])
+        new = change(node, args)
+        if new is None:
+            new = node if args == node.args else make(node.op, node.dtype, args, node.attr)
+        memo[node] = new
+    return memo[root]
 
 
 def phase_exprs(phase: Phase) -> Iterator[Expr]:

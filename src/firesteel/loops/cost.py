@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firesteel.loops.access import LOADS, walk
+from firesteel.loops.access import LOADS
 from firesteel.loops.ir import Axis, Buffer
 from firesteel.loops.ops import ITEMSIZE
-from firesteel.sym.expr import Expr, Size, product
+from firesteel.sym.expr import Expr, Size
 
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
 _WEIGHTS: dict[str, int] = {}
@@ -47,6 +47,11 @@ def _gathers(index: Expr) -> bool:
 
 def body_cost(*roots: Expr) -> int:
     """Work for one element; what the roots share counts once.  Index arithmetic is free: it moves out of the innermost loop."""
+    return measure(*roots)[0]
+
+
+def measure(*roots: Expr) -> tuple[int, int]:
+    """(work for one element, number of nodes)."""
     total = 0
     seen: set[Expr] = set()
     stack = list(roots)
@@ -60,11 +65,7 @@ def body_cost(*roots: Expr) -> int:
             stack.extend(node.args)
         elif node.op == "masked":
             stack.extend(node.args[:2])
-    return total
-
-
-def node_count(*roots: Expr) -> int:
-    return sum(1 for _ in walk(*roots))
+    return total, len(seen)
 
 
 def hint(size: Size) -> int:
@@ -108,6 +109,3 @@ def enough_rows(rows: Iterable[Axis], work: int) -> bool:
     """Do these parallel axes keep the cores busy, given that `work` elements are swept in all?"""
     return work <= SMALL * 8 or points(rows) >= ENOUGH_ROWS
 
-
-def same_size(shape: tuple[Size, ...], axes: Iterable[Axis]) -> bool:
-    return product(shape) == product(axis.extent for axis in axes)

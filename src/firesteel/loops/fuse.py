@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from firesteel.config import config
 from firesteel.loops.group import group
-from firesteel.loops.inline import Fuel, inline
+from firesteel.loops.inline import Fuel, inline, written_again
 from firesteel.loops.ir import Program
 from firesteel.loops.simplify import split_axes
 
 
 def fuse(program: Program) -> Program:
     """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
-    fuel = Fuel(config.fusion_fuel)
-    return split_axes(group(inline(program, fuel), fuel))
+    fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
+    return split_axes(group(inline(program, fuel, rewritten), fuel, rewritten))

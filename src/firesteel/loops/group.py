@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from firesteel.loops import access, cost
-from firesteel.loops.inline import Fuel, written_again
+from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Program, Reduce, Store, axis
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
@@ -318,9 +318,9 @@ def _fresh_accumulators(first: Group, second: Group) -> dict[str, str]:
 class Grouper:
     """Processes the steps in order; each tries to join the groups of its producers, then groups that read what it reads."""
 
-    def __init__(self, program: Program, fuel: Fuel):
-        self.program, self.fuel = program, fuel
-        self.rewritten = written_again(program)
+    def __init__(self, program: Program, fuel: Fuel, rewritten: set[str]):
+        self.program, self.fuel, self.rewritten = program, fuel, rewritten
+        self.outputs = access.output_buffers(program)
         self.group_at: list[Group] = []             # step -> its group
         self.before: dict[int, int] = {}            # group number -> bits of all steps it depends on
         self.direct: dict[int, set[int]] = {}       # group number -> steps it depends on directly
@@ -336,12 +336,12 @@ class Grouper:
 
     def _enter(self, number: int, step: Nest | Extern) -> None:
         """The step as a group of its own, with what it depends on (also: later writers of what others read or wrote)."""
-        group = group_of(number, step)
-        if not self.rewritten.isdisjoint(access.writes(step)):
+        group, writes = group_of(number, step), access.writes(step)
+        if not self.rewritten.isdisjoint(writes):
             group.frozen = True
         reads = group.reads if not group.frozen else access.reads(step)
         direct = {self.writer[name] for name in reads if name in self.writer}
-        for name in access.writes(step):
+        for name in writes:
             if name in self.rewritten:
                 direct.update(n for n in (self.writer.get(name), *self.readers.get(name, ())) if n is not None)
             self.writer[name] = number
@@ -445,13 +445,6 @@ class Grouper:
     def _escapes(self, name: str, group: Group) -> bool:
         return name in self.outputs or any(not group.members >> reader & 1 for reader in self.readers.get(name, ()))
 
-    @property
-    def outputs(self) -> set[str]:
-        found = getattr(self, "_outputs", None)
-        if found is None:
-            found = self._outputs = access.output_buffers(self.program)
-        return found
-
 
 def _bits(bits: int) -> Iterator[int]:
     while bits:
@@ -460,5 +453,6 @@ def _bits(bits: int) -> Iterator[int]:
         bits ^= low
 
 
-def group(program: Program, fuel: Fuel) -> Program:
-    return Grouper(program, fuel).run()
+def group(program: Program, fuel: Fuel, rewritten: set[str]) -> Program:
+    """`rewritten`: the buffers that `inline.written_again` found."""
+    return Grouper(program, fuel, rewritten).run()

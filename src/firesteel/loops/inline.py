@@ -62,8 +62,9 @@ class Definition:
     nodes: int
 
 
-def inline(program: Program, fuel: Fuel) -> Program:
-    return _Inliner(program, fuel).run()
+def inline(program: Program, fuel: Fuel, rewritten: set[str]) -> Program:
+    """`rewritten`: the buffers that `written_again` found."""
+    return _Inliner(program, fuel, rewritten).run()
 
 
 def written_again(program: Program) -> set[str]:
@@ -79,9 +80,8 @@ def written_again(program: Program) -> set[str]:
 class _Inliner:
     """One walk over the steps; `definitions` are the values of the buffers dropped so far."""
 
-    def __init__(self, program: Program, fuel: Fuel):
-        self.program, self.fuel = program, fuel
-        self.rewritten = written_again(program)
+    def __init__(self, program: Program, fuel: Fuel, rewritten: set[str]):
+        self.program, self.fuel, self.rewritten = program, fuel, rewritten
         self.fixed = access.output_buffers(program) | self.rewritten    # buffers that must stay
         self.uses: dict[str, Use] = {}
         self.definitions: dict[str, Definition] = {}
@@ -152,10 +152,10 @@ class _Inliner:
         if store is None or store.buffer in self.fixed or not is_permutation(store.index, nest.axes):
             return None
         use = self.uses.get(store.buffer, Use())
-        own = cost.body_cost(store.value)
+        own, size = cost.measure(store.value)
         parts = [self.definitions[name] for name in dict.fromkeys(taken)]
         total = own - cost.LOAD * len(parts) + sum(part.cost for part in parts)
-        nodes = cost.node_count(store.value) + sum(part.nodes for part in parts)
+        nodes = size + sum(part.nodes for part in parts)
         if not self._worth(total, nodes, store.buffer, use) or not self._sound(new.phases[0].stores[0].value, use):
             return None
         if not self.fuel.take():
