@@ -52,6 +52,7 @@ class Instr:
     raw: int = -1                       # normalised: index of the first real instruction of its run,
     raw_next: int = -1                  #   and of the one behind the run;
     part: int = 0                       #   its place among the normalised instructions of that run
+    prefixes: int = 0                   # real: EXTENDED_ARGs to have at least; compilers leave some that are not needed
 
     @property
     def lineno(self) -> int | None:
@@ -148,6 +149,7 @@ def decode(code: types.CodeType) -> list[Instr]:
         else:
             instr = Instr(name, arg, meaning(name, op, arg), None, None, positions[start], len(instrs))
             if op in versions.HAS_JUMP:
+                instr.prefixes = end - start - 1 - versions.CACHES[op]
                 jumps.append((instr, end - arg if name in versions.BACKWARD else end + arg))
         by_unit[start] = instr
         instrs.append(instr)
@@ -285,19 +287,20 @@ def _place(instrs: Sequence[Instr]) -> tuple[list[int], list[int], list[int]]:
     where = {instr: n for n, instr in enumerate(instrs)}
     tails = [1 + versions.CACHES[instr.opcode] for instr in instrs]
     args = [0 if instr.target is not None else instr.arg or 0 for instr in instrs]
+    prefixes = [max(instr.prefixes, _prefixes(arg)) for instr, arg in zip(instrs, args)]
     jumps = [(n, where[instr.target], instr.opname in versions.BACKWARD) for n, instr in enumerate(instrs) if instr.target is not None]
     while True:
         starts, ends, at = [], [], 0
-        for arg, tail in zip(args, tails):
+        for prefix, tail in zip(prefixes, tails):
             starts.append(at)
-            at += _prefixes(arg) + tail
+            at += prefix + tail
             ends.append(at)
-        moved = False
+        grown = False
         for n, target, backward in jumps:
-            distance = ends[n] - starts[target] if backward else starts[target] - ends[n]
-            moved |= _prefixes(distance) != _prefixes(args[n])
-            args[n] = max(distance, args[n]) if _prefixes(distance) < _prefixes(args[n]) else distance
-        if not moved:
+            args[n] = ends[n] - starts[target] if backward else starts[target] - ends[n]
+            if _prefixes(args[n]) > prefixes[n]:
+                prefixes[n], grown = _prefixes(args[n]), True
+        if not grown:
             return starts, ends, args
 
 
