@@ -88,7 +88,10 @@ def call_text(e: Emitter, fn: Value, args: list[Value], kwargs: dict[str, Value]
 
 @ACTIONS.row("CALL")
 def act_call(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
-    return simple(e, i, call_text(e, *call_parts(f, i)), i.arg + 2)
+    fn, args, kwargs = call_parts(f, i)
+    if fn.identity() is super and not args:     # it would look for __class__ in the generated function
+        return simple(e, i, m.implicit_super().rebuild(e), i.arg + 2)
+    return simple(e, i, call_text(e, fn, args, kwargs), i.arg + 2)
 
 
 @ACTIONS.row("CALL_FUNCTION_EX")

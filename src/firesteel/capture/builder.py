@@ -9,11 +9,13 @@ one Value, under a guard that the two stay the same.
 from __future__ import annotations
 
 import collections
+import collections.abc
 import contextlib
 import enum
 import functools
 import sys
 import types
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from firesteel.capture import marks
 from firesteel.capture.guards import Guard, TensorFacts
 from firesteel.capture.source import Attr, Fixed, Item, Nth, Source
 from firesteel.capture.values.autograd import ApplyValue
-from firesteel.capture.values.base import OpaqueValue, Value
+from firesteel.capture.values.base import FixedObject, OpaqueValue, Value
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
 from firesteel.capture.values.containers import DictValue, ListValue, NamedTupleValue, SetValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
@@ -358,6 +360,18 @@ def wrap_opaque(m: "Machine", obj: Any, source: Source) -> Value:
 for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType, types.MappingProxyType):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
+
+
+def wrap_fixed(m: "Machine", obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return FixedObject(obj, source)
+
+
+for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(typing.List), type(typing.List[int]), type(typing.Callable),
+                            type(typing.Union), type(typing.Union[int, str]), type(typing.Tuple), types.GenericAlias, types.UnionType,
+                            type(collections.abc.Callable[[int], str])]):
+    if _type is not type and _type not in WRAPPERS:
+        WRAPPERS.add(_type, wrap_fixed)
 
 
 def wrap_object(m: "Machine", obj: Any, source: Source) -> Value:

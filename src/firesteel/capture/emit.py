@@ -132,6 +132,9 @@ class Emitter:
         closure = "".join(f"{self.expr(cell)}, " for cell in fn.closure)
         defaults = "".join(f"{self.expr(value)}, " for value in fn.defaults)
         kwdefaults = ", ".join(f"{name!r}: {self.expr(value)}" for name, value in fn.kwdefaults.items())
+        known = self._written.get(id(fn))
+        if known is not None:           # a cell of its closure holds the function itself
+            return known[1]
         parts = [self.constant(fn.code), self.constant(fn.scope), repr(fn.name), f"({defaults})", f"{{{kwdefaults}}}", f"({closure})"]
         name = self.write_as(fn, self.assign(f"{self.helper(make_function)}({', '.join(parts)})"))
         for attribute, value in self.m.effects.attributes(fn).items():

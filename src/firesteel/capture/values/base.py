@@ -207,6 +207,25 @@ class OpaqueValue(Value):
         return ObjectKey(self.obj)
 
 
+class FixedObject(OpaqueValue):
+    """An object that never changes, such as a type variable or a generic alias: known exactly, but of no use to a graph."""
+
+    def is_constant(self) -> bool:
+        return True
+
+    def constant(self) -> Any:
+        return self.obj
+
+    def truth(self, m: "Machine") -> bool:
+        return True
+
+    def getattr(self, m: "Machine", name: str) -> Value:
+        return m.static_attribute(self.obj, name)
+
+    def getitem(self, m: "Machine", key: Value) -> Value:
+        return m.constant_object(self.obj[m.known(key)])
+
+
 class ObjectKey:
     """Hash and equality by identity, for dict keys that are objects without an own __eq__."""
 

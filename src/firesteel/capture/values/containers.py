@@ -572,6 +572,9 @@ def pairs_of(m: "Machine", source: Value) -> list[tuple[Value, Value]]:
     """The entries that dict.update would take from an object."""
     if isinstance(source, DictValue):
         return list(source.know_all(m).values())
+    if hasattr(source.python_type(), "keys"):
+        keys = [m.look(k) for k in m.iterate(m.call_now(source.getattr(m, "keys"), [], {}))]
+        return [(k, m.finish_now(source.getitem(m, k))) for k in keys]
     pairs = [m.iterate(m.look(pair)) for pair in m.iterate(source)]
     return [(m.look(k), v) for k, v in pairs]
 

@@ -177,11 +177,21 @@ class ZipIterator(IteratorValue):
         for part in self.parts:
             item = m.next_now(part)
             if item is None:
-                if self.strict and (found or any(m.next_now(p) is not None for p in self.parts[1:])):
-                    raise m.raise_real(ValueError("zip() arguments have different lengths"))
+                if self.strict:
+                    self._check_ends(m, len(found))
                 return None
             found.append(item)
         return TupleValue(found) if self.parts else None
+
+    def _check_ends(self, m: "Machine", ended: int) -> None:
+        """The part with this index is exhausted: with strict, all others must be."""
+        before = "argument 1" if ended == 1 else f"arguments 1-{ended}"
+        if ended:
+            raise m.raise_real(ValueError(f"zip() argument {ended + 1} is shorter than {before}"))
+        for n, part in enumerate(self.parts[1:], 2):
+            if m.next_now(part) is not None:
+                before = "argument 1" if n == 2 else f"arguments 1-{n - 1}"
+                raise m.raise_real(ValueError(f"zip() argument {n} is longer than {before}"))
 
     def rebuild(self, e: "Emitter") -> str:
         return f"zip({', '.join(e.expr(p) for p in self.parts)}{', strict=True' if self.strict else ''})"

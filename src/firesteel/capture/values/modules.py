@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
 TABLES = ("_parameters", "_buffers", "_modules")
-HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+BACKWARD_HOOK_TABLES = ("_backward_pre_hooks", "_backward_hooks")
 
 
 class ModuleValue(ObjectValue):
@@ -71,6 +72,8 @@ class ModuleValue(ObjectValue):
         found = mro_lookup(self.cls, "__call__")
         if found is not torch.nn.Module.__call__:
             return super().call(m, args, kwargs)
+        if any(getattr(self.obj, table) for table in BACKWARD_HOOK_TABLES):
+            raise Break("call", name=f"{self.describe()} with backward hooks")
         if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in HOOK_TABLES):
             implementation = BoundMethodValue(m.constant_object(torch.nn.Module._call_impl), self, name="_call_impl")
             return m.call_in_module(self, implementation, args, kwargs)

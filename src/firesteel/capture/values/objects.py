@@ -5,6 +5,7 @@ Attribute access follows Python's own algorithm: data descriptors of the class, 
 """
 from __future__ import annotations
 
+import operator
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -352,10 +353,7 @@ class ClassValue(Value):
         m.effects.store_attr(self, name, value)
 
     def getitem(self, m: "Machine", key: Value) -> Value:
-        if not key.is_constant():
-            return super().getitem(m, key)
-        made = self.cls[key.constant()]
-        return fresh(m, made) if is_constant_object(made) else m.opaque_constant(made)
+        return m.constant_object(m.run_real(operator.getitem, self.cls, m.known(key)))
 
     def iterate(self, m: "Machine") -> list[Value]:
         return [fresh(m, member) for member in self.cls]
