@@ -417,3 +417,20 @@ def test_second_order_of_dropout_uses_the_same_mask():
     torch.manual_seed(5)
     got = second_order(compiled(fn), [x])
     assert all(torch.allclose(a, b) for a, b in zip(got, want))
+
+
+def test_module_simplified_with_arguments_that_are_one_tensor():
+    mod = torch.fx.symbolic_trace(lambda a, b: (a * b,))
+    x, y = leaf(3), leaf(3, seed=1)
+    run = aot.module_simplified(mod, [x, y], aot.nop)
+    assert torch.equal(run(x, y)[0], x * y)
+    run(x, x)[0].sum().backward()
+    assert torch.allclose(x.grad, 2 * x)
+
+
+def test_write_behind_an_expand():
+    def fn(x, z):
+        y = x.expand(3, *x.shape)
+        y[1, 1].mul_(5)
+        return y * z
+    check(fn, data(6), leaf(6))

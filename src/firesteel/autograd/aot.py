@@ -341,18 +341,29 @@ def module_simplified(mod: torch.nn.Module, example_args: Sequence[Any], fw_comp
     """A captured module (flat tensors in, a flat tuple out), compiled at once for these arguments, parameters lifted."""
     state = state_of(mod)
     names, lifted = list(state), list(state.values())
-    unique, places = deduplicate([*lifted, *example_args])
-
-    def program(*inputs: Any) -> list[Any]:
-        values = [inputs[p] for p in places]
-        outputs = call_with_state(mod, dict(zip(names, values)), values[len(names):], {})
-        return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
-    run = compile_program(program, unique, compilers, eager=program)
+    variants: dict[tuple[int, ...], Callable] = {}      # by which of the arguments are the same tensor
+
+    def prepare(args: Sequence[Any]) -> tuple[Callable, list[Any]]:
+        unique, places = deduplicate([*lifted, *args])
+        run = variants.get(key := tuple(places))
+        if run is None:
+            program = functools.partial(call_flat, mod, names, places)
+            run = variants[key] = compile_program(program, unique, compilers, eager=program)
+        return run, unique
 
     def forward(*args: Any) -> tuple:
-        return run(*deduplicate([*lifted, *args])[0])
+        run, unique = prepare(args)
+        return run(*unique)
+    prepare(example_args)
     return forward
+
+
+def call_flat(mod: torch.nn.Module, names: Sequence[str], places: Sequence[int], *inputs: Any) -> list[Any]:
+    """Calls a module with state and arguments given as one list, in which each tensor stands once."""
+    values = [inputs[p] for p in places]
+    outputs = call_with_state(mod, dict(zip(names, values)), values[len(names):], {})
+    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
 # ---------------------------------------------------------------- export

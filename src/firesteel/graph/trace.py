@@ -282,7 +282,19 @@ class TraceWorld(AbstractWorld):
             node = self.emit(aten._to_copy.default, node, dtype=target.spec.dtype)
         if type(target) is not AbstractTensor or target.record is None:
             raise NotImplementedError("a constant of the program is written in place")
-        write(target.record, node, self.emit)
+        write(_written_place(target), node, self.emit)
+
+
+def _written_place(target: AbstractTensor) -> Place:
+    """Where a write to the tensor goes.  Behind an expand, several elements of a view are one of the storage: there the part that
+    is written is found by its strides, which must not overlap themselves."""
+    place, spec = target.record, target.spec
+    if not any(step.op is aten.expand.default for step in place.steps):
+        return place
+    if any(type(s) is int and s == 0 and n != 1 for n, s in zip(spec.shape, spec.strides)):
+        return place        # refused by the row of expand
+    step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
+    return Place(place.cell, (step,), place.node, -1)
 
 
 # ---------------------------------------------------------------- kinds of operators
