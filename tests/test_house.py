@@ -92,9 +92,9 @@ gradients = [p.grad.clone() for p in model.parameters()]
 model.zero_grad()
 result = fs.compile(model)(x)
 result.sum().backward()
-torch.testing.assert_close(result, expected)
+assert torch.allclose(result, expected, atol=1e-5)
 for p, g in zip(model.parameters(), gradients):
-    torch.testing.assert_close(p.grad, g)
+    assert torch.allclose(p.grad, g, atol=1e-5)
 assert fs.counters["stats"]["unique_graphs"] == 1 and fs.counters["native"]["kernels"] > 0
 """
 

@@ -102,6 +102,7 @@ def take(x: Spec, index: Spec) -> Spec:
 @rule("embedding")
 def embedding(weight: Spec, indices: Spec, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Spec:
     check(len(weight.shape) == 2, "'weight' must be 2-D")
+    check(indices.dtype in (torch.int64, torch.int32), "indices must be integers of 64 or 32 bits")
     return fresh(weight, (*indices.shape, weight.shape[1]))
 
 
