@@ -1,6 +1,7 @@
 """The host function on hand-made programs with hand-written kernels: allocation, launches, library calls, views, errors."""
 import ctypes
 import gc
+import threading
 import weakref
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 
 from firesteel.codegen import host
 from firesteel.codegen.host import Launch, build
+from firesteel.graph.trace import trace
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
 from firesteel.loops.ops import S
 from firesteel.loops.plan import plan
+from firesteel.pipeline import compile_native
 from firesteel.sym.expr import symbol
 
 aten = torch.ops.aten
@@ -205,3 +208,57 @@ def test_constants_are_kept_alive():
 
 def test_float_symbols_travel_as_bits():
     assert ctypes.c_double.from_buffer_copy(ctypes.c_int64(host.as_word(0.1))).value == 0.1 and host.as_word(7) == 7
+
+
+# ---------------------------------------------------------------- with the real printer and JIT
+
+def native(fn, *inputs):
+    return compile_native(trace(fn, list(inputs)).gm, list(inputs))
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (1, 5), (0, 4), (4, 0)])
+def test_native_programs_equal_eager(shape):
+    def fn(x, w):
+        h = torch.nn.functional.gelu(x * w)
+        s = (h - h.sum(1, keepdim=True)) @ h.t()
+        return s.exp().sum(0), h, s.t(), h.reshape(-1)[1:]
+    inputs = torch.randn(shape), torch.randn(shape[1])
+    for got, want in zip(native(fn, *inputs)(*inputs), fn(*inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert got.stride() == want.stride() and got.storage_offset() == want.storage_offset()
+
+
+def test_outputs_of_one_buffer_share_it():
+    call = native(lambda x: (lambda y: (y, y.t(), y[1]))(x * 2), torch.randn(3, 4))
+    y, yt, row = call(torch.randn(3, 4))
+    assert y.data_ptr() == yt.data_ptr() and row.data_ptr() == y[1].data_ptr() and not yt._is_view()
+
+
+def test_a_bad_index_raises_from_native_code():
+    weights = torch.randn(5, 3)
+    call = native(lambda i, w: torch.nn.functional.embedding(i, w) * 2, torch.tensor([0, 4]), weights)
+    assert torch.equal(call(torch.tensor([1, 2]), weights)[0], weights[1:3] * 2)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        call(torch.tensor([1, 5]), weights)
+    assert torch.equal(call(torch.tensor([1, 2]), weights)[0], weights[1:3] * 2)
+
+
+def test_threads_may_call_at_the_same_time():
+    def fn(x):
+        return torch.softmax(x @ x.t(), 1).sin() @ x
+    x = torch.randn(32, 32)
+    call, want, failures = native(fn, x), {}, []
+    inputs = [torch.randn(32, 32) for _ in range(4)]
+
+    def work(number):
+        for _ in range(50):
+            if not torch.allclose(call(inputs[number])[0], want[number], atol=1e-4):
+                failures.append(number)
+    for number, value in enumerate(inputs):
+        want[number] = fn(value)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -215,8 +216,7 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
     kernels, at = [], 2
     for _ in range(recipe[0]):
         address, count = recipe[at:at + 2]
-        slots = list(itertools.batched(recipe[at + 2:at + 2 + 2 * count], 2)) if hasattr(itertools, "batched") else [
-            tuple(recipe[i:i + 2]) for i in range(at + 2, at + 2 + 2 * count, 2)]
+        slots = [tuple(recipe[i:i + 2]) for i in range(at + 2, at + 2 + 2 * count, 2)]
         kernels.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), slots))
         at += 2 + 2 * count
 
@@ -244,14 +244,16 @@ class _Writer:
         self.buffers = plan.program.buffers
         self.lines: list[str] = []
         self.names: dict[str, str] = {}             # buffer -> Python variable
-        self.scope: dict[str, Any] = {"empty": _empty, "view": _reinterpret, "as_strided": torch.as_strided, "laid_out": laid_out,
+        self.taken: set[str] = set()                # variables in use
+        self.scope: dict[str, Any] = {"empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "laid_out": laid_out,
                                       "index_error": index_error, "as_word": as_word, "Tensor": torch.Tensor,
-                                      "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "min": min, "max": max}
+                                      "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "math": math}
         self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
         self.freed: list[str] = []                  # buffers to let go after it
         self.launched = 0
+        self.makes_views = False                    # is an output a view of an input?
         self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
 
     def build(self) -> Callable[..., tuple]:
@@ -265,15 +267,16 @@ class _Writer:
 
     def _compiled(self) -> Callable[..., tuple]:
         head = f"def call({', '.join(self.parameters)}):"
-        grad = [f"if grad_on():", f"    with no_grad(): return call({', '.join(self.parameters)})"] if self._calls_library() else []
+        grad = ["if grad_on():", f"    with no_grad(): return call({', '.join(self.parameters)})"] if self._asks_torch() else []
         source = "\n    ".join([head, *grad, *self.lines]) + "\n"
         exec(compile(source, "<firesteel host>", "exec"), self.scope)
         call = self.scope["call"]
         call.source = source
         return call
 
-    def _calls_library(self) -> bool:
-        return any(isinstance(step, Extern) for step in self.program.steps)
+    def _asks_torch(self) -> bool:
+        """Does it call what autograd could record?"""
+        return self.makes_views or any(isinstance(step, Extern) for step in self.program.steps)
 
     # ------------------------------------------------ names
 
@@ -293,8 +296,9 @@ class _Writer:
 
     def _variable(self, buffer: str) -> str:
         if buffer not in self.names:
-            text = re.sub(r"\W", "_", buffer)
-            self.names[buffer] = f"b_{text}" if f"b_{text}" not in self.names.values() else f"b_{text}_{len(self.names)}"
+            name = f"b_{buffer}" if buffer.isidentifier() else re.sub(r"\W", "_", f"b_{buffer}")
+            self.names[buffer] = name if name not in self.taken else f"{name}_{len(self.names)}"
+            self.taken.add(self.names[buffer])
         return self.names[buffer]
 
     def _object(self, value: Any, stem: str) -> str:
@@ -324,7 +328,10 @@ class _Writer:
             self.names[step.buffer] = self._variable(step.reuse)
             return
         buffer = self.buffers[step.buffer]
-        self.lines.append(f"{self._variable(step.buffer)} = empty({self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}, {self._dtype(buffer.dtype)})")
+        layout = f"{self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}"
+        made = f"empty({layout}, {self._dtype(buffer.dtype)})" if buffer.device == "cpu" else (
+            f"empty_strided({layout}, dtype={self._dtype(buffer.dtype)}, device={buffer.device!r})")
+        self.lines.append(f"{self._variable(step.buffer)} = {made}")
 
     def run(self, step: Run) -> None:
         if isinstance(step.step, Nest):
@@ -405,7 +412,7 @@ class _Writer:
             self.lines += [f"{t} = laid_out({t}, {self._sizes(self.buffers[n].strides)})" for t, n in zip(targets, step.outputs) if n in self.buffers]
 
     def _argument(self, value: Any, aliases: bool = False) -> str:
-        """Source text of an argument or an output; `aliases`: a view must be one that autograd and users can see through."""
+        """Source text of an argument, or (`aliases`) of an output, which must be a true view where it is one of an input."""
         if isinstance(value, View):
             return self._view(value, aliases)
         if isinstance(value, Expr):
@@ -424,8 +431,9 @@ class _Writer:
             variable = f"Tensor.view({variable}, {self._dtype(view.dtype)})"
         distance = view.offset - buffer.offset
         layout = f"{self._sizes(view.shape)}, {self._sizes(view.strides)}"
-        if not aliases:
+        if not aliases or buffer.kind not in ("input", "constant"):
             return f"view({variable}, {layout}, {self._size(distance)})"
+        self.makes_views = True
         return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {self._size(distance)})"
 
 

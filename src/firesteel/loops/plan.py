@@ -11,7 +11,7 @@ What always holds
  1. A buffer is allocated before its first writer runs, and freed right after its last user; inputs and constants are neither.
  2. Outputs, and buffers that outputs are views of, have tensors of their own and are never freed.
  3. Two buffers share bytes only if the first is freed before the second is allocated.
- 4. Temporaries that only Nests touch lie in the arena: one allocation a call, places aligned to 64 bytes.  What a library call touches
+ 4. Temporaries of the CPU that only Nests touch lie in the arena: one allocation a call, places aligned to 64 bytes.  What a library call touches
     is a tensor; such a tensor is taken over by a later buffer of the very same layout, unless a call may have returned an alias of it.
  5. Symbolic sizes: a place in the arena is used again only by a buffer whose size is the same Expr.
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from firesteel.loops import access
 from firesteel.loops.ir import Buffer, Extern, Nest, Program, View
-from firesteel.loops.ops import DTYPES, ITEMSIZE
+from firesteel.loops.ops import ITEMSIZE
 from firesteel.sym.expr import Size
 
 ALIGNMENT = 64
@@ -203,7 +203,7 @@ class _Planner:
                 if _target_name(step) not in _PURE_CALLS:
                     self.lent.update(reads, writes)
         for name, buffer in self.buffers.items():
-            if buffer.kind != "temp" and buffer.kind != "output" or buffer.dtype not in DTYPES:
+            if buffer.kind not in ("temp", "output") or buffer.device != "cpu":
                 self.tensors.add(name)
 
     def run(self) -> Plan:
