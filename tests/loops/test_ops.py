@@ -131,10 +131,12 @@ def test_identities(name):
 
 def test_conversion_of_constants_is_torchs():
     assert to(const(3, "i64"), "f32") is literal(3.0, "f32")
-    assert to(const(0.1, "f64"), "f32").op == "to"      # rounds
+    assert to(const(0.1, "f64"), "f32").attr == torch.tensor(0.1).item()
+    assert to(to(const(0.1, "f64"), "bf16"), "f32").attr == torch.tensor(0.1).bfloat16().float().item()
     assert to(const(300, "i64"), "u8").op == "to"       # wraps
     assert to(const(2.7, "f64"), "i64") is literal(2, "i64")
-    assert to(const(0.1, "f32"), "bf16").op == "to"
+    assert str(literal(-0.0, "f32").attr) == "-0.0" and str(literal(0.0, "f32").attr) == "0.0"
+    assert to(const(float("nan"), "f64"), "i64").op == "to"
     assert to(literal(2.0, "f32"), "f32") is literal(2.0, "f32")
 
 

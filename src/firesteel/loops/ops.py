@@ -235,11 +235,24 @@ for _reduce in (
 
 # ---------------------------------------------------------------- builders
 
+_rounded: dict[tuple[float, str, bool], float] = {}
+
+
 def literal(value: int | float | bool, dtype: str) -> Expr:
-    """A constant of the dtype, its Python value normalised to the dtype's kind."""
+    """A constant of the dtype, its value one that the dtype has."""
     if dtype == "bool":
         return const(bool(value), "bool")
-    return const(float(value) if is_float(dtype) else int(value), dtype)
+    if not is_float(dtype):
+        return const(int(value), dtype)
+    if dtype == "f64":
+        return const(float(value), "f64")
+    if value != value:
+        return const(math.nan, dtype)
+    key = (value, dtype, value == 0 and math.copysign(1.0, value) < 0)      # 0.0 and -0.0 are equal
+    found = _rounded.get(key)
+    if found is None:
+        found = _rounded[key] = torch.tensor(float(value), dtype=torch.float64).to(DTYPES[dtype]).item()
+    return const(found, dtype)
 
 
 def op(name: str, *args: Expr | int | float | bool) -> Expr:
@@ -260,15 +273,15 @@ def to(value: Expr, dtype: str, loose: bool = False) -> Expr:
     dropped when the value is used at once in f32.  A strict one was asked for by the program and is never dropped."""
     if value.dtype == dtype:
         return value
-    if value.op == "const":
-        return literal(value.attr, dtype) if _converts_exactly(value, dtype) else make("to", dtype, (value,))
+    if value.op == "const" and _in_range(value, dtype):
+        return literal(value.attr, dtype)
     return make("to", dtype, (value,), "loose" if loose and dtype in STORAGE_FLOATS else None)
 
 
-def _converts_exactly(value: Expr, dtype: str) -> bool:
-    """Constants are converted here where Python's conversion is torch's: not out of range, not NaN to an integer."""
+def _in_range(value: Expr, dtype: str) -> bool:
+    """Is the conversion of a constant here the one of torch?  Not out of an integer's range, and not from NaN to one."""
     if is_float(dtype) or dtype == "bool":
-        return dtype not in STORAGE_FLOATS and not (dtype == "f32" and value.dtype == "f64")
+        return True
     return math.isfinite(value.attr) and lowest(dtype) <= int(value.attr) <= highest(dtype)
 
 
