@@ -14,7 +14,7 @@ is at least T - (T - 1) - 1 = 0.  Atoms with symbolic bounds are replaced one af
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import gcd
+from math import gcd, inf
 from typing import TYPE_CHECKING
 
 from firesteel.sym.node import Expr, Size
@@ -36,30 +36,15 @@ def mul_intervals(a: Interval, b: Interval) -> Interval:
     """The hull of all products."""
     if a == b == ANY:
         return ANY
-    if None not in a and None not in b:
-        corners = [x * y for x in a for y in b]         # type: ignore[operator]
-        return min(corners), max(corners)
-    if a[0] is not None and a[0] >= 0 and b[0] is not None and b[0] >= 0:
-        return a[0] * b[0], _times_top(a[1], b[1])
-    if _nonpositive(a):
-        return _swap(mul_intervals(_swap(a), b))
-    if _nonpositive(b):
-        return _swap(mul_intervals(a, _swap(b)))
-    return (0, 0) if a == (0, 0) or b == (0, 0) else ANY
-
-
-def _times_top(a: Bound, b: Bound) -> Bound:
-    if a == 0 or b == 0:
-        return 0
-    return None if a is None or b is None else a * b
+    left = (-inf if a[0] is None else a[0], inf if a[1] is None else a[1])
+    right = (-inf if b[0] is None else b[0], inf if b[1] is None else b[1])
+    corners = [x * y if x and y else 0 for x in left for y in right]
+    low, high = min(corners), max(corners)
+    return None if low == -inf else int(low), None if high == inf else int(high)
 
 
 def _nonpositive(a: Interval) -> bool:
     return a[1] is not None and a[1] <= 0
-
-
-def _swap(a: Interval) -> Interval:
-    return None if a[1] is None else -a[1], None if a[0] is None else -a[0]
 
 
 def _lowest(*values: Bound) -> Bound:
