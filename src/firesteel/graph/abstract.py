@@ -47,6 +47,7 @@ class AbstractTensor(torch.Tensor):
     world: "AbstractWorld"
     value: torch.Tensor | None
     record: Any
+    born: Any       # the graph node whose value this object is, while tracing
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -127,7 +128,7 @@ class AbstractWorld:
             tensor = _make(AbstractTensor, tuple(to_symint(s, env) if type(s) is Expr else s for s in shape),
                            tuple(to_symint(s, env) if type(s) is Expr else s for s in strides),
                            to_symint(offset, env) if type(offset) is Expr else offset, None, spec.dtype, torch.strided, spec.device)
-        tensor.spec, tensor.world, tensor.value, tensor.record = spec, self, None, None
+        tensor.spec, tensor.world, tensor.value, tensor.record, tensor.born = spec, self, None, None, None
         return tensor
 
     def from_specs(self, result: Any) -> Any:
