@@ -206,7 +206,7 @@ def _from_complex(emit: Emit, base: Node, value: Node, step: Step) -> Node:
     return emit(aten.view_as_real.default, value)
 
 
-@PUT_BACK.row(aten._conj.default, aten._neg_view.default)
+@PUT_BACK.row(aten.conj_physical.default, aten.neg.default)
 def _involution(emit: Emit, base: Node, value: Node, step: Step) -> Node:
     return emit(step.op, value)
 

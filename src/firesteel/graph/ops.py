@@ -99,9 +99,13 @@ def _inplace_twin(op: OpOverload) -> OpOverload | None:
     name = op._schema.name.split("::")[1]
     packet = _packet(op, name[:-1]) if name.endswith("_") else _packet(op, name)
     twin = getattr(packet, op._overloadname, None) if packet is not None else None
-    if twin is not None and twin is not op and not twin._schema.is_mutable:
+    if twin is not None and twin is not op and not twin._schema.is_mutable and _same_arguments(twin, op):
         return twin
     return _by_arguments(packet, op, len(op._schema.arguments)) if packet is not None else None
+
+
+def _same_arguments(a: OpOverload, b: OpOverload) -> bool:
+    return [(x.name, str(x.type)) for x in a._schema.arguments] == [(x.name, str(x.type)) for x in b._schema.arguments]
 
 
 def _functional_form(op: OpOverload) -> OpOverload | None:

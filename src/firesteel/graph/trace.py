@@ -97,6 +97,10 @@ class TraceWorld(AbstractWorld):
         meta = node.meta
         self._describe(meta)
         meta["val"] = value
+        if type(value) is AbstractTensor:
+            value.born = node
+        if meta["phase"] == "forward" and any(n.meta["phase"] == "backward" for n in node._input_nodes):
+            meta["phase"] = "backward"      # made after the gradients, from them
         return node
 
     def _describe(self, meta: dict[str, Any]) -> None:
@@ -332,9 +336,14 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     if fact.op is aten.as_strided.default:
         result.record = _place_strided(world, place, specs)
         return result
-    view = world.node(fact.op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
-    result.record = Place(place.cell, (*place.steps, Step(fact.op, rest, plain, base.spec)), view, place.version)
+    op = SOLID.get(fact.op, fact.op)
+    view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
+    result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version)
     return result
+
+
+# Views that only set a bit are recorded as what they mean: abstract tensors have no such bits.
+SOLID = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
 def _plain(value: Any) -> Any:
@@ -426,9 +435,10 @@ def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> An
 
 def _assign_out(world: TraceWorld, out: AbstractTensor, result: AbstractTensor) -> None:
     if len(out.spec.shape) != len(result.spec.shape) or not all(map(same, out.spec.shape, result.spec.shape)):
+        _keep_value(world, out, out.spec)
         set_spec(out, result.spec._replace(dtype=out.spec.dtype))
         cell = out.record.cell
-        cell.spec, out.record.steps = out.spec, ()
+        cell.spec, out.record.steps = out.spec, ()      # the old content is gone
     world.assign(out, world.to_node(result))
 
 
@@ -437,6 +447,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     target = args[0]
     spec = reshaped_spec(fact, args, kwargs)
     before, place = target.spec, target.record
+    _keep_value(world, target, before)
     if fact.op is aten.set_.source_Tensor:
         source = args[1].record
         target.record = Place(source.cell, source.steps, source.node, source.version)
@@ -454,6 +465,13 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     if spec != before:
         set_spec(target, spec)
     return target
+
+
+def _keep_value(world: TraceWorld, target: AbstractTensor, spec: Spec) -> None:
+    """The node that has the tensor itself as its value gets another one, which keeps the metadata that it has."""
+    if target.born is not None:
+        target.born.meta["val"] = world.make(spec)
+        target.born = None
 
 
 _KINDS: dict[str, Way] = {"pure": TraceWorld._record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out, "reshape": _record_reshape}

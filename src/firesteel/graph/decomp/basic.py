@@ -57,6 +57,20 @@ def diagonal_backward(grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int
     return aten.diagonal_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, offset, dim1, dim2)
 
 
+@decomposition("unfold_backward")
+def unfold_backward(grad: Tensor, sizes: Sequence[Any], dim: int, size: Any, step: Any) -> Tensor:
+    """Where windows overlap, their gradients add up."""
+    if not sizes:
+        return aten.squeeze.dim(grad, 0)
+    dim = wrap(dim, len(sizes))
+    places = aten.arange.start_step(0, sizes[dim], 1, dtype=torch.int64, device=grad.device)
+    windows = aten.slice.Tensor(aten.unfold.default(places, 0, size, step), 0, 0, None)
+    moved = aten.movedim.int(grad, grad.dim() - 1, dim + 1)
+    flat = shaped(moved, [*sizes[:dim], -1, *sizes[dim + 1:]])
+    index = shaped(windows, [-1])
+    return aten.index_put.default(aten.new_zeros.default(grad, list(sizes)), [None] * dim + [index], flat, True)
+
+
 # ---------------------------------------------------------------- arithmetic
 
 @decomposition("addcmul", core=False)
@@ -116,6 +130,35 @@ def addr(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> T
 @decomposition("dot vdot")
 def dot(a: Tensor, b: Tensor) -> Tensor:
     return NotImplemented if a.dtype.is_complex else cast(aten.sum.default(widen(a) * widen(b)), a.dtype)
+
+
+@decomposition("glu")
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    half = x.shape[dim] // 2
+    return aten.slice.Tensor(x, dim, 0, half) * aten.sigmoid.default(aten.slice.Tensor(x, dim, half, 2 * half))
+
+
+@decomposition("glu_backward")
+def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    half = x.shape[dim] // 2
+    left, gate = aten.slice.Tensor(x, dim, 0, half), aten.sigmoid.default(aten.slice.Tensor(x, dim, half, 2 * half))
+    return aten.cat.default([grad * gate, grad * left * gate * (1 - gate)], wrap(dim, x.dim()))
+
+
+@decomposition("trace")
+def trace(x: Tensor) -> Tensor:
+    return aten.sum.default(aten.diagonal.default(x))
+
+
+@decomposition("diag_embed")
+def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    ndim = x.dim() + 1
+    first, second = wrap(dim1, ndim), wrap(dim2, ndim)
+    size = x.shape[-1] + abs(offset)
+    shape = list(x.shape[:-1])
+    for d in sorted((first, second)):
+        shape.insert(d, size)
+    return aten.diagonal_scatter.default(aten.new_zeros.default(x, shape), x, offset, first, second)
 
 
 @decomposition("native_dropout_backward")

@@ -164,6 +164,13 @@ def repeat(x: Spec, repeats: Sequence[Size]) -> Spec:
     return fresh(x, tuple(a * b for a, b in zip(padded, repeats)))
 
 
+@rule("repeat_interleave.Tensor")
+def repeat_interleave(repeats: Spec, *, output_size: Size | None = None) -> Spec:
+    if output_size is None:
+        raise DataAccess("repeat_interleave without output_size")
+    return fresh(repeats, (output_size,))
+
+
 @rule("roll")
 def roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> Spec:
     return fresh(x) if len(dims) != 1 else like(x)

@@ -8,7 +8,7 @@ import torch
 
 from firesteel.graph.rules.base import broadcast, check, floating, result_dtype, rule, wrap_dim
 from firesteel.graph.rules.pointwise import elementwise
-from firesteel.graph.sizes import product
+from firesteel.graph.sizes import product, same
 from firesteel.graph.spec import (
     Spec, channels_last_strides, contiguous_strides, fresh, is_channels_last, like, suggests_channels_last)
 from firesteel.sym.expr import Size
@@ -310,6 +310,45 @@ def upsample_nearest_backward(grad: Spec, out_size, in_size: Sequence[Size], *sc
 @rule("upsample_bilinear2d_backward upsample_bicubic2d_backward")
 def upsample_bilinear_backward(grad: Spec, out_size, in_size: Sequence[Size], align_corners: bool, *scales: Any) -> Spec:
     return suggested(grad, tuple(in_size))
+
+
+@rule("glu")
+def glu(x: Spec, dim: int = -1) -> Spec:
+    dim = wrap_dim(dim, len(x.shape))
+    check(same(x.shape[dim] % 2, 0), f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}")
+    halved = x._replace(shape=(*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1:]))
+    return elementwise([halved], x.dtype)
+
+
+@rule("glu_backward")
+def glu_backward(grad: Spec, x: Spec, dim: int) -> Spec:
+    return fresh(x)
+
+
+@rule("batch_norm_backward")
+def batch_norm_backward(grad: Spec, x: Spec, weight: Spec, mean, var, save_mean, save_var, update: bool, eps: float,
+                        mask: Sequence[bool], reserve: Spec) -> tuple[Spec | None, ...]:
+    return native_batch_norm_backward(grad, x, weight, mean, var, save_mean, save_var, update, eps, mask)
+
+
+@rule("_batch_norm_with_update")
+def batch_norm_with_update(x: Spec, weight, bias, mean, var, momentum: float, eps: float) -> tuple[Spec, ...]:
+    return (*native_batch_norm(x, weight, bias, mean, var, True, momentum, eps), fresh(x, (0,), torch.uint8))
+
+
+@rule("_batch_norm_with_update_functional")
+def batch_norm_with_update_functional(x: Spec, weight, bias, mean, var, momentum: float, eps: float) -> tuple[Spec, ...]:
+    return (*batch_norm_with_update(x, weight, bias, mean, var, momentum, eps), like(mean), like(var))
+
+
+@rule("rrelu_with_noise")
+def rrelu_with_noise(x: Spec, noise: Spec, *args: Any, **kwargs: Any) -> Spec:
+    return like(x)
+
+
+@rule("rrelu_with_noise_functional")
+def rrelu_with_noise_functional(x: Spec, noise: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, Spec]:
+    return like(x), like(noise)
 
 
 # ---------------------------------------------------------------- recurrent cells

@@ -307,7 +307,8 @@ def view_as_complex(x: Spec) -> Spec:
 
 @rule("_conj _neg_view")
 def conj(x: Spec) -> Spec:
-    return x
+    """Eager sets a bit and shares the storage; abstract tensors have no such bits, and what is recorded computes."""
+    return like(x)
 
 
 # ---------------------------------------------------------------- writing through a view, as a value
@@ -345,3 +346,47 @@ def _contiguous(grad: Spec, sizes: Sequence[Size]) -> Spec:
 
 def must_be_contiguous(x: Spec) -> None:
     check(is_contiguous(x), "input is not contiguous")
+
+
+# ---------------------------------------------------------------- the same parts as fresh tensors
+
+def _copy_rule(view_rule):
+    def copy_rule(x: Spec, *args, **kwargs):
+        result = view_rule(x, *args, **kwargs)
+        made = [_contiguous(x, r.shape).to(r.dtype) for r in (result if type(result) is list else [result])]
+        return made if type(result) is list else made[0]
+    return copy_rule
+
+
+for _name, _view in {"alias": alias, "permute": permute, "transpose": transpose, "t": t, "expand": expand, "unsqueeze": unsqueeze,
+                     "squeeze": squeeze, "slice": slice_, "select": select, "unbind": unbind, "split": split,
+                     "split_with_sizes": split_with_sizes, "diagonal": diagonal, "unfold": unfold, "as_strided": as_strided,
+                     "detach": alias, "view_as_real": view_as_real, "view_as_complex": view_as_complex}.items():
+    for _overload in ("", ".dim", ".dims", ".int", ".Tensor"):
+        rule(f"{_name}_copy{_overload}")(_copy_rule(_view))
+
+rule("unsafe_split.Tensor")(split)
+rule("unsafe_split_with_sizes")(split_with_sizes)
+
+
+@rule("narrow_copy")
+def narrow_copy(x: Spec, dim: int, start: Size, length: Size) -> Spec:
+    return _contiguous(x, slice_(x, dim, start, start + length).shape)
+
+
+@rule("diag_embed")
+def diag_embed(x: Spec, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Spec:
+    ndim = len(x.shape) + 1
+    a, b = wrap_dim(dim1, ndim), wrap_dim(dim2, ndim)
+    check(a != b, "diagonal dimensions cannot be identical")
+    size = x.shape[-1] + abs(offset)
+    shape = list(x.shape[:-1])
+    for d in sorted((a, b)):
+        shape.insert(d, size)
+    return _contiguous(x, shape)
+
+
+@rule("trace")
+def trace(x: Spec) -> Spec:
+    check(len(x.shape) == 2, "trace: expected a matrix")
+    return _contiguous(x, ()).to(torch.int64 if not (x.dtype.is_floating_point or x.dtype.is_complex) else x.dtype)
