@@ -102,8 +102,8 @@ class Effects:
 
     def _overlay(self, target: Value, name: str, value: Value) -> None:
         stored = self.attributes(target)
-        old = stored.get(name)
-        stored[name] = value
+        old = stored.pop(name, None) if stored.get(name) is DELETED else stored.get(name)
+        stored[name] = value        # one that was deleted comes back at the end
         self._undo.append((stored.pop, (name,)) if old is None else (stored.__setitem__, (name, old)))
 
     # -- speculation -----------------------------------------------------------------------------------------------

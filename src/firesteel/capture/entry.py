@@ -261,12 +261,22 @@ def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
             if kind == HANDLED:
                 next(given)
             if kind in (VALUE, HANDLED):
-                items.append(next(given))
+                items.append(traced(next(given)))
         calls.append((frame, slots, items, next(given) if frame.returns == "made" else None))
     inside: Callable[[], Any] | None = None
     for n, (frame, slots, items, made) in reversed(list(enumerate(calls))):
         inside = _frame_call(frame, slots, items, made, inside, n < len(calls) - 1 and calls[n + 1][0].returns == "discard")
     return inside()
+
+
+def traced(item: Any) -> Any:
+    """An exception that goes into a real frame has been raised: CPython's exit of a with block takes its traceback for granted."""
+    if isinstance(item, BaseException) and item.__traceback__ is None:
+        try:
+            raise item
+        except BaseException:
+            return item
+    return item
 
 
 def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, inside: Callable[[], Any] | None,

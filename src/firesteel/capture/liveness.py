@@ -24,7 +24,7 @@ def _always(code: types.CodeType) -> frozenset[str]:
     """super() reads the first argument and __class__ without an instruction that says so; locals() reads all."""
     if "locals" in code.co_names or "vars" in code.co_names:
         return frozenset(code.co_varnames)
-    return frozenset({code.co_varnames[0]}) if "__class__" in code.co_freevars and code.co_argcount else frozenset()
+    return frozenset({code.co_varnames[0], "__class__"}) if "__class__" in code.co_freevars and code.co_argcount else frozenset()
 
 
 @per_code

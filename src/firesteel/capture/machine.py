@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 DEPTH_LIMIT = 150           # frames
 LENGTH_LIMIT = 100_000      # items that an iterator may give at once
+PROLOGUE = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR", "RESUME"})     # before these a frame cannot be resumed
 
 
 class Discard:
@@ -122,7 +123,7 @@ class Machine:
                 frame.pc += 1
                 self.steps += 1
                 try:
-                    if self.steps in self.break_at:
+                    if self.steps in self.break_at and instr.opname not in PROLOGUE:
                         raise Break("object", name="a generator that lives across a break")
                     handler = OPCODES.get(instr.opname)
                     if handler is None:

@@ -100,8 +100,8 @@ def _write(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> None:
         _write_break(region, m, e, outcome.stopped)
         return
     value = outcome.returned if outcome.raised is None else outcome.raised
+    m.effects.emit(e)       # first: an iterator is rebuilt over the container as it is then
     text = e.expr(value)
-    m.effects.emit(e)
     _write_states(m, e)
     e.line(f"{'return' if outcome.raised is None else 'raise'} {text}")
 
@@ -112,13 +112,13 @@ def _write_states(m: Machine, e: Emitter) -> None:
 
 
 def _write_break(region: "Region", m: Machine, e: Emitter, stop: Break) -> None:
+    m.effects.emit(e)
     action = action_of(e, m)
     if action is None:
         _write_eager_rest(region, m, e)
         return
     exits = [(leave.condition, exit_state(e, m, leave)) for leave in action.exits]
     handler = handler_state(e, m, "error")
-    m.effects.emit(e)
     _write_states(m, e)
     _write_action(region, e, action, handler)
     if region.root.fullgraph:
@@ -142,7 +142,6 @@ def _write_action(region: "Region", e: Emitter, action: Action, handler: State |
 
 def _write_eager_rest(region: "Region", m: Machine, e: Emitter) -> None:
     state = current_state(e, m)
-    m.effects.emit(e)
     _write_states(m, e)
     e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
 
