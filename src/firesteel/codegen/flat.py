@@ -1,11 +1,11 @@
 """Nest -> FlatNest: what every printer prints.  Indices become linear addresses, trivial axes vanish, neighbours merge.
 
-In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest`, which always has these properties:
+In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its buffers.  What always holds of a FlatNest:
  1. A load is `at(buffer number, Address)`, a guarded one `at_masked`; their args are (mask, other,) and the irregular
     parts of the address (those that are not linear in the axes: gathered indices, floordiv, mod).
  2. No axis has the constant extent 1; axes that run through memory together are one axis.
- 3. Buffers are numbered in the order of their first use, so nests that differ in names only become equal FlatNests'
-    text: printers never print a name of the nest.
+ 3. Buffers are numbered in the order of their first use, axes and accumulators named by their position: nests that differ
+    in names only become equal FlatNests, which are printed and compiled once.
 
     x[i, j] of a contiguous [n, 8] buffer  ->  at(0, 8*i + j)  ->  at(0, ij) with ij < n*8
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from firesteel.loops.ir import Axis, Buffer, Nest, Phase
+from firesteel.loops.ir import Axis, Buffer, Nest, Phase, axis
 from firesteel.sym.expr import Expr, Size, as_size, const, make
 
 
@@ -68,13 +68,14 @@ class FlatPhase:
 class FlatNest:
     axes: tuple[Axis, ...]
     phases: tuple[FlatPhase, ...]
-    buffers: tuple[Buffer, ...]     # by number
+    dtypes: tuple[str, ...]         # of the buffers, by number
 
 
-def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> FlatNest:
-    """The nest with linear addresses and merged axes."""
-    flat = _Flattener(nest, buffers).run()
-    return merge_axes(order_axes(flat))
+def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[FlatNest, tuple[str, ...]]:
+    """The nest with linear addresses, canonical names and merged axes; and its buffers' names by number."""
+    flattener = _Flattener(nest, buffers)
+    flat = flattener.run()
+    return merge_axes(order_axes(flat)), tuple(flattener.numbers)
 
 
 # ---------------------------------------------------------------- walking expressions
@@ -162,34 +163,39 @@ class _Flattener:
         self.memo: dict[Expr, Expr] = {}
         self.linear_memo: dict[Expr, _Linear] = {}
         self.pure: dict[Expr, bool] = {}
-        self.unit = {a.name for a in _all_axes(nest) if _is_one(a.extent)}
+        every = _all_axes(nest)
+        self.unit = {a.name for a in every if _is_one(a.extent)}
+        self.axis_names = {a.name: f"a{i}" for i, a in enumerate(every)}
+        self.acc_names = {r.name: f"r{i}" for i, r in enumerate(r for p in nest.phases for r in p.reduces)}
 
     def run(self) -> FlatNest:
         phases = tuple(self.phase(p) for p in self.nest.phases)
-        order = sorted(self.numbers, key=self.numbers.__getitem__)
-        axes = tuple(_plain(a) for a in self.nest.axes if a.name not in self.unit)
-        return FlatNest(axes, phases, tuple(self.buffers[n] for n in order))
+        return FlatNest(self.kept(self.nest.axes), phases, tuple(self.buffers[n].dtype for n in self.numbers))
+
+    def kept(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(self.axis_names[a.name], as_size(a.extent)) for a in axes if a.name not in self.unit)
 
     def phase(self, phase: Phase) -> FlatPhase:
         roots = [r.value for r in phase.reduces]
         for s in phase.stores:
             roots += (*s.index, s.value)
         rebuild(roots, self.change, self.memo)
-        reduces = tuple(FlatReduce(r.name, r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
-        stores = tuple(self.store(s) for s in phase.stores)
-        return FlatPhase(phase.kind, tuple(_plain(a) for a in phase.axes if a.name not in self.unit), reduces, stores)
+        reduces = tuple(FlatReduce(self.acc_names[r.name], r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
+        return FlatPhase(phase.kind, self.kept(phase.axes), reduces, tuple(self.store(s) for s in phase.stores))
 
     def store(self, store) -> FlatStore:
         address, irregular = self.address(store.buffer, store.index)
-        private = frozenset(i.attr for i in store.index if i.op == "axis")
+        private = frozenset(self.axis_names[i.attr] for i in store.index if i.op == "axis")
         return FlatStore(self.number(store.buffer), address, irregular, self.memo[store.value], store.mode, private)
 
     def number(self, name: str) -> int:
         return self.numbers.setdefault(name, len(self.numbers))
 
     def change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        if node.op == "axis" and node.attr in self.unit:
-            return const(0)
+        if node.op == "axis":
+            return const(0) if node.attr in self.unit else axis(self.axis_names[node.attr])
+        if node.op == "acc":
+            return make("acc", node.dtype, (), self.acc_names[node.attr])
         if node.op == "load":
             address, irregular = self.address(node.attr, node.args)
             return make("at", node.dtype, irregular, (self.number(node.attr), address))
@@ -216,7 +222,7 @@ class _Flattener:
         out = _Linear()
         if e.op == "axis":
             if e.attr not in self.unit:
-                out.terms[e.attr] = 1
+                out.terms[self.axis_names[e.attr]] = 1
         elif self.is_pure(e):
             out.base = as_size(e)
         elif e.op == "add":
@@ -248,10 +254,6 @@ class _Flattener:
 
 def _all_axes(nest: Nest) -> list[Axis]:
     return [*nest.axes, *(a for p in nest.phases for a in p.axes)]
-
-
-def _plain(a: Axis) -> Axis:
-    return Axis(a.name, as_size(a.extent))
 
 
 def _is_one(size: Size) -> bool:
@@ -298,7 +300,7 @@ def order_axes(nest: FlatNest) -> FlatNest:
         if step == 0:
             steps[i] = steps[i - 1] if i else max(steps)
     order = sorted(range(len(steps)), key=lambda i: -abs(steps[i]))
-    return FlatNest(tuple(nest.axes[i] for i in order), nest.phases, nest.buffers)
+    return FlatNest(tuple(nest.axes[i] for i in order), nest.phases, nest.dtypes)
 
 
 def merge_axes(nest: FlatNest) -> FlatNest:
@@ -314,7 +316,7 @@ def merge_axes(nest: FlatNest) -> FlatNest:
         phases.append(FlatPhase(phase.kind, own, phase.reduces, phase.stores))
     if not gone:
         return nest
-    return FlatNest(axes, _without_axes(phases, gone), nest.buffers)
+    return FlatNest(axes, _without_axes(phases, gone), nest.dtypes)
 
 
 def _merge_group(axes: tuple[Axis, ...], where: list[Address], raw: set[str]) -> tuple[tuple[Axis, ...], dict[str, str]]:

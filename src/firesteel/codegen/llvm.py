@@ -13,6 +13,7 @@ Equal nests print equal text: no name of the nest appears in it, and the symbol 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 
@@ -34,12 +35,18 @@ _LEAF_OPS = frozenset({"const", "symbol", "axis", "at", "at_masked", "check_inde
 
 def print_nest(nest: Nest, buffers: Mapping[str, Buffer], target: Target | None = None) -> Kernel:
     """The kernel of a nest, for this machine if no target is given."""
-    flat = decompose(flatten(nest, buffers), _is_spelled)
-    printed = _Printer(flat, target or host())
+    flat, names = flatten(nest, buffers)
+    symbol, text, symbols, can_fail = _print_flat(flat, target or host())
+    return Kernel(nest.name, symbol, text, names, symbols, can_fail)
+
+
+@functools.lru_cache(maxsize=4096)
+def _print_flat(flat: FlatNest, target: Target) -> tuple[str, str, tuple[str, ...], bool]:
+    """(symbol, text, size symbols, can it fail)"""
+    printed = _Printer(decompose(flat, _is_spelled), target)
     body = printed.run()
     symbol = "k_" + hashlib.sha256(body.encode()).hexdigest()[:24]
-    names = tuple(b.name for b in flat.buffers)
-    return Kernel(nest.name, symbol, body.replace("@KERNEL", "@" + symbol), names, tuple(s for s, _ in printed.symbols), printed.can_fail)
+    return symbol, body.replace("@KERNEL", "@" + symbol), tuple(s for s, _ in printed.symbols), printed.can_fail
 
 
 def _is_spelled(node: Expr) -> bool:
@@ -68,7 +75,7 @@ class _Printer:
     def run(self) -> str:
         functions = _split(self) if not self.nest.axes else _points(self)
         # the error slot stands after the symbols, whose number is known only now
-        slot = len(self.nest.buffers) + len(self.symbols)
+        slot = len(self.nest.dtypes) + len(self.symbols)
         text = "\n".join(functions).replace("%ERROR_SLOT", str(slot))
         declared = [self.declarations[k] for k in sorted(self.declarations)]
         declared.append("declare i64 @fs_launch(ptr, ptr, i64, i64, ptr)")
@@ -77,7 +84,7 @@ class _Printer:
 
     def code(self) -> Code:
         w = Code(self.nest, self.symbols, self.declarations, self.target)
-        for k in range(len(self.nest.buffers)):
+        for k in range(len(self.nest.dtypes)):
             place = w.new(f"getelementptr i64, ptr %args, i64 {k}")
             w.remember(("buffer", k), w.new(f"load ptr, ptr {place}, align 8"), 0, 0)
         return w
@@ -452,7 +459,7 @@ def _store(w: Code, s: FlatStore) -> None:
     pointer, offsets = w.pointer(s.buffer, s.address, s.irregular, w.level)
     kind = w.lane_kind(s.address, s.irregular, offsets)
     lanes = w.width if w.width and kind != "one" else 0
-    dtype = w.nest.buffers[s.buffer].dtype
+    dtype = w.nest.dtypes[s.buffer]
     value = w.shaped(w.memo[s.value], s.value, lanes)
     if s.mode == "add":
         raw = w.read(s.buffer, pointer, offsets, lanes, kind, w.mask if lanes else None)

@@ -299,7 +299,7 @@ class Code:
             else:
                 total = self._sum(total, self._scaled(val, scale))
         base = self.memo[("buffer", buffer)]
-        ty = MEMORY[self.nest.buffers[buffer].dtype]
+        ty = MEMORY[self.nest.dtypes[buffer]]
         if total is not None:
             where = max(total.level, base.level)
             base = self.once(("gep", buffer, total.name), where, f"getelementptr {ty}, ptr {base.name}, i64 {total.name}")
@@ -355,7 +355,7 @@ class Code:
 
     def read(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, mask: str | None) -> str:
         """The element(s) in memory form; where `mask` is false, zero and no access."""
-        dtype = self.nest.buffers[buffer].dtype
+        dtype = self.nest.dtypes[buffer]
         element, align = MEMORY[dtype], BYTES[dtype]
         if not lanes or kind == "one":
             return self._read_scalar(element, align, pointer, lanes, mask)
@@ -407,7 +407,7 @@ class Code:
 
     def put(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, value: str) -> None:
         """Stores memory-form elements; lanes that do not exist are left out."""
-        dtype = self.nest.buffers[buffer].dtype
+        dtype = self.nest.dtypes[buffer]
         element, align = MEMORY[dtype], BYTES[dtype]
         ty = self.vector(element, lanes)
         if not lanes or (kind == "row" and self.mask is None):
@@ -445,7 +445,7 @@ def _write_symbol(w: Code, node: Expr) -> None:
         w.symbols.append(key)
     w.level = 0
     ty = {"i64": "i64", "f64": "double"}[node.dtype]
-    place = w.new(f"getelementptr i64, ptr %args, i64 {len(w.nest.buffers) + w.symbols.index(key)}")
+    place = w.new(f"getelementptr i64, ptr %args, i64 {len(w.nest.dtypes) + w.symbols.index(key)}")
     w.remember(node, w.new(f"load {ty}, ptr {place}, align 8"), 0, 0)
 
 

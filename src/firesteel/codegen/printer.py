@@ -41,7 +41,7 @@ def decompose(nest: FlatNest, spelled: Callable[[Expr], bool]) -> FlatNest:
     rebuild([r for p in nest.phases for r in p.roots()], change, memo)
     if not missing:
         return nest
-    return FlatNest(nest.axes, tuple(_renamed(p, memo) for p in nest.phases), nest.buffers)
+    return FlatNest(nest.axes, tuple(_renamed(p, memo) for p in nest.phases), nest.dtypes)
 
 
 def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
