@@ -1,13 +1,13 @@
 """Every lowering row, on every sample: lower a one-operator graph, verify, interpret, compare with eager."""
 import pytest
 import torch
+from optable import LIBRARY_SAMPLES, SAMPLES, Sample, one_op_graph
 
 from firesteel.artifacts import counters
 from firesteel.loops.interp import run
 from firesteel.loops.ir import Extern
 from firesteel.loops.lower import LOWERINGS, lower_graph
 from firesteel.loops.verify import verify_program
-from optable import LIBRARY_SAMPLES, SAMPLES, Sample, one_op_graph
 
 aten = torch.ops.aten
 

@@ -4,6 +4,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from optable import Val, graph_of
 from torch.fx import Graph, GraphModule
 
 from firesteel.artifacts import counters
@@ -21,7 +22,6 @@ from firesteel.loops.verify import verify_program
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, postorder
 from firesteel.sym.symint import to_symint
-from optable import Val, graph_of
 
 aten = torch.ops.aten
 
@@ -159,6 +159,15 @@ def test_windows_over_an_expanded_input():
     x = torch.randn(1, 4).expand(3, 4)
     program = check(lambda call, x: (call(aten.neg.default, call(aten.as_strided.default, x, [2, 2], [2, 1], 0)),), x)
     assert len(calls(program)) == 1
+
+
+def test_windows_that_leave_an_input():
+    """A window may reach storage before and behind the tensor that was given."""
+    x = torch.randn(20)[5:15]
+    program = check(lambda call, x: (call(aten.neg.default, call(aten.as_strided.default, x, [3, 2], [2, 1], 2)),), x)
+    assert len(calls(program)) == 1
+    program = check(lambda call, x: (call(aten.neg.default, call(aten.as_strided.default, x, [3, 2], [2, 1], 7)),), x)
+    assert not calls(program)
 
 
 def test_bytes_read_as_another_dtype():

@@ -5,7 +5,21 @@ import pytest
 import torch
 
 from firesteel.loops.ops import (
-    DECOMPOSED, DTYPES, FLOATS, LOOP_DTYPES, OPS, REDUCE_OPS, S, from_size, is_float, literal, meaning, number, result_dtype, to)
+    DECOMPOSED,
+    DTYPES,
+    FLOATS,
+    LOOP_DTYPES,
+    OPS,
+    REDUCE_OPS,
+    S,
+    from_size,
+    is_float,
+    literal,
+    meaning,
+    number,
+    result_dtype,
+    to,
+)
 from firesteel.sym.expr import Expr, const, make, postorder, symbol, truediv
 
 

@@ -11,7 +11,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Tensor
-from firesteel.loops.ops import S, SHORT, compute_dtype, is_float, literal, number, to
+from firesteel.loops.ops import SHORT, S, compute_dtype, is_float, literal, number, to
 from firesteel.sym.expr import Expr, as_expr
 
 aten = torch.ops.aten

@@ -53,11 +53,11 @@ def lower_gather(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, **_
 
 @LOWERINGS.row(aten.index_select.default)
 def lower_index_select(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor) -> Any:
-    if not _fits(out, x, indices) or not x.shape or not indices.shape:
+    if not _fits(out, x, indices) or not x.shape:
         return NotImplemented
     x, indices = b.readable(x), b.readable(indices)
-    dim = dim + len(x.shape) if dim < 0 else dim
-    return b.map(out, lambda i: x.load((*i[:dim], _at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:])))
+    dim, rank = dim + len(x.shape) if dim < 0 else dim, len(indices.shape)
+    return b.map(out, lambda i: x.load((*i[:dim], _at(indices, i[dim:dim + rank], x.shape[dim], strict=True), *i[dim + 1:])))
 
 
 @LOWERINGS.row(aten.take.default)

@@ -60,7 +60,7 @@ class Tensor:
     __slots__ = ("spec", "dtype", "buffer", "index", "body", "strided", "reshaped", "opaque")
 
     def __init__(self, spec: Any, buffer: Buffer | None, index: IndexMap | None, body: Body | None,
-                 strided: bool = True, reshaped: "Tensor | None" = None, opaque: bool = False):
+                 strided: bool = True, reshaped: Tensor | None = None, opaque: bool = False):
         self.spec, self.buffer, self.index, self.body = spec, buffer, index, body
         self.dtype = SHORT.get(spec.dtype) or short_dtype(spec.dtype)
         self.strided, self.reshaped, self.opaque = strided, reshaped, opaque
@@ -70,11 +70,11 @@ class Tensor:
         return self.spec.shape
 
     @classmethod
-    def of(cls, buffer: Buffer, spec: Any) -> "Tensor":
+    def of(cls, buffer: Buffer, spec: Any) -> Tensor:
         return cls(spec, buffer, None, None)
 
     @classmethod
-    def lazy(cls, spec: Any, body: Body) -> "Tensor":
+    def lazy(cls, spec: Any, body: Body) -> Tensor:
         """Computed where it is read; `body` gives an Expr of the tensor's dtype."""
         return cls(spec, None, None, body, strided=False)
 
@@ -89,7 +89,7 @@ class Tensor:
             return S.where(mask, self.body(index), other)
         return masked(self.buffer, self.index(index) if self.index is not None else index, mask, other)
 
-    def through(self, spec: Any, index: IndexMap, strided: bool = True, reshaped: "Tensor | None" = None) -> "Tensor":
+    def through(self, spec: Any, index: IndexMap, strided: bool = True, reshaped: Tensor | None = None) -> Tensor:
         """A view: `index` takes an index of the view to one of this tensor."""
         inner = self.index
         if self.body is not None:

@@ -16,7 +16,7 @@ import torch
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, IndexMap, Tensor, row_major
 from firesteel.loops.ops import LOOP_DTYPES
-from firesteel.sym.expr import Expr, Size, max_
+from firesteel.sym.expr import Expr, Size, max_, product
 
 aten = torch.ops.aten
 
@@ -268,9 +268,9 @@ for _target in (aten.as_strided.default, aten.view.dtype, aten.view_as_real.defa
 def _window_index(out: Any, buffer: Any) -> IndexMap | None:
     """The window's place in the storage, taken apart again by the buffer's strides; None where these have gaps or overlap."""
     dims = _dense_order(buffer)
-    if dims is None:
-        return None
     start = out.offset - buffer.offset
+    if dims is None or (buffer.kind in ("input", "constant") and not _stays_inside(out, start, product(buffer.shape))):
+        return None
 
     def index(i: Index) -> Index:
         place = sum((k * s for k, s in zip(i, out.strides)), start)
@@ -280,6 +280,12 @@ def _window_index(out: Any, buffer: Any) -> IndexMap | None:
             result[d] = at % buffer.shape[d] if n else at
         return tuple(result)
     return index
+
+
+def _stays_inside(out: Any, start: Size, count: Size) -> bool:
+    """Is the window known to lie within the tensor that was given?  Its storage may be larger on both sides."""
+    last = sum(((n - 1) * s for n, s in zip(out.shape, out.strides)), start)
+    return 0 in out.shape or all(isinstance(n, int) for n in (start, last, count)) and start >= 0 and last < count
 
 
 def _dense_order(buffer: Any) -> list[int] | None:
