@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
+from firesteel.loops.decompose import DECOMPOSED
 from firesteel.loops.ops import (
-    DECOMPOSED,
     DTYPES,
     FLOATS,
     LOOP_DTYPES,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatReduce, FlatStore, rebuild, topological
-from firesteel.loops.ops import DECOMPOSED
+from firesteel.loops.decompose import DECOMPOSED
 from firesteel.sym.expr import Expr
 
 
@@ -50,8 +50,7 @@ def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
     return FlatPhase(phase.kind, phase.axes, reduces, stores)
 
 
-_HEAVY = {name: 10 for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-                                "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "pow", "atan2", "sigmoid", "fmod", "mod", "lgamma")}
+_HEAVY = dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "pow", "atan2", "sigmoid", "fmod", "mod", "lgamma"), 10)
 
 
 def weight(phase: FlatPhase) -> int:
