@@ -96,7 +96,8 @@ def lerp_tensor(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
 
 @decomposition("rsub.Tensor rsub.Scalar", core=False)
 def rsub(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
-    return other - (x if alpha == 1 else x * alpha)
+    scaled = x if alpha == 1 else x * alpha     # `number - tensor` would arrive here again
+    return aten.sub.Tensor(other, scaled) if isinstance(other, Tensor) else aten.add.Tensor(aten.neg.default(scaled), other)
 
 
 @decomposition("masked_fill.Scalar masked_fill.Tensor", core=False)
