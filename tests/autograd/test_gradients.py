@@ -434,3 +434,88 @@ def test_write_behind_an_expand():
         y[1, 1].mul_(5)
         return y * z
     check(fn, data(6), leaf(6))
+
+
+# ---------------------------------------------------------------- function transforms, lifetimes
+
+def test_batched_gradients():
+    x = leaf(3)
+    y = compiled(lambda x: x.sin() * x)(x)
+    want = torch.diag(x.cos() * x + x.sin())
+    got, = torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+    assert torch.allclose(got, want)
+    assert torch.allclose(torch.autograd.functional.jacobian(compiled(lambda x: x.sin() * x), x, vectorize=True), want)
+
+
+def test_function_transforms_run_the_program():
+    fn = compiled(lambda x: x.sin() * 2)
+    x = data(4, 3)
+    want = torch.func.vmap(lambda x: x.sin() * 2)(x)
+    assert torch.equal(torch.func.vmap(fn)(x), want)                # met first under a transform
+    assert torch.equal(fn(x), x.sin() * 2) and torch.equal(torch.func.vmap(fn)(x), want)
+    assert torch.allclose(torch.func.grad(lambda x: fn(x).sum())(x), x.cos() * 2)
+    primal, tangent = torch.func.jvp(fn, (x,), (torch.ones_like(x),))
+    assert torch.allclose(tangent, x.cos() * 2)
+    with torch.autograd.forward_ad.dual_level():
+        dual = fn(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        assert torch.allclose(torch.autograd.forward_ad.unpack_dual(dual).tangent, x.cos() * 2)
+
+
+def test_nothing_is_kept_alive():
+    import weakref
+    fn = compiled(lambda x: (x.sin() * x).sum())
+    x = leaf(3)
+    for backward in (False, True):
+        middle = x * 2
+        gone = weakref.ref(middle)
+        loss = fn(middle)
+        if backward:
+            loss.backward()
+            del middle
+            assert gone() is None, "freed by the backward, though the loss lives"
+        else:
+            del middle, loss
+            assert gone() is None
+
+
+def test_written_input_makes_no_cycle():
+    import weakref
+    fn = compiled(lambda x, y: y.mul_(x) * 2)
+    x, y = leaf(3), data(3)
+    gone = weakref.ref(y)
+    out = fn(x, y)
+    del out, y
+    assert gone() is None
+
+
+def test_saved_tensors_can_be_freed_while_the_backward_runs():
+    import weakref
+    alive = []
+
+    def boxed(gm, inputs):
+        def run(args):
+            first = weakref.ref(args[0])
+            results = gm.forward(*args)
+            args.clear()
+            alive.append(first() is not None)
+            return results
+        run._boxed_call = True
+        return run
+    x = leaf(3)
+    aot.function(lambda x: (x * 2).exp().sin(), aot.nop, boxed, partition_fn=aot.default_partition)(x).sum().backward()
+    assert alive == [False]
+
+
+def test_second_order_under_autocast():
+    def fn(x, w):
+        return (x @ w).sin().sum()
+    results = []
+    for f in (fn, compiled(fn)):
+        x, w = leaf(4, 4), leaf(4, 4, seed=1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = f(x, w)
+        g, = torch.autograd.grad(y, x, create_graph=True)
+        h, = torch.autograd.grad(g.sum(), w)
+        results.append((y, g, h))
+    for got, want in zip(*results):
+        assert got.dtype == want.dtype and torch.allclose(got, want, rtol=0.05, atol=0.05)

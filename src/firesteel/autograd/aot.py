@@ -9,6 +9,7 @@
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
 
 def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable) -> Callable:
     """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors."""
+    if runtime.is_transformed():
+        return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
     with timed("joint"):
         joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
@@ -83,6 +86,17 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return compiled
+
+
+class Later:
+    """A program met under a function transform, where nothing can be traced: compiled at its first call outside of one."""
+
+    def __init__(self, program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable):
+        self.make = functools.cache(lambda: compile_program(program, example_inputs, compilers, eager))
+        self.eager = eager
+
+    def __call__(self, *inputs: Any) -> tuple:
+        return tuple(self.eager(*inputs)) if runtime.is_transformed() else self.make()(*inputs)
 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
@@ -127,14 +141,14 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
         compile_backward=lambda: _compile_backward(bw, compilers),
-        second_order=SecondOrder(program, joint, compilers), copied=_read_and_written(joint),
+        second_order=SecondOrder(program, joint, compilers), unstored=SecondOrder(program, joint, Compilers.of(nop)), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
 
 
 def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
-        return runtime.plain_call(compilers.backward(bw, inputs))
+        return runtime.boxed_call(compilers.backward(bw, inputs))
 
 
 def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:
@@ -198,12 +212,13 @@ class SecondOrder:
         self.program, self.compilers = program, compilers
         self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
         self.count = joint.plan.num_inputs
+        self.autocast = autocast_state()        # the program is traced again, later, perhaps outside of the region it was met in
         self.compiled: dict[tuple, Callable] = {}
 
     def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
         present = [k for k, t in enumerate(tangents) if t is not None]
         args = [*inputs, *(tangents[k] for k in present)]
-        key = (*present, *(_kind(a) for a in args))
+        key = (torch.is_grad_enabled(), *present, *(_kind(a) for a in args))
         run = self.compiled.get(key)
         if run is None:
             run = self.compiled[key] = self._compile(args, present)
@@ -212,7 +227,23 @@ class SecondOrder:
 
     def _compile(self, args: list[Any], present: list[int]) -> Callable:
         program = gradient_program(self.program, self.count, self.wanted, present)
-        return compile_program(program, args, self.compilers, eager=program)
+        with contextlib.ExitStack() as stack:
+            for device, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            return compile_program(program, [_example(a) for a in args], self.compilers, eager=program)
+
+
+def autocast_state() -> list[tuple[str, torch.dtype, bool]]:
+    """(device, dtype, is it on) for every device on which automatic casting is or can be on."""
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
+
+
+def _example(value: Any) -> Any:
+    """What to trace with: for a tensor without memory, one of its shape."""
+    if isinstance(value, torch.Tensor) and not runtime.has_storage(value):
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device).requires_grad_(value.requires_grad)
+    return value
 
 
 def _kind(value: Any) -> Any:

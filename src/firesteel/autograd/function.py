@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import Plan, overlaps, write_recorded, write_unrecorded
 
 Compiled = Callable[..., Sequence[Any]]
+has_storage = torch._C._has_storage
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does the caller want a second backward?
 
 
@@ -48,6 +50,7 @@ class TrainingGraph:
     reaches: list[int]                      # place among the backward's results -> bit set of tangents it depends on
     compile_backward: Callable[[], Compiled] | None      # dropped, with the graph it holds, once used
     second_order: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    unstored: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]      # the same for tangents without memory (batched ones)
     copied: list[int]                       # inputs that the graph overwrites and whose old value second_order reads
     draws_random: bool
     eager: Callable[..., Sequence[Any]]     # the captured program, for rule 9 of alias.py
@@ -67,6 +70,19 @@ def plain_call(compiled: Compiled) -> Compiled:
     if getattr(compiled, "_boxed_call", False):
         return lambda *args: compiled(list(args))
     return compiled
+
+
+def boxed_call(compiled: Compiled) -> Callable[[list], Sequence[Any]]:
+    """The compiled graph as a function of one list, which it may empty in order to free what it has used."""
+    return compiled if getattr(compiled, "_boxed_call", False) else lambda args: compiled(*args)
+
+
+peek_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def is_transformed() -> bool:
+    """Is a function transform (vmap, grad, forward-mode) at work?  Then tensors may be wrapped: the program itself is run."""
+    return peek_transform() is not None or forward_ad._current_level >= 0
 
 
 def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
@@ -89,6 +105,8 @@ def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
     recorded = any(w.how == "grad" for w in writes)
 
     def run(*inputs):
+        if peek_transform() is not None or forward_ad._current_level >= 0:     # is_transformed(), without the call
+            return tuple(eager(*inputs))
         values = forward(*inputs)
         if writes:
             with torch.no_grad():
@@ -104,9 +122,11 @@ def training(graph: TrainingGraph) -> Callable:
     plan = graph.plan
     assemble, writes, function = plan.assemble, plan.writes, make_function(graph)
     recorded = [w for w in writes if w.how == "grad"]
-    apply = function.apply
+    apply, eager = function.apply, graph.eager
 
     def run(*inputs):
+        if peek_transform() is not None or forward_ad._current_level >= 0:
+            return tuple(eager(*inputs))
         values = apply(*inputs)
         if recorded:
             write_recorded(recorded, inputs, values)
@@ -152,23 +172,29 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
 
 
 def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
-    """Runs the backward graph on what was saved."""
-    saved = ctx.saved_tensors
-    if not keeps_graph():
-        ctx.inputs = None           # as torch frees the saved tensors
-    sizes = ctx.sizes if graph.num_saved_sizes else ()
+    """Runs the backward graph on what was saved; what is freed by torch afterwards is let go before."""
+    args = list(ctx.saved_tensors)
     arrived, fitted = fit_tangents(graph, ctx, tangents)
+    if fitted is None:
+        return second_order_gradients(graph, ctx, tangents, graph.unstored)
+    if not keeps_graph():
+        ctx.inputs = None
+        ctx.maybe_clear_saved_tensors()
     if not arrived:
         return (None,) * len(graph.gradients)
-    backward = graph.backward or graph.ready_backward()
-    results = backward(*saved, *sizes, *fitted)
-    if arrived == (1 << len(fitted)) - 1:
-        return tuple([None if k is None else results[k] for k in graph.gradients])     # the usual case
+    if graph.num_saved_sizes:
+        args += ctx.sizes
+    args += fitted
+    everything = arrived == (1 << len(fitted)) - 1
+    del fitted
+    results = (graph.backward or graph.ready_backward())(args)
+    if everything:
+        return tuple([None if k is None else results[k] for k in graph.gradients])
     return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
 
 
-def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor]]:
-    """(bit set of those that arrived, all of them with the strides of the trace)."""
+def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:
+    """(bit set of those that arrived, all of them with the strides of the trace); None where one has no memory of its own."""
     arrived, fitted = 0, []
     for place, expected in enumerate(graph.tangents):
         tangent = tangents[expected.value]
@@ -176,7 +202,11 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
             about = ctx._input_metadata[expected.value]
             tangent = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
         else:
+            if not has_storage(tangent):
+                return 0, None
             arrived |= 1 << place
+            if tangent.is_conj() or tangent.is_neg():
+                tangent = tangent.resolve_conj().resolve_neg()
         if expected.strides is None:
             tangent = tangent.contiguous()
         elif tangent.stride() != expected.strides:
@@ -185,18 +215,18 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
     return arrived, fitted
 
 
-def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
+def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], gradients: Callable | None = None) -> tuple:
     """Gradients that can be differentiated again.  Unpacking the saved tensors makes torch complain where it should:
     after they were freed, or after one was overwritten."""
     ctx.saved_tensors  # noqa: B018
     wanted = [tangents[t.value] for t in graph.tangents]
-    if graph.draws_random:
-        with torch.random.fork_rng(devices=ctx.random_state[1]):
-            restore_random_state(ctx.random_state)
-            results = graph.second_order(ctx.inputs, wanted)
-    else:
-        results = graph.second_order(ctx.inputs, wanted)
-    return tuple(results)
+    if gradients is None:
+        gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
+    if not graph.draws_random:
+        return tuple(gradients(ctx.inputs, wanted))
+    with torch.random.fork_rng(devices=ctx.random_state[1]):
+        restore_random_state(ctx.random_state)
+        return tuple(gradients(ctx.inputs, wanted))
 
 
 def random_state(inputs: Sequence[Any]) -> tuple:
