@@ -10,7 +10,6 @@ from firesteel.artifacts import breaks, counters
 from firesteel.capture import marks
 from firesteel.errors import RecompileError, RecompileLimitExceeded, Unsupported
 
-
 WEIGHT = nn.Parameter(torch.randn(4, 6))
 
 

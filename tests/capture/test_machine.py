@@ -67,7 +67,7 @@ def test_containers(x, y):
     items.append(x + y)
     items[0] = items[2] * 2
     first, *rest = items
-    table = {"a": first, **{"b": rest[0]}}
+    table = {"a": first, "b": rest[0]}
     table["c"] = (x, [y])
     return items, table, items[1:], len(items), "a" in table, list(table), table.get("d", 5)
 
@@ -83,7 +83,7 @@ def test_comprehensions(x):
 @make_test(graphs=0)
 def test_f_strings_and_text(x):
     name = f"{x.shape[0]:>3}|{'a'!r}|{1.5:.2f}"
-    return x, name.upper().split("|"), "-".join(["p", "q"]), "%d %s" % (3, "u"), "{}".format(7)
+    return x, name.upper().split("|"), "-".join(["p", "q"]), "%d %s" % (3, "u"), f"{7}"
 
 
 def helper(x, scale=2, *rest, bias=1, **more):

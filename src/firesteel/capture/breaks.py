@@ -87,7 +87,7 @@ def call_text(e: Emitter, fn: Value, args: list[Value], kwargs: dict[str, Value]
 
 
 @ACTIONS.row("CALL")
-def act_call(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_call(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     fn, args, kwargs = call_parts(f, i)
     if fn.identity() is super and not args:     # it would look for __class__ in the generated function
         return simple(e, i, m.implicit_super().rebuild(e), i.arg + 2)
@@ -95,7 +95,7 @@ def act_call(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
 
 
 @ACTIONS.row("CALL_FUNCTION_EX")
-def act_call_function_ex(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_call_function_ex(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     named = i.arg & 1
     x, y = f.stack[-3 - named:len(f.stack) - 1 - named]
     fn, first = (y, []) if x is NULL else (x, [] if y is NULL else [y])
@@ -105,46 +105,46 @@ def act_call_function_ex(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Acti
 
 # -- attributes, items, operators ---------------------------------------------------------------------------------------
 @ACTIONS.row("LOAD_ATTR")
-def act_load_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_load_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"{e.expr(f.stack[-1])}.{i.argval}", 1)
 
 
 @ACTIONS.row("LOAD_SUPER_ATTR")
-def act_load_super_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_load_super_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"super({e.expr(f.stack[-2])}, {e.expr(f.stack[-1])}).{i.argval}", 3)
 
 
 @ACTIONS.row("STORE_ATTR")
-def act_store_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_store_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     value, owner = map(e.expr, f.stack[-2:])
     return simple(e, i, f"{owner}.{i.argval} = {value}", 2, False)
 
 
 @ACTIONS.row("DELETE_ATTR")
-def act_delete_attr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_delete_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"del {e.expr(f.stack[-1])}.{i.argval}", 1, False)
 
 
 @ACTIONS.row("BINARY_SUBSCR")
-def act_binary_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_binary_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     owner, key = map(e.expr, f.stack[-2:])
     return simple(e, i, f"{owner}[{key}]", 2)
 
 
 @ACTIONS.row("STORE_SUBSCR")
-def act_store_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_store_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     value, owner, key = map(e.expr, f.stack[-3:])
     return simple(e, i, f"{owner}[{key}] = {value}", 3, False)
 
 
 @ACTIONS.row("DELETE_SUBSCR")
-def act_delete_subscr(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_delete_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     owner, key = map(e.expr, f.stack[-2:])
     return simple(e, i, f"del {owner}[{key}]", 2, False)
 
 
 @ACTIONS.row("BINARY_OP")
-def act_binary_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_binary_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     a, b = map(e.expr, f.stack[-2:])
     if i.argval[-1] != "=":
         return simple(e, i, f"{a} {i.argval} {b}", 2)
@@ -153,13 +153,13 @@ def act_binary_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
 
 
 @ACTIONS.row("COMPARE_OP")
-def act_compare_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_compare_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     a, b = map(e.expr, f.stack[-2:])
     return simple(e, i, f"{a} {i.argval} {b}", 2)
 
 
 @ACTIONS.row("CONTAINS_OP")
-def act_contains_op(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_contains_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     a, b = map(e.expr, f.stack[-2:])
     return simple(e, i, f"{a} {'not in' if i.arg else 'in'} {b}", 2)
 
@@ -174,30 +174,30 @@ for _name, _text in {"UNARY_NEGATIVE": "-{}", "UNARY_POSITIVE": "+{}", "UNARY_IN
 
 
 @ACTIONS.row("FORMAT_WITH_SPEC")
-def act_format_with_spec(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_format_with_spec(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     value, spec = map(e.expr, f.stack[-2:])
     return simple(e, i, f"format({value}, {spec})", 2)
 
 
 @ACTIONS.row("CONVERT_VALUE")
-def act_convert_value(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_convert_value(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"{i.argval.__name__}({e.expr(f.stack[-1])})", 1)
 
 
 @ACTIONS.row("BUILD_STRING")
-def act_build_string(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_build_string(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"''.join(({''.join(e.expr(v) + ', ' for v in f.stack[-i.arg:])}))", i.arg)
 
 
 @ACTIONS.row("IMPORT_NAME")
-def act_import_name(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_import_name(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     level, names = map(e.expr, f.stack[-2:])
     return simple(e, i, f"__import__({i.argval!r}, {e.constant(f.scope)}, None, {names}, {level})", 2)
 
 
 # -- branches and loops -------------------------------------------------------------------------------------------------
 def _branch(negated: bool) -> ActionRow:
-    def act(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+    def act(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
         name = e.name()
         condition = f"not {name}" if negated else name
         return Action([f"{name} = bool({e.expr(f.stack[-1])})"], [Exit(i.target.index, 1, [], condition), Exit(i.index + 1, 1)])
@@ -211,7 +211,7 @@ END: Any = object()
 
 
 @ACTIONS.row("FOR_ITER")
-def act_for_iter(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_for_iter(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     name, end, iterator = e.name(), e.constants.bind(END, "end"), e.expr(f.stack[-1])
     exits = [Exit(i.target.index, 1, [], f"{name} is {end}"), Exit(i.index + 1, 0, [name])]
     return Action([f"{name} = next({iterator}, {end})"], exits)
@@ -228,21 +228,21 @@ def unpack(value: Any, count: int) -> tuple[Any, ...]:
 
 
 @ACTIONS.row("UNPACK_SEQUENCE")
-def act_unpack_sequence(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_unpack_sequence(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     names = [e.name() for _ in range(i.arg)]
     line = f"({''.join(n + ', ' for n in names)}) = {e.helper(unpack)}({e.expr(f.stack[-1])}, {i.arg})"
     return Action([line], [Exit(i.index + 1, 1, names)])
 
 
 @ACTIONS.row("BEFORE_WITH")
-def act_before_with(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_before_with(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     manager, leave, entered = e.expr(f.stack[-1]), e.name(), e.name()
     lines = [f"{leave} = {manager}.__exit__", f"{entered} = type({manager}).__enter__({manager})"]
     return Action(lines, [Exit(i.index + 1, 1, [leave, entered])])
 
 
 @ACTIONS.row("WITH_EXCEPT_START")
-def act_with_except_start(e: Emitter, m: "Machine", f: "Frame", i: Instr) -> Action:
+def act_with_except_start(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     leave, exc = e.expr(f.stack[-4]), e.expr(f.stack[-1])
     return simple(e, i, f"{leave}(type({exc}), {exc}, {exc}.__traceback__)", 0)
 
@@ -281,7 +281,7 @@ def unique(names: list[str]) -> list[str]:
     return result
 
 
-def frame_state(e: Emitter, m: "Machine", f: "Frame", index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
+def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
     """One frame that goes on at `index` with `stack`, and above it values whose texts are `extra`."""
     if f.generator is not None:
         raise CannotRebuild(f.generator, f.generator.birth)
@@ -301,7 +301,7 @@ def frame_state(e: Emitter, m: "Machine", f: "Frame", index: int, stack: list[Va
     return FrameSpec(f.code, index, f.scope, slots, tuple(kinds), returns, f.module), values
 
 
-def live_in_handler(f: "Frame") -> frozenset[str]:
+def live_in_handler(f: Frame) -> frozenset[str]:
     """What the handler around the call that a frame waits for reads."""
     handler = f.instr().handler
     return live_slots(f.code, handler.target.index) if handler is not None else frozenset()
@@ -317,7 +317,7 @@ def stack_item(e: Emitter, item: Value) -> tuple[str, list[str]]:
     return VALUE, [e.expr(item)]
 
 
-def continue_state(e: Emitter, m: "Machine", depth: int, index: int, stack: list[Value], extra: list[str]) -> State:
+def continue_state(e: Emitter, m: Machine, depth: int, index: int, stack: list[Value], extra: list[str]) -> State:
     """The frames up to `depth`, the innermost of them going on at `index`."""
     specs, values = [], []
     for f in m.frames[:depth]:
@@ -328,14 +328,14 @@ def continue_state(e: Emitter, m: "Machine", depth: int, index: int, stack: list
     return State((*specs, spec), values + texts)
 
 
-def exit_state(e: Emitter, m: "Machine", leave: Exit) -> State:
+def exit_state(e: Emitter, m: Machine, leave: Exit) -> State:
     """The frames after the action, on one exit."""
     f = m.frames[-1]
     stack = f.stack[:-leave.pops] if leave.pops else f.stack
     return continue_state(e, m, len(m.frames) - 1, leave.next, stack, leave.results)
 
 
-def handler_state(e: Emitter, m: "Machine", error: str) -> State | None:
+def handler_state(e: Emitter, m: Machine, error: str) -> State | None:
     """Where an exception of the action goes, if any frame handles it."""
     for depth in range(len(m.frames) - 1, -1, -1):
         f = m.frames[depth]
@@ -347,13 +347,13 @@ def handler_state(e: Emitter, m: "Machine", error: str) -> State | None:
     return None
 
 
-def current_state(e: Emitter, m: "Machine") -> State:
+def current_state(e: Emitter, m: Machine) -> State:
     """All frames as they are: to go on eagerly at the instruction itself."""
     f = m.frames[-1]
     return continue_state(e, m, len(m.frames) - 1, f.pc, f.stack, [])
 
 
-def action_of(e: Emitter, m: "Machine") -> Action | None:
+def action_of(e: Emitter, m: Machine) -> Action | None:
     f = m.frames[-1]
     instr = f.program[f.pc]
     row = ACTIONS.get(instr.opname)

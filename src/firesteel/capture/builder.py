@@ -27,7 +27,7 @@ from firesteel.capture.source import Attr, Fixed, Item, Nth, Source
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import FixedObject, OpaqueValue, Value
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
-from firesteel.capture.values.containers import DictValue, ListValue, NamedTupleValue, SetValue, SizeValue, SliceValue, TupleValue
+from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
 from firesteel.capture.values.functions import (
     BoundMethodValue,
@@ -37,6 +37,7 @@ from firesteel.capture.values.functions import (
     function_value,
 )
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
+from firesteel.capture.values.mappings import DictValue, SetValue
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
@@ -54,7 +55,7 @@ WRAPPERS: Table[Wrapper] = Table("wrapper of a type", "capture/builder.py")
 BASES: Table[Wrapper] = Table("wrapper of a base class", "capture/builder.py")      # in order of trying
 
 
-def build(m: "Machine", obj: Any, source: Source) -> Value:
+def build(m: Machine, obj: Any, source: Source) -> Value:
     """The Value of an object; see the module's text."""
     known = m.same_object(obj)
     if known is not None:
@@ -81,13 +82,13 @@ def is_fixed(source: Source) -> bool:
     return type(source) is Fixed
 
 
-def guard(m: "Machine", source: Source, kind: str, data: Any = None) -> None:
+def guard(m: Machine, source: Source, kind: str, data: Any = None) -> None:
     if not is_fixed(source):
         m.guard(Guard(source, kind, data))
 
 
 # -- constants ----------------------------------------------------------------------------------------------------------
-def wrap_constant(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_constant(m: Machine, obj: Any, source: Source) -> Value:
     if type(obj) in (int, float) and not is_fixed(source) and m.becomes_symbol(source, obj):
         if source not in m.number_symbols:
             m.number_symbols[source] = symbol_input(m, obj, source)
@@ -96,7 +97,7 @@ def wrap_constant(m: "Machine", obj: Any, source: Source) -> Value:
     return ConstValue(obj, None if type(obj) in (int, float, bool, str, type(None)) else source)
 
 
-def symbol_input(m: "Machine", obj: int | float, source: Source) -> Value:
+def symbol_input(m: Machine, obj: int | float, source: Source) -> Value:
     """A number that changed between calls: a symbol, and a placeholder where the graph uses it."""
     name = m.symbol_name(source)
     expr = m.world.env.create_symbol(obj, name, lo=None, dtype="i64" if type(obj) is int else "f64")
@@ -111,7 +112,7 @@ BASES.add(enum.Enum, wrap_constant)
 
 
 # -- tensors ------------------------------------------------------------------------------------------------------------
-def wrap_tensor(m: "Machine", obj: torch.Tensor, source: Source) -> Value:
+def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     """A placeholder.  Its sizes are constants or symbols, as `m.dimension_policy` says."""
     if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested:
         return OpaqueValue(obj, source)
@@ -141,42 +142,42 @@ BASES.add(torch.Tensor, lambda m, obj, source: OpaqueValue(obj, source))      # 
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------
-def lazy_items(m: "Machine", obj: Any, source: Source) -> list[Value]:
+def lazy_items(m: Machine, obj: Any, source: Source) -> list[Value]:
     return [m.lazy(item, Item(source, i)) for i, item in enumerate(obj)]
 
 
 @WRAPPERS.row(tuple)
-def wrap_tuple(m: "Machine", obj: tuple, source: Source) -> Value:
+def wrap_tuple(m: Machine, obj: tuple, source: Source) -> Value:
     guard_sequence(m, obj, source)
     return TupleValue(lazy_items(m, obj, source), source, obj)
 
 
-def guard_sequence(m: "Machine", obj: Any, source: Source) -> None:
+def guard_sequence(m: Machine, obj: Any, source: Source) -> None:
     guard(m, source, "type", type(obj))
     guard(m, source, "length", len(obj))
 
 
 @WRAPPERS.row(list)
-def wrap_list(m: "Machine", obj: list, source: Source) -> Value:
+def wrap_list(m: Machine, obj: list, source: Source) -> Value:
     guard(m, source, "type", list)
     return ListValue(lazy_items(m, obj, source), source, obj, lambda: m.guard(Guard(source, "length", len(obj))))
 
 
 @WRAPPERS.row(torch.Size)
-def wrap_size(m: "Machine", obj: torch.Size, source: Source) -> Value:
+def wrap_size(m: Machine, obj: torch.Size, source: Source) -> Value:
     guard_sequence(m, obj, source)
     return SizeValue(lazy_items(m, obj, source), source, obj)
 
 
 @BASES.row(tuple)
-def wrap_namedtuple(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_namedtuple(m: Machine, obj: Any, source: Source) -> Value:
     if not hasattr(obj, "_fields") and type(obj).__module__ != "torch.return_types":
         return wrap_object(m, obj, source)
     guard(m, source, "type", type(obj))
     return NamedTupleValue(type(obj), lazy_items(m, obj, source), source, obj)
 
 
-def wrap_dict(m: "Machine", obj: dict, source: Source) -> Value:
+def wrap_dict(m: Machine, obj: dict, source: Source) -> Value:
     """The keys are guarded when they are asked for."""
     guard(m, source, "type", type(obj))
     entries = {}
@@ -188,7 +189,7 @@ def wrap_dict(m: "Machine", obj: dict, source: Source) -> Value:
     return DictValue(entries, source, obj, type(obj), made)
 
 
-def known_key(m: "Machine", key: Any, source: Source, index: int) -> Value:
+def known_key(m: Machine, key: Any, source: Source, index: int) -> Value:
     if is_constant_object(key):
         return ConstValue(key)
     if isinstance(key, tuple) and all(map(is_constant_object, key)):
@@ -203,7 +204,7 @@ for _type in (dict, collections.OrderedDict, collections.defaultdict):
 
 
 @WRAPPERS.row(set)
-def wrap_set(m: "Machine", obj: set, source: Source) -> Value:
+def wrap_set(m: Machine, obj: set, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     if not all(map(is_constant_object, obj)):
         return OpaqueValue(obj, source)
@@ -212,7 +213,7 @@ def wrap_set(m: "Machine", obj: set, source: Source) -> Value:
 
 
 @WRAPPERS.row(slice)
-def wrap_slice(m: "Machine", obj: slice, source: Source) -> Value:
+def wrap_slice(m: Machine, obj: slice, source: Source) -> Value:
     parts = [m.look(m.lazy(getattr(obj, name), Attr(source, name))) for name in ("start", "stop", "step")]
     guard(m, source, "type", slice)
     return SliceValue(*parts)
@@ -226,7 +227,7 @@ def unwrapped(fn: Any) -> Any:
 
 
 @WRAPPERS.row(types.FunctionType)
-def wrap_function(m: "Machine", obj: types.FunctionType, source: Source) -> Value:
+def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Value:
     if unwrapped(obj) is not obj:
         guard(m, source, "identity", obj)
         return build(m, unwrapped(obj), Fixed(unwrapped(obj)))
@@ -245,14 +246,14 @@ def wrap_function(m: "Machine", obj: types.FunctionType, source: Source) -> Valu
 
 
 @WRAPPERS.row(types.MethodType)
-def wrap_method(m: "Machine", obj: types.MethodType, source: Source) -> Value:
+def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Value:
     guard(m, source, "type", types.MethodType)
     fn = build(m, obj.__func__, Attr(source, "__func__"))
     owner = build(m, obj.__self__, Attr(source, "__self__"))
     return BoundMethodValue(fn, owner, source, obj)
 
 
-def wrap_builtin(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     owner = getattr(obj, "__self__", None)
     if find_call(obj) is None and isinstance(owner, (list, dict, set)) and not is_fixed(source):
         return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
@@ -267,7 +268,7 @@ for _type in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.Meth
     WRAPPERS.add(_type, wrap_builtin)
 
 
-def wrap_operator(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_operator(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "identity", obj)
     return TorchFunctionValue(obj, source)
 
@@ -277,7 +278,7 @@ for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
 
 
 @BASES.row(type)
-def wrap_class(m: "Machine", obj: type, source: Source) -> Value:
+def wrap_class(m: Machine, obj: type, source: Source) -> Value:
     guard(m, source, "identity", obj)
     return FunctionClassValue(obj, source) if issubclass(obj, torch.autograd.Function) else ClassValue(obj, source)
 
@@ -285,7 +286,7 @@ def wrap_class(m: "Machine", obj: type, source: Source) -> Value:
 class FunctionClassValue(ClassValue):
     """A subclass of torch.autograd.Function."""
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         return ApplyValue(self.cls) if name == "apply" else super().getattr(m, name)
 
 
@@ -293,7 +294,7 @@ WRAPPERS.add(type, wrap_class)
 
 
 @WRAPPERS.row(functools.partial)
-def wrap_partial(m: "Machine", obj: functools.partial, source: Source) -> Value:
+def wrap_partial(m: Machine, obj: functools.partial, source: Source) -> Value:
     guard(m, source, "type", functools.partial)
     guard(m, Attr(source, "args"), "length", len(obj.args))
     guard(m, Attr(source, "keywords"), "keys", tuple(obj.keywords))
@@ -304,19 +305,19 @@ def wrap_partial(m: "Machine", obj: functools.partial, source: Source) -> Value:
 
 
 @WRAPPERS.row(types.CellType)
-def wrap_cell(m: "Machine", obj: types.CellType, source: Source) -> Value:
+def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Value:
     return m.cell(obj, source)
 
 
 # -- modules, objects ---------------------------------------------------------------------------------------------------
 @BASES.row(types.ModuleType)
-def wrap_python_module(m: "Machine", obj: types.ModuleType, source: Source) -> Value:
+def wrap_python_module(m: Machine, obj: types.ModuleType, source: Source) -> Value:
     guard(m, source, "identity", obj)
     return PythonModuleValue(obj, source)
 
 
 @BASES.row(torch.nn.Module)
-def wrap_module(m: "Machine", obj: torch.nn.Module, source: Source) -> Value:
+def wrap_module(m: Machine, obj: torch.nn.Module, source: Source) -> Value:
     if not hasattr(obj, "_modules") or isinstance(obj, torch.jit.ScriptModule):
         return OpaqueValue(obj, source)
     m.guard(Guard(source, "type", type(obj)))
@@ -324,12 +325,12 @@ def wrap_module(m: "Machine", obj: torch.nn.Module, source: Source) -> Value:
 
 
 @BASES.row(BaseException)
-def wrap_exception(m: "Machine", obj: BaseException, source: Source) -> Value:
+def wrap_exception(m: Machine, obj: BaseException, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     return ExceptionValue(type(obj), lazy_items(m, obj.args, Attr(source, "args")), obj, source)
 
 
-def wrap_iterator(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_iterator(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     return RealIterator(obj, source)
 
@@ -338,7 +339,7 @@ for _type in dict.fromkeys(PEEKABLE):
     WRAPPERS.add(_type, wrap_iterator)
 
 
-def wrap_context(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_context(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     return context_of(obj, source)
 
@@ -348,12 +349,12 @@ for _type in (torch.no_grad, torch.enable_grad):
 
 
 @WRAPPERS.row(ModeExit)
-def wrap_exit(m: "Machine", obj: ModeExit, source: Source) -> Value:
+def wrap_exit(m: Machine, obj: ModeExit, source: Source) -> Value:
     guard(m, Attr(source, "restore"), "equals", obj.restore)
     return ExitValue(obj.restore, source, obj)
 
 
-def wrap_opaque(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return OpaqueValue(obj, source)
 
 
@@ -362,19 +363,19 @@ for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.Corout
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 
 
-def wrap_fixed(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "identity", obj)
     return FixedObject(obj, source)
 
 
-for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(typing.List), type(typing.List[int]), type(typing.Callable),
-                            type(typing.Union), type(typing.Union[int, str]), type(typing.Tuple), types.GenericAlias, types.UnionType,
+for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
+                            type(typing.Union), type(typing.Union[int, str]), type(tuple), types.GenericAlias, types.UnionType,
                             type(collections.abc.Callable[[int], str])]):
     if _type is not type and _type not in WRAPPERS:
         WRAPPERS.add(_type, wrap_fixed)
 
 
-def wrap_object(m: "Machine", obj: Any, source: Source) -> Value:
+def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
     if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
         return OpaqueValue(obj, source)
@@ -382,7 +383,7 @@ def wrap_object(m: "Machine", obj: Any, source: Source) -> Value:
     return ObjectValue(type(obj), obj, source)
 
 
-def constant_value(m: "Machine", obj: Any) -> Value:
+def constant_value(m: Machine, obj: Any) -> Value:
     """The Value of an object that is fixed: a class attribute, a function of a library."""
     return build(m, obj, Fixed(obj)) if not is_constant_object(obj) else ConstValue(obj)
 

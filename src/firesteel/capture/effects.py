@@ -118,7 +118,7 @@ class Effects:
         del self.entries[entries:]
 
     # -- replay ----------------------------------------------------------------------------------------------------
-    def emit(self, e: "Emitter") -> None:
+    def emit(self, e: Emitter) -> None:
         """Writes the statements that do it all to the real objects."""
         for effect in self.entries:
             target = e.expr(effect.target)

@@ -54,7 +54,7 @@ def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
 class Emitter:
     """Mutable; one a capture."""
 
-    def __init__(self, m: "Machine"):
+    def __init__(self, m: Machine):
         self.m = m
         self.constants = Constants()
         self.lines: list[str] = []
@@ -122,13 +122,13 @@ class Emitter:
             self.outputs.append(node)
         return self._output_of[node]
 
-    def new_cell(self, cell: "CellValue") -> str:
+    def new_cell(self, cell: CellValue) -> str:
         name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
         if cell.content is not None:
             self.line(f"{name}.cell_contents = {self.expr(cell.content)}")
         return name
 
-    def new_function(self, fn: "FunctionValue") -> str:
+    def new_function(self, fn: FunctionValue) -> str:
         closure = "".join(f"{self.expr(cell)}, " for cell in fn.closure)
         defaults = "".join(f"{self.expr(value)}, " for value in fn.defaults)
         kwdefaults = ", ".join(f"{name!r}: {self.expr(value)}" for name, value in fn.kwdefaults.items())
@@ -141,14 +141,14 @@ class Emitter:
             self.line(f"{name}.{attribute} = {self.expr(value)}")
         return name
 
-    def new_object(self, obj: "ObjectValue") -> str:
+    def new_object(self, obj: ObjectValue) -> str:
         name = self.write_as(obj, self.assign(f"object.__new__({self.constant(obj.cls)})"))
         attributes = self._attributes(obj)
         if attributes:
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
         return name
 
-    def new_exception(self, exc: "ExceptionValue") -> str:
+    def new_exception(self, exc: ExceptionValue) -> str:
         args = "".join(f"{self.expr(arg)}, " for arg in exc.args)
         return f"{self.helper(make_exception)}({self.constant(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
 

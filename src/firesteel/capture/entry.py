@@ -60,7 +60,7 @@ class Entry:
 class Region:
     """See the module's text.  Subclasses say how a capture starts and what eager execution is."""
 
-    def __init__(self, root: "Root", name: str, arg_names: list[str]):
+    def __init__(self, root: Root, name: str, arg_names: list[str]):
         self.root, self.name, self.arg_names = root, name, arg_names
         self.entries: list[Entry] = []
         self.policy = Policy(root.dynamic)
@@ -178,7 +178,7 @@ class Region:
 class FunctionRegion(Region):
     """The start of a function, for one shape of call: so many positional arguments, these keywords."""
 
-    def __init__(self, root: "Root", positional: int, keywords: tuple[str, ...]):
+    def __init__(self, root: Root, positional: int, keywords: tuple[str, ...]):
         self.positional, self.keywords = positional, keywords
         super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
 
@@ -207,7 +207,7 @@ def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
 class Continuation(Region):
     """The rest of the program after a break: suspended frames, whose values are the inputs."""
 
-    def __init__(self, root: "Root", spec: Spec):
+    def __init__(self, root: Root, spec: Spec):
         self.spec = spec
         super().__init__(root, f"{root.name} after line {_line(spec)}", input_names(spec))
 
@@ -338,7 +338,7 @@ class Root:
         return drive(region, args)
 
 
-ROOTS: "weakref.WeakSet[Root]" = weakref.WeakSet()
+ROOTS: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
 def drive(region: Region, inputs: tuple[Any, ...]) -> Any:

@@ -12,40 +12,31 @@ What always holds:
 """
 from __future__ import annotations
 
-import builtins
 import linecache
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from firesteel.capture import builder
 from firesteel.capture.code import Instr, program
-from firesteel.capture.effects import DELETED, Effects
-from firesteel.capture.guards import Guard, Question, state_guard
+from firesteel.capture.effects import Effects
+from firesteel.capture.guards import Guard
 from firesteel.capture.opcodes import OPCODES
+from firesteel.capture.policy import Policy
+from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.source import Attr, Cell, Fixed, Source, global_source
 from firesteel.capture.values import builtin_calls, known_names  # noqa: F401  their rows are registered by importing them
-from firesteel.capture.values.base import LASTI, PENDING, LazyValue, OpaqueValue, UserRaise, Value
+from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
-from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
+from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
-from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue, ScopeValue
+from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.iterators import GeneratorValue, SequenceIterator
-from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import MISSING, ExceptionValue, SuperValue, mro_lookup
 from firesteel.capture.values.objects import bind as bind_attribute
-from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
-from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy, MakeWorld, TensorWorld
+from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
-from firesteel.sym.expr import free_symbols
-
-if TYPE_CHECKING:
-    from firesteel.capture.policy import Policy
 
 DEPTH_LIMIT = 150           # frames
 LENGTH_LIMIT = 100_000      # items that an iterator may give at once
@@ -85,31 +76,23 @@ class Frame:
         return f"<Frame {self.code.co_qualname} at {self.pc}>"
 
 
-class Machine:
+class Machine(Reader):
     """One capture.  Mutable; used by one thread; see the module's text."""
 
     operators, unary_operators = OPERATORS, UNARY_OPERATORS
     DISCARD = Discard
 
-    def __init__(self, make_world: MakeWorld, policy: "Policy", break_at: frozenset[int] = frozenset()):
-        self.world: TensorWorld = make_world(ShapeEnv(self.location))
-        self.policy, self.break_at = policy, break_at
+    def __init__(self, make_world: MakeWorld, policy: Policy, break_at: frozenset[int] = frozenset()):
+        super().__init__(make_world(ShapeEnv(self.location)), policy)
+        self.break_at = break_at
         self.frames: list[Frame] = []
-        self.guards: list[Guard] = [state_guard()]
-        self.effects = Effects()
         self.record = Recorder(self.place)
         self.steps = 0
         self.handling: Value = NONE             # the exception being handled
         self.returned: Value = NONE             # by the frame at the base of the innermost `run`
         self.base = 0
         self.initial_states: dict[Key, Any] = {}
-        self._guard_keys: set[Any] = set()
-        self._objects: dict[int, tuple[Any, Value]] = {}
-        self._size_sources: dict[str, Source] = {}
-        self.number_symbols: dict[Source, Value] = {}   # numbers that are symbols, each met once or more
-        self._names: set[str] = set()
         self._traces: dict[Any, str] = {}
-        self._scopes: dict[int, ScopeValue] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
     def run(self, base: int = 0) -> Value:
@@ -244,206 +227,6 @@ class Machine:
             name = module.source.name
             self.frames[-1].module = (f"{name}@{id(module.obj):x}", name, module.cls)
         return result
-
-    # -- looking at objects ----------------------------------------------------------------------------------------
-    def lazy(self, obj: Any, source: Source) -> Value:
-        return LazyValue(obj, source)
-
-    def look(self, value: Value) -> Value:
-        """The value, wrapped and guarded if nobody has looked at it yet."""
-        return builder.build(self, value.obj, value.source) if type(value) is LazyValue else value
-
-    def read(self, obj: Any, source: Source) -> Value:
-        return builder.build(self, obj, source)
-
-    def read_attribute(self, owner: Value, name: str, obj: Any = MISSING) -> Value:
-        real = getattr(owner.identity(), name) if obj is MISSING else obj
-        return builder.build(self, real, Attr(owner.source, name))
-
-    def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
-        return builder.build(self, obj, Attr(Fixed(cls), name))
-
-    def class_constant(self, cls: type, name: str, obj: Any) -> Value:
-        """A class attribute as an instance sees it; classes of torch and of the standard library are taken as fixed."""
-        trusted = builder.is_trusted_scope({"__name__": cls.__module__})
-        return self.constant_object(obj) if trusted else self.read_class_attribute(cls, name, obj)
-
-    def static_attribute(self, obj: Any, name: str) -> Value:
-        """An attribute of a fixed object."""
-        return self.constant_object(run_for_program(self, getattr, obj, name))
-
-    def constant_object(self, obj: Any) -> Value:
-        return builder.constant_value(self, obj)
-
-    def opaque_constant(self, obj: Any) -> Value:
-        return OpaqueValue(obj, Fixed(obj))
-
-    def cell(self, obj: types.CellType, source: Source) -> CellValue:
-        """A closure cell of the user's; one Value a cell."""
-        known = self.same_object(obj)
-        if known is not None:
-            return known
-        try:
-            content = LazyValue(obj.cell_contents, Cell(source))
-        except ValueError:
-            content = None
-        value = CellValue(content, source, obj)
-        self.remember(obj, value)
-        return value
-
-    def same_object(self, obj: Any) -> Any:
-        found = self._objects.get(id(obj))
-        return found[1] if found is not None else None
-
-    def remember(self, obj: Any, value: Value) -> None:
-        if not is_constant_object(obj):
-            self._objects[id(obj)] = (obj, value)
-
-    def fresh(self, obj: Any) -> Value:
-        return fresh(self, obj)
-
-    def wrap_output(self, out: Any, node: torch.fx.Node) -> Value:
-        return wrap_output(self, out, node)
-
-    def sequence_like(self, out: Any, items: list[Value]) -> Value:
-        """The Value of a tuple or list that a torch function gave."""
-        if type(out) is list:
-            return ListValue(items)
-        if type(out) is torch.Size:
-            return SizeValue(items)
-        return TupleValue(items) if type(out) is tuple else NamedTupleValue(type(out), items)
-
-    # -- globals ---------------------------------------------------------------------------------------------------
-    def scope_value(self, scope: dict[str, Any]) -> ScopeValue:
-        found = self._scopes.get(id(scope))
-        if found is None:
-            found = self._scopes[id(scope)] = ScopeValue(scope)
-        return found
-
-    def read_global(self, scope: dict[str, Any], name: str) -> Value:
-        written = self.effects.written(self.scope_value(scope), name) if self._scopes else None
-        if written is not None and written is not DELETED:
-            return written
-        if name in scope and written is None:
-            obj = scope[name]
-            if builder.is_trusted_scope(scope) and not isinstance(obj, (list, dict, set)):
-                return self.constant_object(obj)
-            return builder.build(self, obj, global_source(name, scope))
-        if hasattr(builtins, name):
-            if written is None and not builder.is_trusted_scope(scope):
-                self.guard(Guard(Fixed(scope, str(scope.get("__name__", "globals"))), "no_key", name))
-            return self.constant_object(getattr(builtins, name))
-        raise self.raise_real(NameError(f"name {name!r} is not defined"))
-
-    def store_global(self, scope: dict[str, Any], name: str, value: Value | None) -> None:
-        target = self.scope_value(scope)
-        self.effects._overlay(target, name, DELETED if value is None else value)
-        if value is None:
-            self.effects.log("delitem", target, ConstValue(name))
-        else:
-            self.effects.log("setitem", target, ConstValue(name), value)
-
-    # -- guards ----------------------------------------------------------------------------------------------------
-    def guard(self, guard: Guard) -> None:
-        key = guard.key()
-        if key not in self._guard_keys:
-            self._guard_keys.add(key)
-            self.guards.append(guard)
-
-    def guard_key(self, owner: Any, key: Value, hashed: Any, present: bool) -> None:
-        """A question about one key of the user's dict."""
-        if owner.source is None or not key.is_constant() or (hashed in owner.obj) != present:
-            return
-        self.guard(Guard(owner.source, "has_key" if present else "no_key", key.constant()))
-
-    def guard_keys(self, owner: Any) -> None:
-        if owner.source is None:
-            return
-        if all(is_constant_object(key) for key in owner.obj):
-            self.guard(Guard(owner.source, "keys", tuple(owner.obj)))
-        else:
-            self.guard(Guard(owner.source, "length", len(owner.obj)))
-
-    def guard_fact(self, source: Source, answer: bool) -> None:
-        self.guard(Guard(source, "truth", answer))
-
-    def guard_no_attribute(self, owner: Any, name: str) -> None:
-        if mro_lookup(owner.cls, "__getattr__") is MISSING or isinstance(owner.identity(), torch.nn.Module):
-            self.guard(Guard(owner.source, "no_attr", name))
-
-    def guard_not_own(self, owner: Any, name: str) -> None:
-        """A class attribute was read: the instance has none of that name."""
-        if owner.source is not None and owner.obj is not None and hasattr(owner.obj, "__dict__") and name not in owner.obj.__dict__:
-            self.guard(Guard(Attr(owner.source, "__dict__"), "no_key", name))
-
-    def guard_no_hooks(self, module: Any) -> None:
-        self.guard(Guard(module.source, "no_hooks"))
-
-    def all_guards(self) -> list[Guard]:
-        """The guards, and the questions about sizes that were answered with this call's sizes."""
-        return self.guards + self._distinct_guards() + [self._question(g) for g in (self.world.env.guards() if self.world.env is not None else ())]
-
-    def _distinct_guards(self) -> list[Guard]:
-        """An object that the program changed is none of the other objects of its type that it read."""
-        changed = {type(effect.target.identity()) for effect in self.effects.entries if is_variable(effect.target)}
-        groups: dict[type, list[Source]] = {}
-        for obj, value in self._objects.values():
-            if type(obj) in changed and not isinstance(obj, torch.Tensor) and is_variable(value):
-                groups.setdefault(type(obj), []).append(value.source)
-        return [Guard(None, "all_distinct", tuple(sources)) for sources in groups.values() if len(sources) > 1]
-
-    def _question(self, guard: Any) -> Guard:
-        sources = {info.expr: self._size_sources[info.source] for info in self.world.env.symbols.values() if info.source in self._size_sources}
-        symbols = tuple((s.attr, sources[s]) for s in free_symbols(guard.expr))
-        return Guard(None, "expr", Question(guard.expr, symbols, str(guard.location or "")))
-
-    # -- sizes and numbers -----------------------------------------------------------------------------------------
-    def dimension_policy(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
-        if self.world.env is None:
-            return (STATIC,) * tensor.dim()
-        return self.policy.dimensions(tensor, source)
-
-    def note_sizes(self, name: str, source: Source, policy: tuple[DimPolicy, ...]) -> None:
-        for dim, kind in enumerate(policy):
-            if kind in (DYNAMIC, UNBACKED):
-                self._size_sources[f"{name}.size()[{dim}]"] = source.size(dim)
-
-    def becomes_symbol(self, source: Source, number: int | float) -> bool:
-        return self.world.env is not None and self.policy.number_is_symbol(source, number)
-
-    def symbol_name(self, source: Source) -> str:
-        name = self.input_name(source)
-        self._size_sources[name] = source
-        return name
-
-    def input_name(self, source: Source) -> str:
-        """A fresh name for a placeholder."""
-        wanted = "l_" + "".join(c if c.isalnum() else "_" for c in source.name).strip("_")
-        name, count = wanted, 0
-        while name in self._names:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._names.add(name)
-        return name
-
-    def known(self, value: Value) -> Any:
-        """The Python object behind a value that must be known; a symbol is fixed under a guard."""
-        value = self.look(value)
-        if isinstance(value, SymNumber):
-            return value.specialize(self).value
-        if isinstance(value, Sequence):
-            return value.make([self.known(item) for item in value.items])
-        return value.constant()
-
-    def known_index(self, value: Value) -> int:
-        known = self.known(value)
-        if not hasattr(known, "__index__"):
-            raise Break("operator", name="[]", value=value.describe())
-        return known.__index__()
-
-    def number_of(self, value: Value) -> Any:
-        """The number or symbol behind a number."""
-        return value.sym if isinstance(value, SymNumber) else value.constant()
 
     # -- operators -------------------------------------------------------------------------------------------------
     def binary(self, op: str, a: Value, b: Value) -> Value:
@@ -580,10 +363,6 @@ class Machine:
         modules = {f.module[0]: (f.module[1], f.module[2]) for f in self.frames if f.module is not None}
         return {"stack_trace": text, "nn_module_stack": modules}
 
-
-def is_variable(value: Value) -> bool:
-    """Is it an object of the user's that may be another one at the next call?"""
-    return value.source is not None and not builder.is_fixed(value.source)
 
 
 def trace_line(code: types.CodeType, line: int | None) -> str:

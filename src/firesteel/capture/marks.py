@@ -188,7 +188,7 @@ class set_stance:
         self.wanted, self._before = stance, _stance
         _stance = stance
 
-    def __enter__(self) -> "set_stance":
+    def __enter__(self) -> set_stance:
         global _stance
         _stance = self.wanted
         return self

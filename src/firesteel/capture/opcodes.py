@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.code import Instr
 from firesteel.capture.values.base import NULL, PENDING, HandledValue, LazyValue, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh
-from firesteel.capture.values.containers import (
-    DictValue,
-    ListValue,
-    Sequence,
-    SetValue,
-    SliceValue,
-    TupleValue,
-    dict_update,
-    list_append,
-    pairs_of,
-    set_add,
-    set_update,
-)
+from firesteel.capture.values.containers import ListValue, Sequence, SliceValue, TupleValue, list_append
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import CALLS, CellValue, make_function
 from firesteel.capture.values.iterators import GeneratorValue
+from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, SuperValue
 from firesteel.errors import Break
 from firesteel.table import Table
@@ -42,40 +31,40 @@ OPCODES: Table[Handler] = Table("instruction", "capture/opcodes.py")
 
 
 @OPCODES.row("NOP", "RESUME")
-def op_nothing(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_nothing(m: Machine, f: Frame, i: Instr) -> None:
     pass
 
 
 # -- the stack ----------------------------------------------------------------------------------------------------------
 @OPCODES.row("POP_TOP")
-def op_pop_top(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_pop_top(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.pop()
 
 
 @OPCODES.row("PUSH_NULL")
-def op_push_null(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_push_null(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(NULL)
 
 
 @OPCODES.row("COPY")
-def op_copy(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_copy(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(f.stack[-i.arg])
 
 
 @OPCODES.row("SWAP")
-def op_swap(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_swap(m: Machine, f: Frame, i: Instr) -> None:
     stack, n = f.stack, -i.arg
     stack[-1], stack[n] = stack[n], stack[-1]
 
 
 @OPCODES.row("LOAD_CONST")
-def op_load_const(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_const(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(NONE if i.argval is None else fresh(m, i.argval))
 
 
 # -- variables ----------------------------------------------------------------------------------------------------------
 @OPCODES.row("LOAD_FAST")
-def op_load_fast(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_fast(m: Machine, f: Frame, i: Instr) -> None:
     value = f.slots.get(i.argval)
     if type(value) is LazyValue:
         value = f.slots[i.argval] = m.look(value)
@@ -85,12 +74,12 @@ def op_load_fast(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("LOAD_FAST_AND_CLEAR")
-def op_load_fast_and_clear(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_fast_and_clear(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(f.slots.pop(i.argval, NULL))
 
 
 @OPCODES.row("STORE_FAST")
-def op_store_fast(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_store_fast(m: Machine, f: Frame, i: Instr) -> None:
     value = f.stack.pop()
     if value is NULL:
         f.slots.pop(i.argval, None)
@@ -99,29 +88,29 @@ def op_store_fast(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("DELETE_FAST")
-def op_delete_fast(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_delete_fast(m: Machine, f: Frame, i: Instr) -> None:
     if i.argval not in f.slots:
         raise m.raise_real(UnboundLocalError(f"cannot access local variable {i.argval!r} where it is not associated with a value"))
     del f.slots[i.argval]
 
 
 @OPCODES.row("MAKE_CELL")
-def op_make_cell(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_make_cell(m: Machine, f: Frame, i: Instr) -> None:
     f.slots[i.argval] = CellValue(f.slots.get(i.argval))
 
 
 @OPCODES.row("COPY_FREE_VARS")
-def op_copy_free_vars(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_copy_free_vars(m: Machine, f: Frame, i: Instr) -> None:
     f.slots.update(zip(f.code.co_freevars, f.closure))
 
 
 @OPCODES.row("LOAD_CLOSURE")
-def op_load_closure(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_closure(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(f.slots[i.argval])
 
 
 @OPCODES.row("LOAD_DEREF")
-def op_load_deref(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_deref(m: Machine, f: Frame, i: Instr) -> None:
     value = f.slots[i.argval].get(m)
     if value is None:
         raise m.raise_real(NameError(f"cannot access free variable {i.argval!r} where it is not associated with a value"))
@@ -129,90 +118,90 @@ def op_load_deref(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("STORE_DEREF")
-def op_store_deref(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_store_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.slots[i.argval].set(m, f.stack[-1])
     f.stack.pop()
 
 
 @OPCODES.row("DELETE_DEREF")
-def op_delete_deref(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.slots[i.argval].set(m, None)
 
 
 @OPCODES.row("LOAD_GLOBAL")
-def op_load_global(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_global(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(m.read_global(f.scope, i.argval))
 
 
 @OPCODES.row("STORE_GLOBAL")
-def op_store_global(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_store_global(m: Machine, f: Frame, i: Instr) -> None:
     m.store_global(f.scope, i.argval, f.stack[-1])
     f.stack.pop()
 
 
 @OPCODES.row("DELETE_GLOBAL")
-def op_delete_global(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_delete_global(m: Machine, f: Frame, i: Instr) -> None:
     m.store_global(f.scope, i.argval, None)
 
 
 @OPCODES.row("LOAD_ASSERTION_ERROR")
-def op_load_assertion_error(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_assertion_error(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(ClassValue(AssertionError))
 
 
 # -- attributes and items -----------------------------------------------------------------------------------------------
 @OPCODES.row("LOAD_ATTR")
-def op_load_attr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_attr(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, f.stack[-1].getattr(m, i.argval))
 
 
 @OPCODES.row("LOAD_SUPER_ATTR")
-def op_load_super_attr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_super_attr(m: Machine, f: Frame, i: Instr) -> None:
     owner = SuperValue(f.stack[-2].constant(), m.look(f.stack[-1]))
     f.finish(3, owner.getattr(m, i.argval))
 
 
 @OPCODES.row("STORE_ATTR")
-def op_store_attr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_store_attr(m: Machine, f: Frame, i: Instr) -> None:
     value, owner = f.stack[-2:]
     result = owner.setattr(m, i.argval, value)
     del f.stack[-2:]
     discard_pending(m, result)
 
 
-def discard_pending(m: "Machine", result: Value | None) -> None:
+def discard_pending(m: Machine, result: Value | None) -> None:
     """The result of a user's method that was just called is not wanted."""
     if result is PENDING:
         m.frames[-1].returns = m.DISCARD
 
 
 @OPCODES.row("DELETE_ATTR")
-def op_delete_attr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_delete_attr(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-1].delattr(m, i.argval)
     f.stack.pop()
 
 
 @OPCODES.row("BINARY_SUBSCR")
-def op_binary_subscr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_binary_subscr(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(2, f.stack[-2].getitem(m, f.stack[-1]))
 
 
 @OPCODES.row("STORE_SUBSCR")
-def op_store_subscr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_store_subscr(m: Machine, f: Frame, i: Instr) -> None:
     value, owner, key = f.stack[-3:]
     owner.setitem(m, key, value)
     del f.stack[-3:]
 
 
 @OPCODES.row("DELETE_SUBSCR")
-def op_delete_subscr(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_delete_subscr(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-2].delitem(m, f.stack[-1])
     del f.stack[-2:]
 
 
 # -- operators ----------------------------------------------------------------------------------------------------------
 def _unary(op: str) -> Handler:
-    def handler(m: "Machine", f: "Frame", i: Instr) -> None:
+    def handler(m: Machine, f: Frame, i: Instr) -> None:
         f.finish(1, m.unary(op, f.stack[-1]))
     return handler
 
@@ -222,115 +211,115 @@ for _name, _op in {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT":
 
 
 @OPCODES.row("TO_BOOL")
-def op_to_bool(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_to_bool(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, boolean(m.truth_now(f.stack[-1])))
 
 
 @OPCODES.row("BINARY_OP")
-def op_binary_op(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_binary_op(m: Machine, f: Frame, i: Instr) -> None:
     a, b = f.stack[-2:]
     op = i.argval
     f.finish(2, m.inplace(op[:-1], a, b) if op[-1] == "=" else m.binary(op, a, b))
 
 
 @OPCODES.row("COMPARE_OP")
-def op_compare_op(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_compare_op(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(2, m.compare(i.argval, f.stack[-2], f.stack[-1]))
 
 
 @OPCODES.row("IS_OP")
-def op_is_op(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_is_op(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(2, boolean(m.identical(f.stack[-2], f.stack[-1]) != bool(i.arg)))
 
 
 @OPCODES.row("CONTAINS_OP")
-def op_contains_op(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_contains_op(m: Machine, f: Frame, i: Instr) -> None:
     found = f.stack[-1].contains(m, f.stack[-2])
     f.finish(2, boolean(m.truth_now(found) != bool(i.arg)))
 
 
 # -- building -----------------------------------------------------------------------------------------------------------
-def take(f: "Frame", count: int) -> list[Value]:
+def take(f: Frame, count: int) -> list[Value]:
     return f.stack[-count:] if count else []
 
 
 @OPCODES.row("BUILD_TUPLE")
-def op_build_tuple(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_tuple(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, TupleValue(take(f, i.arg)))
 
 
 @OPCODES.row("BUILD_LIST")
-def op_build_list(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_list(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, ListValue(take(f, i.arg)))
 
 
 @OPCODES.row("BUILD_SET")
-def op_build_set(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_set(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, SetValue.of(m, take(f, i.arg)))
 
 
 @OPCODES.row("BUILD_MAP")
-def op_build_map(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_map(m: Machine, f: Frame, i: Instr) -> None:
     items = take(f, 2 * i.arg)
     f.finish(2 * i.arg, DictValue({k.hash_key(m): (k, v) for k, v in zip(items[::2], items[1::2])}))
 
 
 @OPCODES.row("BUILD_CONST_KEY_MAP")
-def op_build_const_key_map(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_const_key_map(m: Machine, f: Frame, i: Instr) -> None:
     keys = f.stack[-1].iterate(m)
     values = f.stack[-1 - i.arg:-1]
     f.finish(i.arg + 1, DictValue({k.hash_key(m): (k, v) for k, v in zip(keys, values)}))
 
 
 @OPCODES.row("BUILD_STRING")
-def op_build_string(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_string(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, ConstValue("".join(part.constant() for part in take(f, i.arg))))
 
 
 @OPCODES.row("BUILD_SLICE")
-def op_build_slice(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_build_slice(m: Machine, f: Frame, i: Instr) -> None:
     parts = take(f, i.arg)
     f.finish(i.arg, SliceValue(*parts, *[NONE] * (3 - i.arg)))
 
 
 @OPCODES.row("LIST_APPEND")
-def op_list_append(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_list_append(m: Machine, f: Frame, i: Instr) -> None:
     list_append(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
     f.stack.pop()
 
 
 @OPCODES.row("SET_ADD")
-def op_set_add(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_set_add(m: Machine, f: Frame, i: Instr) -> None:
     set_add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
     f.stack.pop()
 
 
 @OPCODES.row("MAP_ADD")
-def op_map_add(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_map_add(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-2 - i.arg].setitem(m, f.stack[-2], f.stack[-1])
     del f.stack[-2:]
 
 
 @OPCODES.row("LIST_EXTEND")
-def op_list_extend(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_list_extend(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-1 - i.arg].inplace(m, "+", f.stack[-1])
     f.stack.pop()
 
 
 @OPCODES.row("SET_UPDATE")
-def op_set_update(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_set_update(m: Machine, f: Frame, i: Instr) -> None:
     set_update(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
     f.stack.pop()
 
 
 @OPCODES.row("DICT_UPDATE")
-def op_dict_update(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_dict_update(m: Machine, f: Frame, i: Instr) -> None:
     dict_update(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
     f.stack.pop()
 
 
 @OPCODES.row("DICT_MERGE")
-def op_dict_merge(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_dict_merge(m: Machine, f: Frame, i: Instr) -> None:
     target, pairs = f.stack[-1 - i.arg], pairs_of(m, f.stack[-1])
     for key, _ in pairs:
         if key.hash_key(m) in target.entries:
@@ -341,12 +330,12 @@ def op_dict_merge(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("LIST_TO_TUPLE")
-def op_list_to_tuple(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_list_to_tuple(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, TupleValue(list(f.stack[-1].items)))
 
 
 @OPCODES.row("UNPACK_SEQUENCE")
-def op_unpack_sequence(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_unpack_sequence(m: Machine, f: Frame, i: Instr) -> None:
     items = m.iterate(f.stack[-1])
     if len(items) != i.arg:
         few = len(items) < i.arg
@@ -358,7 +347,7 @@ def op_unpack_sequence(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("UNPACK_EX")
-def op_unpack_ex(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_unpack_ex(m: Machine, f: Frame, i: Instr) -> None:
     before, after = i.argval
     items = [m.look(item) for item in m.iterate(f.stack[-1])]
     if len(items) < before + after:
@@ -370,17 +359,17 @@ def op_unpack_ex(m: "Machine", f: "Frame", i: Instr) -> None:
 
 # -- text ---------------------------------------------------------------------------------------------------------------
 @OPCODES.row("CONVERT_VALUE")
-def op_convert_value(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_convert_value(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, CALLS[i.argval](m, [f.stack[-1]], {}) if i.argval in CALLS else fold(m, i.argval, m.known(f.stack[-1])))
 
 
 @OPCODES.row("FORMAT_SIMPLE")
-def op_format_simple(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_format_simple(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, fold(m, format, m.known(f.stack[-1])))
 
 
 @OPCODES.row("FORMAT_WITH_SPEC")
-def op_format_with_spec(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_format_with_spec(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(2, fold(m, format, m.known(f.stack[-2]), m.known(f.stack[-1])))
 
 
@@ -392,7 +381,7 @@ def callee(x: Value, y: Value) -> tuple[Value, list[Value]]:
     return (x, []) if y is NULL else (x, [y])
 
 
-def call_parts(f: "Frame", i: Instr) -> tuple[Value, list[Value], dict[str, Value]]:
+def call_parts(f: Frame, i: Instr) -> tuple[Value, list[Value], dict[str, Value]]:
     """Function, arguments and keywords of a CALL."""
     count = i.arg
     fn, args = callee(*f.stack[-count - 2:len(f.stack) - count])
@@ -404,13 +393,13 @@ def call_parts(f: "Frame", i: Instr) -> tuple[Value, list[Value], dict[str, Valu
 
 
 @OPCODES.row("CALL")
-def op_call(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_call(m: Machine, f: Frame, i: Instr) -> None:
     fn, args, kwargs = call_parts(f, i)
     f.finish(i.arg + 2, fn.call(m, args, kwargs))
 
 
 @OPCODES.row("CALL_KW")
-def op_call_kw(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_call_kw(m: Machine, f: Frame, i: Instr) -> None:
     names = m.known(f.stack[-1])
     fn, args = callee(*f.stack[-i.arg - 3:-i.arg - 1])
     args = args + f.stack[-i.arg - 1:-1]
@@ -418,7 +407,7 @@ def op_call_kw(m: "Machine", f: "Frame", i: Instr) -> None:
     f.finish(i.arg + 3, fn.call(m, args[:split], dict(zip(names, args[split:]))))
 
 
-def spread_parts(m: "Machine", f: "Frame", i: Instr) -> tuple[Value, list[Value], dict[str, Value], int]:
+def spread_parts(m: Machine, f: Frame, i: Instr) -> tuple[Value, list[Value], dict[str, Value], int]:
     """Function, arguments, keywords of a CALL_FUNCTION_EX, and how many items it takes."""
     named = i.arg & 1
     kwargs = {m.known(k): m.look(v) for k, v in pairs_of(m, f.stack[-1])} if named else {}
@@ -428,31 +417,31 @@ def spread_parts(m: "Machine", f: "Frame", i: Instr) -> tuple[Value, list[Value]
 
 
 @OPCODES.row("CALL_FUNCTION_EX")
-def op_call_function_ex(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_call_function_ex(m: Machine, f: Frame, i: Instr) -> None:
     fn, args, kwargs, count = spread_parts(m, f, i)
     f.finish(count, fn.call(m, args, kwargs))
 
 
 @OPCODES.row("MAKE_FUNCTION")
-def op_make_function(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_make_function(m: Machine, f: Frame, i: Instr) -> None:
     flags = i.arg or 0
     count = 1 + (flags & 15).bit_count()
     f.finish(count, make_function(m, f.stack[-1].constant(), f.scope, flags, f.stack[-count:-1]))
 
 
 @OPCODES.row("LOAD_BUILD_CLASS")
-def op_load_build_class(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_load_build_class(m: Machine, f: Frame, i: Instr) -> None:
     raise Break("opcode", name="class statement")
 
 
 # -- jumps and loops ----------------------------------------------------------------------------------------------------
 @OPCODES.row("JUMP")
-def op_jump(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_jump(m: Machine, f: Frame, i: Instr) -> None:
     f.pc = i.target.index
 
 
 def _jump_if(wanted: bool) -> Handler:
-    def handler(m: "Machine", f: "Frame", i: Instr) -> None:
+    def handler(m: Machine, f: Frame, i: Instr) -> None:
         answer = m.truth_now(f.stack[-1])
         f.stack.pop()
         if answer == wanted:
@@ -469,24 +458,24 @@ def is_none(value: Value) -> bool:
 
 
 @OPCODES.row("POP_JUMP_IF_NONE")
-def op_pop_jump_if_none(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_pop_jump_if_none(m: Machine, f: Frame, i: Instr) -> None:
     if is_none(f.stack.pop()):
         f.pc = i.target.index
 
 
 @OPCODES.row("POP_JUMP_IF_NOT_NONE")
-def op_pop_jump_if_not_none(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_pop_jump_if_not_none(m: Machine, f: Frame, i: Instr) -> None:
     if not is_none(f.stack.pop()):
         f.pc = i.target.index
 
 
 @OPCODES.row("GET_ITER", "GET_YIELD_FROM_ITER")
-def op_get_iter(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_get_iter(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, f.stack[-1].iterator(m))
 
 
 @OPCODES.row("FOR_ITER")
-def op_for_iter(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_for_iter(m: Machine, f: Frame, i: Instr) -> None:
     item = m.next_now(f.stack[-1])
     if item is None:
         f.stack.pop()
@@ -496,13 +485,13 @@ def op_for_iter(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("GET_LEN")
-def op_get_len(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_get_len(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(f.stack[-1].length(m))
 
 
 # -- leaving a frame ----------------------------------------------------------------------------------------------------
 @OPCODES.row("RETURN_VALUE")
-def op_return_value(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_return_value(m: Machine, f: Frame, i: Instr) -> None:
     value = f.stack.pop()
     m.frames.pop()
     if f.generator is not None:
@@ -512,7 +501,7 @@ def op_return_value(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("RETURN_GENERATOR")
-def op_return_generator(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_return_generator(m: Machine, f: Frame, i: Instr) -> None:
     if not f.code.co_flags & 0x20:
         raise Break("opcode", name="a coroutine")
     generator = GeneratorValue(f, f.birth)
@@ -523,7 +512,7 @@ def op_return_generator(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("YIELD_VALUE")
-def op_yield_value(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_yield_value(m: Machine, f: Frame, i: Instr) -> None:
     value = f.stack[-1]
     f.stack[-1] = NONE
     m.frames.pop()
@@ -531,7 +520,7 @@ def op_yield_value(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("SEND")
-def op_send(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_send(m: Machine, f: Frame, i: Instr) -> None:
     iterator = f.stack[-2]
     if f.stack[-1] is not NONE:
         raise Break("opcode", name="send of a value")
@@ -544,13 +533,13 @@ def op_send(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("END_SEND")
-def op_end_send(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_end_send(m: Machine, f: Frame, i: Instr) -> None:
     del f.stack[-2]
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------------
 @OPCODES.row("RAISE_VARARGS")
-def op_raise_varargs(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_raise_varargs(m: Machine, f: Frame, i: Instr) -> None:
     if i.arg == 0:
         if is_none(m.handling):
             raise m.raise_real(RuntimeError("No active exception to reraise"))
@@ -566,32 +555,32 @@ def op_raise_varargs(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("PUSH_EXC_INFO")
-def op_push_exc_info(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_push_exc_info(m: Machine, f: Frame, i: Instr) -> None:
     exception = f.stack.pop()
     f.stack += [HandledValue(m.handling, exception), exception]
     m.handling = exception
 
 
 @OPCODES.row("POP_EXCEPT")
-def op_pop_except(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_pop_except(m: Machine, f: Frame, i: Instr) -> None:
     m.handling = f.stack.pop().previous
 
 
 @OPCODES.row("CHECK_EXC_MATCH")
-def op_check_exc_match(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_check_exc_match(m: Machine, f: Frame, i: Instr) -> None:
     exception, wanted = f.stack[-2:]
     classes = [m.look(c) for c in wanted.items] if isinstance(wanted, Sequence) else [wanted]
     f.stack[-1] = boolean(issubclass(exception.python_type(), tuple(c.constant() for c in classes)))
 
 
 @OPCODES.row("RERAISE")
-def op_reraise(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_reraise(m: Machine, f: Frame, i: Instr) -> None:
     raise UserRaise(f.stack[-1])
 
 
 # -- with ---------------------------------------------------------------------------------------------------------------
 @OPCODES.row("BEFORE_WITH")
-def op_before_with(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_before_with(m: Machine, f: Frame, i: Instr) -> None:
     manager = f.stack[-1]
     if isinstance(manager, ContextValue):
         leave, entered = manager.enter(m)
@@ -609,14 +598,14 @@ def op_before_with(m: "Machine", f: "Frame", i: Instr) -> None:
 
 
 @OPCODES.row("WITH_EXCEPT_START")
-def op_with_except_start(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_with_except_start(m: Machine, f: Frame, i: Instr) -> None:
     leave, exception = f.stack[-4], f.stack[-1]
     f.finish(0, leave.call(m, [m.constant_object(exception.python_type()), exception, NONE], {}))
 
 
 # -- imports ------------------------------------------------------------------------------------------------------------
 @OPCODES.row("IMPORT_NAME")
-def op_import_name(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_import_name(m: Machine, f: Frame, i: Instr) -> None:
     level, names = m.known(f.stack[-2]), m.known(f.stack[-1])
     module = find_module(f.scope, i.argval, level, names)
     if module is None:
@@ -636,5 +625,5 @@ def find_module(scope: dict[str, Any], name: str, level: int, names: Any) -> typ
 
 
 @OPCODES.row("IMPORT_FROM")
-def op_import_from(m: "Machine", f: "Frame", i: Instr) -> None:
+def op_import_from(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(0, f.stack[-1].getattr(m, i.argval))

@@ -68,10 +68,10 @@ class Recorder:
         return node
 
     # -- what nodes stand for --------------------------------------------------------------------------------------
-    def own(self, abstract: torch.Tensor, value: "Value") -> None:
+    def own(self, abstract: torch.Tensor, value: Value) -> None:
         self.tensors[id(abstract)] = (abstract, value)
 
-    def owner(self, abstract: torch.Tensor) -> "Value | None":
+    def owner(self, abstract: torch.Tensor) -> Value | None:
         found = self.tensors.get(id(abstract))
         return found[1] if found is not None else None
 

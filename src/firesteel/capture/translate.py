@@ -58,7 +58,7 @@ class Captured:
     keep: bool          # False: code that only raises, not to be used again
 
 
-def translate(region: "Region", inputs: tuple[Any, ...]) -> Captured:
+def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
     """Captures a region for these inputs."""
     break_at: frozenset[int] = frozenset()
     for _ in range(RESTARTS):
@@ -78,7 +78,7 @@ def translate(region: "Region", inputs: tuple[Any, ...]) -> Captured:
     raise InternalError(f"capture of {region.name} does not come to an end")
 
 
-def _execute(region: "Region", m: Machine, inputs: tuple[Any, ...]) -> Outcome:
+def _execute(region: Region, m: Machine, inputs: tuple[Any, ...]) -> Outcome:
     values: list[Value] = [LazyValue(obj, Local(name)) for obj, name in zip(inputs, region.arg_names)]
     try:
         known = region.start(m, values)
@@ -94,7 +94,7 @@ def _execute(region: "Region", m: Machine, inputs: tuple[Any, ...]) -> Outcome:
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
-def _write(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> None:
+def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
     """The lines after the graph call."""
     if outcome.stopped is not None:
         _write_break(region, m, e, outcome.stopped)
@@ -111,7 +111,7 @@ def _write_states(m: Machine, e: Emitter) -> None:
         e.line(f"{e.helper(set_state)}({key!r}, {e.constants.name(value)})")
 
 
-def _write_break(region: "Region", m: Machine, e: Emitter, stop: Break) -> None:
+def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
     m.effects.emit(e)
     action = action_of(e, m)
     if action is None:
@@ -129,7 +129,7 @@ def _write_break(region: "Region", m: Machine, e: Emitter, stop: Break) -> None:
         e.line(f"if {condition}: {jump}" if condition else jump)
 
 
-def _write_action(region: "Region", e: Emitter, action: Action, handler: State | None) -> None:
+def _write_action(region: Region, e: Emitter, action: Action, handler: State | None) -> None:
     if handler is None or region.root.fullgraph:
         e.lines += action.lines
         return
@@ -140,13 +140,13 @@ def _write_action(region: "Region", e: Emitter, action: Action, handler: State |
     e.line(f"    return {e.helper(go_on)}({_target(region, e, handler)}, {_values(handler)})")
 
 
-def _write_eager_rest(region: "Region", m: Machine, e: Emitter) -> None:
+def _write_eager_rest(region: Region, m: Machine, e: Emitter) -> None:
     state = current_state(e, m)
     _write_states(m, e)
     e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
 
 
-def _target(region: "Region", e: Emitter, state: State) -> str:
+def _target(region: Region, e: Emitter, state: State) -> str:
     return e.constants.bind(region.root.continuation(state.spec), "continuation")
 
 
@@ -154,7 +154,7 @@ def _values(state: State) -> str:
     return f"({''.join(f'{text}, ' for text in state.values)})"
 
 
-def go_on(region: "Region", inputs: tuple[Any, ...]) -> Any:
+def go_on(region: Region, inputs: tuple[Any, ...]) -> Any:
     """Runs a continuation and what it jumps to."""
     out = region.step(inputs)
     while type(out) is Jump:
@@ -163,7 +163,7 @@ def go_on(region: "Region", inputs: tuple[Any, ...]) -> Any:
 
 
 # -- closing ------------------------------------------------------------------------------------------------------------
-def _finish(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> Captured:
+def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Captured:
     stop = outcome.stopped
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
@@ -181,7 +181,7 @@ def _finish(region: "Region", m: Machine, e: Emitter, outcome: Outcome) -> Captu
     return Captured(guard, run, graph, broke, not (region.root.fullgraph and stop is not None))
 
 
-def _compile_graph(region: "Region", graph: torch.fx.GraphModule, used: list[Input]) -> Callable[..., Any]:
+def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input]) -> Callable[..., Any]:
     counters["stats"]["unique_graphs"] += 1
     counters["stats"]["calls_captured"] += sum(1 for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
     log("graph", lambda: f"{region.name}\n{graph.print_readable(print_output=False)}")

@@ -65,14 +65,14 @@ class ApplyValue(Value):
     def python_type(self) -> type:
         return type(self.cls.apply)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         self._try_forward(m, args, kwargs)
         return call_graph(m, "call_function", apply_of(self.cls), args, kwargs)
 
-    def _try_forward(self, m: "Machine", args: Args, kwargs: Kwargs) -> None:
+    def _try_forward(self, m: Machine, args: Args, kwargs: Kwargs) -> None:
         mark = m.checkpoint()
         trial: Value = ObjectValue(TrialContext)
         separate = self.cls.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context
@@ -86,7 +86,7 @@ class ApplyValue(Value):
         finally:
             m.rollback(mark)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(self.cls)}.apply"
 
 

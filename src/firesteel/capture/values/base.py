@@ -35,7 +35,7 @@ PENDING: Any = Pending()
 class UserRaise(Exception):
     """The captured program raises; `value` is the Value of the exception object."""
 
-    def __init__(self, value: "Value"):
+    def __init__(self, value: Value):
         self.value = value
         super().__init__(repr(value))
 
@@ -43,7 +43,7 @@ class UserRaise(Exception):
 class CannotRebuild(Exception):
     """A live Value cannot be written as Python at a break: the step that made it must break instead."""
 
-    def __init__(self, value: "Value", birth: int):
+    def __init__(self, value: Value, birth: int):
         self.value, self.birth = value, birth
         super().__init__(repr(value))
 
@@ -73,74 +73,74 @@ class Value:
         """The real object that this Value stands for, where there is one now; else None."""
         return None
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         """A hashable that is equal for two Values exactly when Python's == and hash say so."""
         raise Break("operator", name="hash()", value=self.describe())
 
     # -- operations ------------------------------------------------------------------------------------------------
-    def truth(self, m: "Machine") -> Any:
+    def truth(self, m: Machine) -> Any:
         """A bool, or PENDING where a user's method decides."""
         raise Break("operator", name="bool()", value=self.describe())
 
-    def call(self, m: "Machine", args: list["Value"], kwargs: dict[str, "Value"]) -> "Value":
+    def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise Break("call", name=self.describe())
 
-    def getattr(self, m: "Machine", name: str) -> "Value":
+    def getattr(self, m: Machine, name: str) -> Value:
         raise Break("attribute", name=name, value=self.describe())
 
-    def setattr(self, m: "Machine", name: str, value: "Value") -> "Value | None":
+    def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         raise Break("store", name=f"attribute {name}", value=self.describe())
 
-    def delattr(self, m: "Machine", name: str) -> None:
+    def delattr(self, m: Machine, name: str) -> None:
         raise Break("store", name=f"deletion of {name}", value=self.describe())
 
-    def getitem(self, m: "Machine", key: "Value") -> "Value":
+    def getitem(self, m: Machine, key: Value) -> Value:
         raise Break("operator", name="[]", value=self.describe())
 
-    def setitem(self, m: "Machine", key: "Value", value: "Value") -> None:
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
         raise Break("store", name="an item", value=self.describe())
 
-    def delitem(self, m: "Machine", key: "Value") -> None:
+    def delitem(self, m: Machine, key: Value) -> None:
         raise Break("store", name="deletion of an item", value=self.describe())
 
-    def binary(self, m: "Machine", op: str, other: "Value", reflected: bool = False) -> "Value | None":
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         """self op other (other op self if reflected); None stands for NotImplemented."""
         return None
 
-    def inplace(self, m: "Machine", op: str, other: "Value") -> "Value | None":
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         """self op= other; None where the plain operator serves."""
         return None
 
-    def compare(self, m: "Machine", op: str, other: "Value") -> "Value | None":
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         """self op other for < <= == != > >=; None stands for NotImplemented."""
         return None
 
-    def unary(self, m: "Machine", op: str) -> "Value":
+    def unary(self, m: Machine, op: str) -> Value:
         raise Break("operator", name=op, value=self.describe())
 
-    def contains(self, m: "Machine", item: "Value") -> "Value":
+    def contains(self, m: Machine, item: Value) -> Value:
         raise Break("operator", name="in", value=self.describe())
 
-    def length(self, m: "Machine") -> "Value":
+    def length(self, m: Machine) -> Value:
         raise Break("operator", name="len()", value=self.describe())
 
-    def iterate(self, m: "Machine") -> list["Value"]:
+    def iterate(self, m: Machine) -> list[Value]:
         """All elements at once; for unpacking, and for iterators over it."""
         raise Break("iterate", value=self.describe())
 
-    def iterator(self, m: "Machine") -> "Value":
+    def iterator(self, m: Machine) -> Value:
         raise Break("iterate", value=self.describe())
 
-    def next(self, m: "Machine") -> "Value | None":
+    def next(self, m: Machine) -> Value | None:
         """For iterators: the next element, advancing; None at the end."""
         raise Break("iterate", value=self.describe())
 
     # -- leaving the machine ---------------------------------------------------------------------------------------
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         """(argument of a graph node, object for the abstract call)."""
         raise Break("call", name=f"a torch function with a {self.describe()} argument")
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         """Python text that makes the object; called at most once an object by `e.expr`."""
         raise Break("object", name=self.describe())
 
@@ -200,10 +200,10 @@ class OpaqueValue(Value):
     def describe(self) -> str:
         return f"object of type {type(self.obj).__qualname__}"
 
-    def truth(self, m: "Machine") -> Any:
+    def truth(self, m: Machine) -> Any:
         raise Break("object", name=type(self.obj).__qualname__)
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.obj)
 
 
@@ -216,13 +216,13 @@ class FixedObject(OpaqueValue):
     def constant(self) -> Any:
         return self.obj
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         return m.static_attribute(self.obj, name)
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         return m.constant_object(self.obj[m.known(key)])
 
 

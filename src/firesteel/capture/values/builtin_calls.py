@@ -13,19 +13,10 @@ import torch
 
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
-from firesteel.capture.values.containers import (
-    DictValue,
-    ListValue,
-    Sequence,
-    SetValue,
-    SizeValue,
-    SliceValue,
-    TupleValue,
-    pairs_of,
-    sorted_items,
-)
+from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
 from firesteel.capture.values.functions import CALLS, Args, Kwargs, PartialValue
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
+from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, symbolic_call
 from firesteel.capture.values.objects import ExceptionValue, ObjectValue
 from firesteel.capture.values.tensor import TensorValue
@@ -38,11 +29,11 @@ if TYPE_CHECKING:
 
 # -- questions about objects --------------------------------------------------------------------------------------------
 @CALLS.row(len)
-def call_len(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_len(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0].length(m)
 
 
-def class_list(m: "Machine", value: Value) -> tuple[type, ...]:
+def class_list(m: Machine, value: Value) -> tuple[type, ...]:
     """The second argument of isinstance: a class, or tuples of them."""
     if isinstance(value, Sequence):
         return tuple(c for item in value.items for c in class_list(m, m.look(item)))
@@ -55,7 +46,7 @@ def class_list(m: "Machine", value: Value) -> tuple[type, ...]:
 
 
 @CALLS.row(isinstance)
-def call_isinstance(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     obj = args[0].identity()
     classes = class_list(m, args[1])
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
@@ -71,35 +62,35 @@ def is_subclass(known: type, cls: type) -> bool:
 
 
 @CALLS.row(issubclass)
-def call_issubclass(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_issubclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return boolean(issubclass(args[0].constant(), class_list(m, args[1])))
 
 
 @CALLS.row(type)
-def call_type(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
         raise Break("call", name="type with three arguments")
     return m.constant_object(args[0].python_type())
 
 
 @CALLS.row(callable)
-def call_callable(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_callable(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return boolean(hasattr(args[0].python_type(), "__call__"))
 
 
 @CALLS.row(id)
-def call_id(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     raise Break("call", name="id")
 
 
 @CALLS.row(hash)
-def call_hash(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_hash(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, hash, args[0].constant())
 
 
 # -- attributes ---------------------------------------------------------------------------------------------------------
 @CALLS.row(getattr)
-def call_getattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_getattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     name = m.known(args[1])
     if len(args) < 3:
         return args[0].getattr(m, name)
@@ -112,7 +103,7 @@ def call_getattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(hasattr)
-def call_hasattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_hasattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     name = m.known(args[1])
     if isinstance(args[0], TensorValue) and args[0].source is None:
         return boolean(hasattr(torch.Tensor, name))
@@ -126,20 +117,20 @@ def call_hasattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(setattr)
-def call_setattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     m.finish_now(args[0].setattr(m, m.known(args[1]), args[2]) or NONE)
     return NONE
 
 
 @CALLS.row(delattr)
-def call_delattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     args[0].delattr(m, m.known(args[1]))
     return NONE
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
 def _converts(cls: type) -> Callable[..., Value]:
-    def convert(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def convert(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], TensorValue):
             raise Break("data_scalar", name=f"{cls.__name__}()")
         if args and isinstance(args[0], SymNumber) and cls in (int, float):
@@ -157,7 +148,7 @@ for _cls in (int, float, complex):
 
 
 @CALLS.row(bool)
-def call_bool(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_bool(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         return boolean(False)
     if isinstance(args[0], TensorValue):
@@ -166,7 +157,7 @@ def call_bool(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(abs)
-def call_abs(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_abs(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return call_graph(m, "call_function", abs, args, {})
     if isinstance(args[0], SymNumber):
@@ -175,26 +166,26 @@ def call_abs(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(round)
-def call_round(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_round(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return call_graph(m, "call_method", "round", args, kwargs)
     return fold(m, round, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
 @CALLS.row(divmod)
-def call_divmod(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_divmod(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([m.binary("//", *args), m.binary("%", *args)])
 
 
 @CALLS.row(pow)
-def call_pow(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_pow(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 2:
         return m.binary("**", *args)
     return fold(m, pow, *map(m.known, args))
 
 
 def _extreme(fn: Callable[..., Any], op: str) -> Callable[..., Value]:
-    def extreme(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def extreme(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         items = [m.look(i) for i in (m.iterate(args[0]) if len(args) == 1 else args)]
         key = kwargs.get("key")
         if not items:
@@ -213,7 +204,7 @@ def _extreme(fn: Callable[..., Any], op: str) -> Callable[..., Value]:
     return extreme
 
 
-def _symbolic_extreme(m: "Machine", fn: Callable[..., Any], items: Args) -> Value:
+def _symbolic_extreme(m: Machine, fn: Callable[..., Any], items: Args) -> Value:
     total = items[0]
     for item in items[1:]:
         total = symbolic_call(m, torch.sym_max if fn is max else torch.sym_min, [total, item])
@@ -225,7 +216,7 @@ CALLS.add(min, _extreme(min, "<"))
 
 
 @CALLS.row(sum)
-def call_sum(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_sum(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", ConstValue(0))
     for item in m.iterate(args[0]):
         total = m.binary("+", total, m.look(item))
@@ -233,7 +224,7 @@ def call_sum(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(any)
-def call_any(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_any(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0].iterator(m)
     while (item := m.next_now(iterator)) is not None:
         if m.truth_now(item):
@@ -242,7 +233,7 @@ def call_any(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(all)
-def call_all(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_all(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     iterator = args[0].iterator(m)
     while (item := m.next_now(iterator)) is not None:
         if not m.truth_now(item):
@@ -252,24 +243,24 @@ def call_all(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 # -- containers ---------------------------------------------------------------------------------------------------------
 @CALLS.row(list)
-def call_list(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_list(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ListValue(list(m.iterate(args[0])) if args else [])
 
 
 @CALLS.row(tuple)
-def call_tuple(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_tuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args and type(args[0]) is TupleValue:
         return args[0]
     return TupleValue(list(m.iterate(args[0])) if args else [])
 
 
 @CALLS.row(torch.Size)
-def call_size(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return SizeValue([m.look(item) for item in m.iterate(args[0])] if args else [])
 
 
 def _makes_dict(cls: type) -> Callable[..., Value]:
-    def make(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         pairs = pairs_of(m, args[0]) if args else []
         entries = {k.hash_key(m): (k, v) for k, v in pairs}
         entries.update({k: (ConstValue(k), v) for k, v in kwargs.items()})
@@ -282,7 +273,7 @@ CALLS.add(collections.OrderedDict, _makes_dict(collections.OrderedDict))
 
 
 @CALLS.row(collections.defaultdict)
-def call_defaultdict(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_defaultdict(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     factory = args[0] if args and args[0] is not NONE else None
     made = _makes_dict(collections.defaultdict)(m, args[1:], kwargs)
     made.factory = factory
@@ -290,33 +281,33 @@ def call_defaultdict(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(set)
-def call_set(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_set(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return SetValue.of(m, m.iterate(args[0]) if args else [])
 
 
 @CALLS.row(frozenset)
-def call_frozenset(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_frozenset(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return SetValue.of(m, m.iterate(args[0]) if args else [], frozenset)
 
 
 @CALLS.row(slice)
-def call_slice(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_slice(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     parts = [NONE, *args, NONE] if len(args) == 1 else [*args, NONE][:3]
     return SliceValue(*parts)
 
 
 @CALLS.row(range)
-def call_range(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_range(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, range, *map(m.known, args))
 
 
 @CALLS.row(sorted)
-def call_sorted(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_sorted(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ListValue(sorted_items(m, m.iterate(args[0]), kwargs))
 
 
 @CALLS.row(reversed)
-def call_reversed(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_reversed(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], ObjectValue):
         method = args[0].method(m, "__reversed__")
         if method is not None:
@@ -326,14 +317,14 @@ def call_reversed(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 # -- iterators ----------------------------------------------------------------------------------------------------------
 @CALLS.row(iter)
-def call_iter(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_iter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
         raise Break("call", name="iter with a sentinel")
     return args[0].iterator(m)
 
 
 @CALLS.row(next)
-def call_next(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_next(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     item = m.next_now(args[0])
     if item is not None:
         return item
@@ -343,40 +334,40 @@ def call_next(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(enumerate)
-def call_enumerate(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_enumerate(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     start = args[1] if len(args) > 1 else kwargs.get("start", ConstValue(0))
     return EnumerateIterator(args[0].iterator(m), start)
 
 
 @CALLS.row(zip)
-def call_zip(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_zip(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ZipIterator([a.iterator(m) for a in args], bool(kwargs) and kwargs["strict"].truth(m))
 
 
 @CALLS.row(map)
-def call_map(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_map(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return MapIterator(args[0], [a.iterator(m) for a in args[1:]])
 
 
 @CALLS.row(filter)
-def call_filter(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_filter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return FilterIterator(args[0], args[1].iterator(m))
 
 
 @CALLS.row(itertools.chain)
-def call_chain(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_chain(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return m.iterate_over(TupleValue([item for a in args for item in m.iterate(a)]))
 
 
 @CALLS.row(itertools.product)
-def call_product(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_product(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     repeat = m.known(kwargs["repeat"]) if "repeat" in kwargs else 1
     rows = itertools.product(*[m.iterate(a) for a in args], repeat=repeat)
     return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
 
 
 @CALLS.row(itertools.islice)
-def call_islice(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_islice(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     bounds = [m.known(a) for a in args[1:]]
     iterator = args[0].iterator(m)
     wanted = slice(*bounds)
@@ -390,7 +381,7 @@ def call_islice(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 def _text(fn: Callable[..., str]) -> Callable[..., Value]:
     method = "__str__" if fn is str else "__repr__"
 
-    def make(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], ObjectValue) and not isinstance(args[0], ExceptionValue):
             found = args[0].method(m, method)
             if found is None:
@@ -405,18 +396,18 @@ CALLS.add(repr, _text(repr))
 
 
 @CALLS.row(format)
-def call_format(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_format(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, format, *map(m.known, args))
 
 
 # -- functools, operator ------------------------------------------------------------------------------------------------
 @CALLS.row(functools.partial)
-def call_partial(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_partial(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return PartialValue(functools.partial, args[0], list(args[1:]), dict(kwargs))
 
 
 @CALLS.row(functools.reduce)
-def call_reduce(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_reduce(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     items = [m.look(i) for i in m.iterate(args[1])]
     total = args[2] if len(args) > 2 else items.pop(0)
     for item in items:
@@ -435,23 +426,23 @@ for _symbol, _fn in UNARY_OPERATORS.items():
 
 
 @CALLS.row(operator.getitem)
-def call_getitem(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_getitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0].getitem(m, args[1])
 
 
 @CALLS.row(operator.setitem)
-def call_setitem(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_setitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     args[0].setitem(m, args[1], args[2])
     return NONE
 
 
 @CALLS.row(operator.index)
-def call_index(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_index(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0] if isinstance(args[0], SymNumber) else fold(m, operator.index, m.known(args[0]))
 
 
 def _on_symbols(fn: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Value]:
-    def call(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if any(isinstance(a, SymNumber) for a in args):
             return symbolic_call(m, symbolic, args)
         return fold(m, fn, *map(m.known, args))

@@ -31,14 +31,14 @@ CONSTANT_TYPES: tuple[type, ...] = (
 CONSTANT_TYPE_SET = frozenset(CONSTANT_TYPES)
 
 # type of a freshly made Python object -> function(machine, object) -> Value; rows are added beside each value kind
-FRESH: Table[Callable[["Machine", Any], Value]] = Table("fresh object", "capture/values/")
+FRESH: Table[Callable[[Machine, Any], Value]] = Table("fresh object", "capture/values/")
 
 
 def is_constant_object(obj: Any) -> bool:
     return type(obj) in CONSTANT_TYPE_SET or isinstance(obj, enum.Enum)
 
 
-def fresh(m: "Machine", obj: Any) -> Value:
+def fresh(m: Machine, obj: Any) -> Value:
     """The Value of an object that was made just now, by executing something on constants."""
     if is_constant_object(obj):
         return ConstValue(obj)
@@ -48,12 +48,12 @@ def fresh(m: "Machine", obj: Any) -> Value:
     return row(m, obj)
 
 
-def fold(m: "Machine", fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
+def fold(m: Machine, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
     """fn(*args) executed now; an exception of it is the program's."""
     return fresh(m, run_for_program(m, fn, *args, **kwargs))
 
 
-def run_for_program(m: "Machine", fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_for_program(m: Machine, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return fn(*args, **kwargs)
     except (Break, UserRaise):
@@ -85,55 +85,55 @@ class ConstValue(Value):
     def identity(self) -> Any:
         return self.value
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return self.value
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return bool(self.value)
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         found = run_for_program(m, getattr, self.value, name)
         if callable(found) and not isinstance(found, enum.Enum):
             return ConstMethod(self, name)
         return fresh(m, found)
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         if not key.is_constant():
             return super().getitem(m, key)
         return fold(m, lambda: self.value[key.constant()])
 
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not isinstance(other, ConstValue) and not (op == "%" and other.is_constant()):
             return None
         a, b = (other.constant(), self.value) if reflected else (self.value, other.constant())
         return fold(m, m.operators[op], a, b)
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not isinstance(other, ConstValue):
             return None
         return fold(m, m.operators[op], self.value, other.value)
 
-    def unary(self, m: "Machine", op: str) -> Value:
+    def unary(self, m: Machine, op: str) -> Value:
         return fold(m, m.unary_operators[op], self.value)
 
-    def contains(self, m: "Machine", item: Value) -> Value:
+    def contains(self, m: Machine, item: Value) -> Value:
         if not item.is_constant():
             return super().contains(m, item)
         return fold(m, lambda: item.constant() in self.value)
 
-    def length(self, m: "Machine") -> Value:
+    def length(self, m: Machine) -> Value:
         return fold(m, len, self.value)
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         return [fresh(m, item) for item in run_for_program(m, list, self.value)]
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         return m.iterate_over(self)
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.value, self.value
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         if type(self.value) in LITERALS and len(text := repr(self.value)) < 200:
             return text if text[0] != "-" else f"({text})"
         return e.constant(self.value)
@@ -151,12 +151,12 @@ class ConstMethod(Value):
     def describe(self) -> str:
         return f"{type(self.owner.value).__name__}.{self.name}"
 
-    def call(self, m: "Machine", args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         arguments = [m.known(a) for a in args]
         named = {k: m.known(v) for k, v in kwargs.items()}
         return fold(m, getattr(self.owner.value, self.name), *arguments, **named)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.owner)}.{self.name}"
 
 

@@ -8,7 +8,6 @@ of `METHODS`, keyed by (Value class, name).
 """
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ METHODS: Table[Callable[..., Value]] = Table("container method", "capture/values
 class ContainerMethod(Value):
     """A bound method of a container."""
 
-    def __init__(self, owner: "Container", name: str, fn: Callable[..., Value]):
+    def __init__(self, owner: Container, name: str, fn: Callable[..., Value]):
         self.owner, self.name, self.fn = owner, name, fn
 
     def python_type(self) -> type:
@@ -42,10 +41,10 @@ class ContainerMethod(Value):
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return self.fn(m, self.owner, args, kwargs)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.owner)}.{self.name}"
 
 
@@ -60,10 +59,10 @@ class Container(Value):
     def describe(self) -> str:
         return self.cls.__name__
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return bool(self.length(m).truth(m))
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         for cls in type(self).__mro__:
             row = METHODS.get((cls, name))
             if row is not None:
@@ -74,7 +73,7 @@ class Container(Value):
             raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         raise Break("attribute", name=name, value=self.describe())
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not isinstance(other, Container):
             return None
         if self.is_constant() and other.is_constant():
@@ -83,10 +82,10 @@ class Container(Value):
             return boolean(self.equals(m, other) == (op == "=="))
         return None
 
-    def equals(self, m: "Machine", other: "Container") -> bool:
+    def equals(self, m: Machine, other: Container) -> bool:
         raise Break("operator", name="==", value=self.describe())
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         return m.iterate_over(self)
 
 
@@ -110,23 +109,23 @@ class Sequence(Container):
         """A real object of this type with these items."""
         return self.cls(items)
 
-    def like(self, items: list[Value]) -> "Sequence":
+    def like(self, items: list[Value]) -> Sequence:
         """What slicing and adding give."""
         return type(self)(items)
 
-    def length(self, m: "Machine") -> Value:
+    def length(self, m: Machine) -> Value:
         return ConstValue(len(self.items))
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         return list(self.items)
 
-    def at(self, m: "Machine", index: int) -> Value:
+    def at(self, m: Machine, index: int) -> Value:
         """One item, looked at."""
         item = m.look(self.items[index])
         self.items[index] = item        # not a change: the same object, now known
         return item
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         if isinstance(key, SliceValue):
             return self.like(self.items[key.known(m)])
         index = m.known_index(key)
@@ -134,7 +133,7 @@ class Sequence(Container):
             raise m.raise_real(IndexError(f"{self.cls.__name__} index out of range"))
         return self.at(m, index)
 
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if op == "+" and isinstance(other, Sequence) and issubclass(other.cls, self._added()):
             parts = (other.items + self.items) if reflected else (self.items + other.items)
             return self.like(parts)
@@ -145,14 +144,14 @@ class Sequence(Container):
     def _added(self) -> type:
         return tuple if issubclass(self.cls, tuple) else list
 
-    def contains(self, m: "Machine", item: Value) -> Value:
+    def contains(self, m: Machine, item: Value) -> Value:
         return boolean(any(m.equal(m.look(mine), item) for mine in self.items))
 
-    def equals(self, m: "Machine", other: Container) -> bool:
+    def equals(self, m: Machine, other: Container) -> bool:
         return (isinstance(other, Sequence) and issubclass(other.cls, self._added()) and len(self.items) == len(other.items)
                 and all(m.equal(m.look(a), m.look(b)) for a, b in zip(self.items, other.items)))
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         pairs = [m.look(item).as_arg(m) for item in self.items]
         return self.make_arg([node for node, _ in pairs]), self.make([real for _, real in pairs])
 
@@ -165,10 +164,10 @@ class TupleValue(Sequence):
 
     cls = tuple
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return tuple(m.look(item).hash_key(m) for item in self.items)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"({''.join(e.expr(item) + ', ' for item in self.items)})"
 
 
@@ -180,7 +179,7 @@ class SizeValue(TupleValue):
     def make(self, items: list[Any]) -> Any:
         return torch.Size(items) if all(type(i) is int for i in items) else tuple(items)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(torch.Size)}({super().rebuild(e)})"
 
 
@@ -204,7 +203,7 @@ class NamedTupleValue(TupleValue):
     def make(self, items: list[Any]) -> Any:
         return self.cls(*items) if hasattr(self.cls, "_fields") else self.cls(items)
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name in self.fields:
             return self.at(m, self.fields.index(name))
         if name == "_fields":
@@ -212,25 +211,20 @@ class NamedTupleValue(TupleValue):
         found = m.class_attribute(self.cls, name)
         return super().getattr(m, name) if found is None else m.bind(found, self, self.cls, name)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         cls = e.constant(self.cls)
         items = ", ".join(e.expr(item) for item in self.items)
         return f"{cls}({items})" if hasattr(self.cls, "_fields") else f"{cls}(({items},))"
 
 
 @METHODS.row((NamedTupleValue, "_replace"))
-def namedtuple_replace(m: "Machine", self: NamedTupleValue, args: Args, kwargs: Kwargs) -> Value:
+def namedtuple_replace(m: Machine, self: NamedTupleValue, args: Args, kwargs: Kwargs) -> Value:
     items = [kwargs.get(name, item) for name, item in zip(self.fields, self.items)]
     return NamedTupleValue(self.cls, items)
 
 
-@METHODS.row((NamedTupleValue, "_asdict"))
-def namedtuple_asdict(m: "Machine", self: NamedTupleValue, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue({name: (ConstValue(name), item) for name, item in zip(self.fields, self.items)})
-
-
 @METHODS.row((Sequence, "index"))
-def sequence_index(m: "Machine", self: Sequence, args: Args, kwargs: Kwargs) -> Value:
+def sequence_index(m: Machine, self: Sequence, args: Args, kwargs: Kwargs) -> Value:
     for i, item in enumerate(self.items):
         if m.equal(m.look(item), args[0]):
             return ConstValue(i)
@@ -238,38 +232,38 @@ def sequence_index(m: "Machine", self: Sequence, args: Args, kwargs: Kwargs) -> 
 
 
 @METHODS.row((Sequence, "count"))
-def sequence_count(m: "Machine", self: Sequence, args: Args, kwargs: Kwargs) -> Value:
+def sequence_count(m: Machine, self: Sequence, args: Args, kwargs: Kwargs) -> Value:
     return ConstValue(sum(m.equal(m.look(item), args[0]) for item in self.items))
 
 
 @METHODS.row((Container, "__len__"))
-def container_len(m: "Machine", self: Container, args: Args, kwargs: Kwargs) -> Value:
+def container_len(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
     return self.length(m)
 
 
 @METHODS.row((Container, "__contains__"))
-def container_contains(m: "Machine", self: Container, args: Args, kwargs: Kwargs) -> Value:
+def container_contains(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
     return self.contains(m, args[0])
 
 
 @METHODS.row((Container, "__getitem__"))
-def container_getitem(m: "Machine", self: Container, args: Args, kwargs: Kwargs) -> Value:
+def container_getitem(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
     return self.getitem(m, args[0])
 
 
 @METHODS.row((Container, "__setitem__"))
-def container_setitem(m: "Machine", self: Container, args: Args, kwargs: Kwargs) -> Value:
+def container_setitem(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
     self.setitem(m, args[0], args[1])
     return NONE
 
 
 @METHODS.row((Container, "__iter__"))
-def container_iter(m: "Machine", self: Container, args: Args, kwargs: Kwargs) -> Value:
+def container_iter(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
     return self.iterator(m)
 
 
 @METHODS.row((SizeValue, "numel"))
-def size_numel(m: "Machine", self: SizeValue, args: Args, kwargs: Kwargs) -> Value:
+def size_numel(m: Machine, self: SizeValue, args: Args, kwargs: Kwargs) -> Value:
     total: Value = ConstValue(1)
     for item in self.items:
         total = m.binary("*", total, item)
@@ -296,19 +290,19 @@ class ListValue(Sequence):
     def items(self, items: list[Value]) -> None:
         self._items = items
 
-    def change(self, m: "Machine", items: list[Value], kind: str, *data: Value) -> None:
+    def change(self, m: Machine, items: list[Value], kind: str, *data: Value) -> None:
         """The list becomes `items`; `kind` is the effect that does it to the real one."""
         m.effects.change(self, "items", items)
         m.effects.log(kind, self, *data)
 
-    def inplace(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if op == "+":
             added = m.iterate(other)
             self.change(m, self.items + added, "extend", ListValue(added))
             return self
         return None
 
-    def setitem(self, m: "Machine", key: Value, value: Value) -> None:
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
         items = list(self.items)
         if isinstance(key, SliceValue):
             items[key.known(m)] = m.iterate(value)
@@ -320,17 +314,17 @@ class ListValue(Sequence):
         items[index] = value
         self.change(m, items, "setitem", ConstValue(index), value)
 
-    def delitem(self, m: "Machine", key: Value) -> None:
+    def delitem(self, m: Machine, key: Value) -> None:
         items = list(self.items)
         run_for_program(m, items.__delitem__, key.known(m) if isinstance(key, SliceValue) else m.known_index(key))
         self.change(m, items, "assign", ListValue(items))
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"[{', '.join(e.expr(item) for item in self.items)}]"
 
 
 @METHODS.row((ListValue, "append"))
-def list_append(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_append(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     self._items.append(args[0])
     m.effects.on_undo(self._items.pop)
     m.effects.log("append", self, args[0])
@@ -338,13 +332,13 @@ def list_append(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Va
 
 
 @METHODS.row((ListValue, "extend"))
-def list_extend(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_extend(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     self.inplace(m, "+", args[0])
     return NONE
 
 
 @METHODS.row((ListValue, "insert"))
-def list_insert(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_insert(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     items = list(self.items)
     items.insert(m.known_index(args[0]), args[1])
     self.change(m, items, "assign", ListValue(items))
@@ -352,7 +346,7 @@ def list_insert(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Va
 
 
 @METHODS.row((ListValue, "pop"))
-def list_pop(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_pop(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     index = m.known_index(args[0]) if args else -1
     items = list(self.items)
     item = m.look(run_for_program(m, items.pop, index))
@@ -361,38 +355,38 @@ def list_pop(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value
 
 
 @METHODS.row((ListValue, "remove"))
-def list_remove(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_remove(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     index = sequence_index(m, self, args, {}).constant()
     self.delitem(m, ConstValue(index))
     return NONE
 
 
 @METHODS.row((ListValue, "clear"))
-def list_clear(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_clear(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     self.change(m, [], "assign", ListValue([]))
     return NONE
 
 
 @METHODS.row((ListValue, "copy"))
-def list_copy(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_copy(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     return ListValue(list(self.items))
 
 
 @METHODS.row((ListValue, "reverse"))
-def list_reverse(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_reverse(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     items = self.items[::-1]
     self.change(m, items, "assign", ListValue(items))
     return NONE
 
 
 @METHODS.row((ListValue, "sort"))
-def list_sort(m: "Machine", self: ListValue, args: Args, kwargs: Kwargs) -> Value:
+def list_sort(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     items = sorted_items(m, self.items, kwargs)
     self.change(m, items, "assign", ListValue(items))
     return NONE
 
 
-def sorted_items(m: "Machine", items: list[Value], kwargs: Kwargs) -> list[Value]:
+def sorted_items(m: Machine, items: list[Value], kwargs: Kwargs) -> list[Value]:
     """Items in order of known keys."""
     key = kwargs.get("key", NONE)
     looked = [m.look(item) for item in items]
@@ -400,337 +394,6 @@ def sorted_items(m: "Machine", items: list[Value], kwargs: Kwargs) -> list[Value
     known = [m.known(k) for k in keys]
     order = run_for_program(m, sorted, range(len(items)), key=known.__getitem__, reverse=bool(m.known(kwargs.get("reverse", NONE))))
     return [looked[i] for i in order]
-
-
-# -- dicts --------------------------------------------------------------------------------------------------------------
-MISSING: Any = object()
-
-
-class DictValue(Container):
-    """A dict (or OrderedDict, defaultdict): hash key -> (key, value).  The user's own is guarded by what is asked of it."""
-
-    cls: type = dict
-
-    def __init__(self, entries: dict[Any, tuple[Value, Value]], source: Any = None, obj: Any = None, cls: type = dict,
-                 factory: Value | None = None):
-        self.entries, self.source, self.obj, self.cls, self.factory = entries, source, obj, cls, factory
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def is_constant(self) -> bool:
-        return all(k.is_constant() and v.is_constant() for k, v in self.entries.values())
-
-    def constant(self) -> Any:
-        pairs = {k.constant(): v.constant() for k, v in self.entries.values()}
-        return pairs if self.cls is dict else collections.OrderedDict(pairs)
-
-    def find(self, m: "Machine", key: Value) -> Value | None:
-        """The value of a key, looked at; None where there is none.  The user's dict is guarded for this key."""
-        hashed = key.hash_key(m)
-        entry = self.entries.get(hashed)
-        m.guard_key(self, key, hashed, entry is not None)
-        if entry is None:
-            return None
-        value = m.look(entry[1])
-        self.entries[hashed] = (entry[0], value)
-        return value
-
-    def know_all(self, m: "Machine") -> dict[Any, tuple[Value, Value]]:
-        """All entries; the user's dict is guarded for its keys and their order."""
-        m.guard_keys(self)
-        return self.entries
-
-    def getitem(self, m: "Machine", key: Value) -> Value:
-        found = self.find(m, key)
-        if found is not None:
-            return found
-        if self.factory is not None:
-            made = m.call_now(self.factory, [], {})
-            self.setitem(m, key, made)
-            return made
-        raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
-
-    def setitem(self, m: "Machine", key: Value, value: Value) -> None:
-        hashed = key.hash_key(m)
-        old = self.entries.get(hashed, MISSING)
-        m.guard_key(self, key, hashed, old is not MISSING)
-        self.entries[hashed] = (key if old is MISSING else old[0], value)
-        m.effects.on_undo(restore_entry, self.entries, hashed, old)
-        m.effects.log("setitem", self, key, value)
-
-    def delitem(self, m: "Machine", key: Value) -> None:
-        if self.find(m, key) is None:
-            raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
-        hashed = key.hash_key(m)
-        self.change(m, {k: e for k, e in self.entries.items() if k != hashed}, "delitem", key)
-
-    def change(self, m: "Machine", entries: dict[Any, tuple[Value, Value]], kind: str, *data: Value) -> None:
-        m.effects.change(self, "entries", entries)
-        m.effects.log(kind, self, *data)
-
-    def contains(self, m: "Machine", item: Value) -> Value:
-        return boolean(self.find(m, item) is not None)
-
-    def length(self, m: "Machine") -> Value:
-        return ConstValue(len(self.know_all(m)))
-
-    def iterate(self, m: "Machine") -> list[Value]:
-        return [key for key, _ in self.know_all(m).values()]
-
-    def equals(self, m: "Machine", other: Container) -> bool:
-        if not isinstance(other, DictValue) or self.know_all(m).keys() != other.know_all(m).keys():
-            return False
-        return all(m.equal(m.look(v), m.look(other.entries[k][1])) for k, (_, v) in self.entries.items())
-
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
-        if op != "|" or reflected or not isinstance(other, DictValue):
-            return None
-        return DictValue({**self.know_all(m), **other.know_all(m)})
-
-    def inplace(self, m: "Machine", op: str, other: Value) -> Value | None:
-        if op != "|":
-            return None
-        dict_update(m, self, [other], {})
-        return self
-
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
-        pairs = {k.constant(): m.look(v).as_arg(m) for k, v in self.know_all(m).values()}
-        return {k: p[0] for k, p in pairs.items()}, {k: p[1] for k, p in pairs.items()}
-
-    def rebuild(self, e: "Emitter") -> str:
-        text = "{" + ", ".join(f"{e.expr(k)}: {e.expr(v)}" for k, v in self.entries.values()) + "}"
-        if self.cls is dict:
-            return text
-        factory = "" if self.factory is None else f"{e.expr(self.factory)}, "
-        return f"{e.constant(self.cls)}({factory}{text})"
-
-
-def restore_entry(entries: dict[Any, Any], key: Any, old: Any) -> None:
-    if old is MISSING:
-        del entries[key]
-    else:
-        entries[key] = old
-
-
-@METHODS.row((DictValue, "get"))
-def dict_get(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    found = self.find(m, args[0])
-    return found if found is not None else args[1] if len(args) > 1 else NONE
-
-
-@METHODS.row((DictValue, "setdefault"))
-def dict_setdefault(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    found = self.find(m, args[0])
-    if found is None:
-        found = args[1] if len(args) > 1 else NONE
-        self.setitem(m, args[0], found)
-    return found
-
-
-@METHODS.row((DictValue, "pop"))
-def dict_pop(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    found = self.find(m, args[0])
-    if found is None and len(args) > 1:
-        return args[1]
-    self.delitem(m, args[0])
-    return found
-
-
-@METHODS.row((DictValue, "popitem"))
-def dict_popitem(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    if not self.know_all(m):
-        raise m.raise_real(KeyError("popitem(): dictionary is empty"))
-    key, value = list(self.entries.values())[-1]
-    value = m.look(value)
-    self.delitem(m, key)
-    return TupleValue([key, value])
-
-
-@METHODS.row((DictValue, "update"))
-def dict_update(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    for source in args:
-        for key, value in pairs_of(m, source):
-            self.setitem(m, key, value)
-    for name, value in kwargs.items():
-        self.setitem(m, ConstValue(name), value)
-    return NONE
-
-
-@METHODS.row((DictValue, "clear"))
-def dict_clear(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, {}, "clear")
-    return NONE
-
-
-@METHODS.row((DictValue, "copy"))
-def dict_copy(m: "Machine", self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue(dict(self.know_all(m)), cls=self.cls, factory=self.factory)
-
-
-def pairs_of(m: "Machine", source: Value) -> list[tuple[Value, Value]]:
-    """The entries that dict.update would take from an object."""
-    if isinstance(source, DictValue):
-        return list(source.know_all(m).values())
-    if hasattr(source.python_type(), "keys"):
-        keys = [m.look(k) for k in m.iterate(m.call_now(source.getattr(m, "keys"), [], {}))]
-        return [(k, m.finish_now(source.getitem(m, k))) for k in keys]
-    pairs = [m.iterate(m.look(pair)) for pair in m.iterate(source)]
-    return [(m.look(k), v) for k, v in pairs]
-
-
-class DictView(Container):
-    """d.keys(), d.values() or d.items()."""
-
-    TYPES = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
-
-    def __init__(self, owner: DictValue, kind: str):
-        self.owner, self.kind, self.cls = owner, kind, self.TYPES[kind]
-
-    def iterate(self, m: "Machine") -> list[Value]:
-        entries = self.owner.know_all(m).values()
-        if self.kind == "items":
-            return [TupleValue([k, v]) for k, v in entries]
-        return [k if self.kind == "keys" else v for k, v in entries]
-
-    def length(self, m: "Machine") -> Value:
-        return self.owner.length(m)
-
-    def contains(self, m: "Machine", item: Value) -> Value:
-        if self.kind == "keys":
-            return self.owner.contains(m, item)
-        return boolean(any(m.equal(m.look(mine), item) for mine in self.iterate(m)))
-
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
-        return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, m.iterate(other)), reflected)
-
-    def rebuild(self, e: "Emitter") -> str:
-        return f"{e.expr(self.owner)}.{self.kind}()"
-
-
-def _view(kind: str) -> Callable[..., Value]:
-    return lambda m, self, args, kwargs: DictView(self, kind)
-
-
-for _kind in DictView.TYPES:
-    METHODS.add((DictValue, _kind), _view(_kind))
-
-
-# -- sets ---------------------------------------------------------------------------------------------------------------
-class SetValue(Container):
-    """A set: hash key -> item."""
-
-    def __init__(self, entries: dict[Any, Value], source: Any = None, obj: Any = None, cls: type = set):
-        self.entries, self.source, self.obj, self.cls = entries, source, obj, cls
-
-    @staticmethod
-    def of(m: "Machine", items: list[Value], cls: type = set) -> "SetValue":
-        looked = [m.look(item) for item in items]
-        return SetValue({item.hash_key(m): item for item in looked}, cls=cls)
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def is_constant(self) -> bool:
-        return all(item.is_constant() for item in self.entries.values())
-
-    def constant(self) -> Any:
-        return self.cls(item.constant() for item in self.entries.values())
-
-    def length(self, m: "Machine") -> Value:
-        return ConstValue(len(self.entries))
-
-    def iterate(self, m: "Machine") -> list[Value]:
-        return list(self.entries.values())
-
-    def contains(self, m: "Machine", item: Value) -> Value:
-        return boolean(item.hash_key(m) in self.entries)
-
-    def hash_key(self, m: "Machine") -> Any:
-        return frozenset(self.entries)
-
-    def change(self, m: "Machine", entries: dict[Any, Value], kind: str, *data: Value) -> None:
-        m.effects.change(self, "entries", entries)
-        m.effects.log(kind, self, *data)
-
-    def equals(self, m: "Machine", other: Container) -> bool:
-        return isinstance(other, SetValue) and self.entries.keys() == other.entries.keys()
-
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
-        if not isinstance(other, SetValue) or op not in SET_OPERATIONS:
-            return None
-        a, b = (other, self) if reflected else (self, other)
-        keys = SET_OPERATIONS[op](a.entries, b.entries)
-        return SetValue({k: a.entries.get(k) or b.entries[k] for k in keys}, cls=a.cls)
-
-    def rebuild(self, e: "Emitter") -> str:
-        return f"{e.constant(self.cls)}([{', '.join(e.expr(item) for item in self.entries.values())}])"
-
-
-SET_OPERATIONS: dict[str, Callable[[dict, dict], list]] = {
-    "|": lambda a, b: [*a, *(k for k in b if k not in a)],
-    "&": lambda a, b: [k for k in a if k in b],
-    "-": lambda a, b: [k for k in a if k not in b],
-    "^": lambda a, b: [*(k for k in a if k not in b), *(k for k in b if k not in a)],
-}
-
-
-@METHODS.row((SetValue, "add"))
-def set_add(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, {**self.entries, args[0].hash_key(m): args[0]}, "add", args[0])
-    return NONE
-
-
-@METHODS.row((SetValue, "discard"))
-def set_discard(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    gone = args[0].hash_key(m)
-    self.change(m, {k: v for k, v in self.entries.items() if k != gone}, "discard", args[0])
-    return NONE
-
-
-@METHODS.row((SetValue, "remove"))
-def set_remove(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    if args[0].hash_key(m) not in self.entries:
-        raise m.raise_real(KeyError(args[0].constant()))
-    return set_discard(m, self, args, kwargs)
-
-
-@METHODS.row((SetValue, "update"))
-def set_update(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    for source in args:
-        for item in m.iterate(source):
-            set_add(m, self, [m.look(item)], {})
-    return NONE
-
-
-@METHODS.row((SetValue, "copy"))
-def set_copy(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue(dict(self.entries), cls=self.cls)
-
-
-@METHODS.row((SetValue, "clear"))
-def set_clear(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, {}, "clear")
-    return NONE
-
-
-def _set_method(op: str) -> Callable[..., Value]:
-    def method(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-        result: Value = SetValue(dict(self.entries), cls=self.cls)
-        for other in args:
-            result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
-        return result
-    return method
-
-
-for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmetric_difference": "^"}.items():
-    METHODS.add((SetValue, _name), _set_method(_op))
-
-
-@METHODS.row((SetValue, "issubset"))
-def set_issubset(m: "Machine", self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    other = SetValue.of(m, m.iterate(args[0]))
-    return boolean(all(k in other.entries for k in self.entries))
 
 
 # -- slices -------------------------------------------------------------------------------------------------------------
@@ -749,50 +412,39 @@ class SliceValue(Value):
     def constant(self) -> Any:
         return slice(*(part.constant() for part in self.parts))
 
-    def known(self, m: "Machine") -> slice:
+    def known(self, m: Machine) -> slice:
         """The slice with numbers, symbols fixed under a guard."""
         return slice(*(m.known(part) for part in self.parts))
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name in ("start", "stop", "step"):
             return self.parts[("start", "stop", "step").index(name)]
         return super().getattr(m, name)
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         pairs = [part.as_arg(m) for part in self.parts]
         return slice(*(node for node, _ in pairs)), slice(*(real for _, real in pairs))
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"slice({', '.join(e.expr(part) for part in self.parts)})"
 
 
 # -- objects that constant folding makes --------------------------------------------------------------------------------
 @FRESH.row(tuple)
-def fresh_tuple(m: "Machine", obj: tuple) -> Value:
+def fresh_tuple(m: Machine, obj: tuple) -> Value:
     return TupleValue([fresh(m, item) for item in obj])
 
 
 @FRESH.row(torch.Size)
-def fresh_size(m: "Machine", obj: torch.Size) -> Value:
+def fresh_size(m: Machine, obj: torch.Size) -> Value:
     return SizeValue([fresh(m, item) for item in obj])
 
 
 @FRESH.row(list)
-def fresh_list(m: "Machine", obj: list) -> Value:
+def fresh_list(m: Machine, obj: list) -> Value:
     return ListValue([fresh(m, item) for item in obj])
 
 
-@FRESH.row(dict)
-def fresh_dict(m: "Machine", obj: dict) -> Value:
-    return DictValue({k: (fresh(m, k), fresh(m, v)) for k, v in obj.items()})
-
-
-@FRESH.row(set)
-def fresh_set(m: "Machine", obj: set) -> Value:
-    return SetValue({item: fresh(m, item) for item in obj})
-
-
 @FRESH.row(slice)
-def fresh_slice(m: "Machine", obj: slice) -> Value:
+def fresh_slice(m: Machine, obj: slice) -> Value:
     return SliceValue(fresh(m, obj.start), fresh(m, obj.stop), fresh(m, obj.step))
-

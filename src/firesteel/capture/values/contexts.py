@@ -73,23 +73,23 @@ class ContextValue(Value):
     def describe(self) -> str:
         return f"context {self.cls.__name__}"
 
-    def enter(self, m: "Machine") -> tuple[Value, Value]:
+    def enter(self, m: Machine) -> tuple[Value, Value]:
         """(exit function, result of __enter__)"""
         restore = tuple((key, get_state(key)) for key, _ in self.changes)
         m.set_states(self.changes)
         return ExitValue(restore), NONE if self.cls in GRAD_MODES else self
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name in ("clone", "__enter__"):
             return ContextMethod(self, name)
         if name == "__class__":
             return m.constant_object(self.cls)
         return super().getattr(m, name)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         raise Break("call", name=f"{self.cls.__name__} as a decorator inside of the compiled function")
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         parts = [*map(e.expr, self.args), *(f"{k}={e.expr(v)}" for k, v in self.kwargs.items())]
         return f"{e.constant(self.cls)}({', '.join(parts)})"
 
@@ -100,12 +100,12 @@ class ContextMethod(Value):
     def __init__(self, owner: ContextValue, name: str):
         self.owner, self.name = owner, name
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if self.name != "clone":
             raise Break("context", name=self.owner.describe())
         return ContextValue(self.owner.cls, self.owner.args, self.owner.kwargs, self.owner.changes)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.owner)}.{self.name}"
 
 
@@ -118,11 +118,11 @@ class ExitValue(Value):
     def describe(self) -> str:
         return "exit of a context"
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         m.set_states(list(self.restore))
         return FALSE
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.constant(ModeExit(self.restore))
 
 
@@ -130,14 +130,14 @@ GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 
 
 @CALLS.row(torch.no_grad)
-def call_no_grad(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_no_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args:
         raise Break("call", name="torch.no_grad as a decorator inside of the compiled function")
     return ContextValue(torch.no_grad, [], {}, [(("grad",), False)])
 
 
 @CALLS.row(torch.enable_grad)
-def call_enable_grad(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_enable_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args:
         raise Break("call", name="torch.enable_grad as a decorator inside of the compiled function")
     return ContextValue(torch.enable_grad, [], {}, [(("grad",), True)])
@@ -150,13 +150,13 @@ class GradSetting(ContextValue):
         super().__init__(torch.set_grad_enabled, [ConstValue(mode)], {}, [(("grad",), mode)])
         self.before = before
 
-    def enter(self, m: "Machine") -> tuple[Value, Value]:
+    def enter(self, m: Machine) -> tuple[Value, Value]:
         m.set_states(self.changes)
         return ExitValue(((("grad",), self.before),)), NONE
 
 
 @CALLS.row(torch.set_grad_enabled)
-def call_set_grad_enabled(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     mode = bool(m.known((args or [*kwargs.values()])[0]))
     setting = GradSetting(mode, torch.is_grad_enabled())
     m.set_states(setting.changes)
@@ -170,7 +170,7 @@ def autocast_changes(device: str, dtype: Any, enabled: bool, cache_enabled: bool
 
 
 @CALLS.row(torch.autocast)
-def call_autocast(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_autocast(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     names = ("device_type", "dtype", "enabled", "cache_enabled")
     given = {**dict(zip(names, args)), **kwargs}
     known = {name: m.known(given[name]) for name in names if name in given}

@@ -19,7 +19,8 @@ from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Attr, Fixed, Item, Source
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
-from firesteel.capture.values.containers import DictValue, TupleValue
+from firesteel.capture.values.containers import TupleValue
+from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -52,20 +53,20 @@ class CellValue(Value):
     def describe(self) -> str:
         return "cell"
 
-    def get(self, m: "Machine") -> Value | None:
+    def get(self, m: Machine) -> Value | None:
         """The content, looked at; None where the cell is empty."""
         if self.content is not None:
             self.content = m.look(self.content)
         return self.content
 
-    def set(self, m: "Machine", value: Value | None) -> None:
+    def set(self, m: Machine, value: Value | None) -> None:
         m.effects.change(self, "content", value)
         if value is None:
             m.effects.log("empty_cell", self)
         else:
             m.effects.log("cell", self, value)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.new_cell(self)
 
 
@@ -97,13 +98,13 @@ class FunctionValue(Value):
     def identity(self) -> Any:
         return self.fn
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.fn if self.fn is not None else self)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)
         if written is not None and written is not DELETED:
             return written
@@ -113,10 +114,10 @@ class FunctionValue(Value):
             return m.read_attribute(self, name)
         raise Break("attribute", name=name, value=self.describe())
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
         m.effects.store_attr(self, name, value)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if self.fn is not None:
             check_marks(self.fn, args)
             if getattr(self.fn, marks.CONSTANT, False):
@@ -125,7 +126,7 @@ class FunctionValue(Value):
             raise Break("call", name=self.describe())
         return m.enter(self, bind(m, self, args, kwargs))
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.new_function(self)
 
 
@@ -139,7 +140,7 @@ def check_marks(fn: Any, args: Args) -> None:
         raise Break("call", name=f"{fn.__qualname__}, marked with forbid_in_graph,")
 
 
-def function_value(m: "Machine", fn: types.FunctionType, source: Source) -> FunctionValue:
+def function_value(m: Machine, fn: types.FunctionType, source: Source) -> FunctionValue:
     """A function of the user's; defaults and closure are looked at only when used."""
     defaults = [m.lazy(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
     kwdefaults = {name: m.lazy(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
@@ -147,7 +148,7 @@ def function_value(m: "Machine", fn: types.FunctionType, source: Source) -> Func
     return FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
 
 
-def bind(m: "Machine", fn: FunctionValue, args: Args, kwargs: Kwargs) -> dict[str, Value]:
+def bind(m: Machine, fn: FunctionValue, args: Args, kwargs: Kwargs) -> dict[str, Value]:
     """Arguments to slots, by Python's rules; a call that does not fit breaks, so that the real one raises."""
     code = fn.code
     names = code.co_varnames
@@ -208,21 +209,21 @@ class BoundMethodValue(Value):
     def identity(self) -> Any:
         return self.obj
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return (self.fn.hash_key(m), self.owner.hash_key(m))
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name in ("__self__", "__func__"):
             return self.owner if name == "__self__" else self.fn
         return self.fn.getattr(m, name)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return self.fn.call(m, [self.owner, *args], kwargs)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         if self.name:
             return f"{e.expr(self.owner)}.{self.name}"
         return f"{e.constant(types.MethodType)}({e.expr(self.fn)}, {e.expr(self.owner)})"
@@ -240,10 +241,10 @@ class PartialValue(Value):
     def identity(self) -> Any:
         return self.obj
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name == "func":
             return self.fn
         if name == "args":
@@ -254,11 +255,11 @@ class PartialValue(Value):
             raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         return super().getattr(m, name)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         looked = {k: m.look(v) for k, v in self.kwargs.items()}
         return m.look(self.fn).call(m, [*map(m.look, self.args), *args], {**looked, **kwargs})
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         parts = [e.expr(self.fn), *map(e.expr, self.args), *(f"**{{{k!r}: {e.expr(v)}}}" for k, v in self.kwargs.items())]
         return f"{e.constant(self.cls)}({', '.join(parts)})"
 
@@ -278,16 +279,16 @@ class BuiltinValue(Value):
     def identity(self) -> Any:
         return self.fn
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.fn)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         return m.static_attribute(self.fn, name)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.fn)
         if row is not None:
             return row(m, args, kwargs)
@@ -295,7 +296,7 @@ class BuiltinValue(Value):
             raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.constant(self.fn)
 
 
@@ -329,11 +330,11 @@ class BoundBuiltin(Value):
     def describe(self) -> str:
         return f"builtin {self.fn.__name__}"
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return CALLS[self.fn](m, [self.first, *args], kwargs)
 
 
-def make_function(m: "Machine", code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
+def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
     """MAKE_FUNCTION: `parts` are what `flags` say, in order."""
     taken = iter(parts)
     defaults = m.iterate(next(taken)) if flags & 1 else []

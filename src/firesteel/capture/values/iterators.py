@@ -94,20 +94,20 @@ class IteratorValue(Value):
     def describe(self) -> str:
         return "iterator"
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         return self
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         items = []
         while (item := self.next(m)) is not None:
             items.append(item)
             m.check_length(len(items))
         return items
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if name == "__next__":
             return m.bound_builtin(next, self)
         if name == "__iter__":
@@ -127,7 +127,7 @@ class SequenceIterator(IteratorValue):
     def _items(self) -> list[Value]:
         return self.owner.items if self.items is None else self.items
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         items = self._items()
         if self.index >= len(items):
             return None
@@ -135,7 +135,7 @@ class SequenceIterator(IteratorValue):
         m.effects.change(self, "index", self.index + 1)
         return item
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         start = f"iter({e.expr(self.owner)})"
         return start if self.index == 0 else f"{e.helper(advance)}({start}, {self.index})"
 
@@ -152,7 +152,7 @@ class RealIterator(IteratorValue):
     def python_type(self) -> type:
         return type(self.obj)
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         more = has_more(self.obj, self.taken)
         m.guard_fact(HasMore(self.source, self.taken), more)
         if not more:
@@ -172,7 +172,7 @@ class ZipIterator(IteratorValue):
     def python_type(self) -> type:
         return zip
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         found: list[Value] = []
         for part in self.parts:
             item = m.next_now(part)
@@ -183,7 +183,7 @@ class ZipIterator(IteratorValue):
             found.append(item)
         return TupleValue(found) if self.parts else None
 
-    def _check_ends(self, m: "Machine", ended: int) -> None:
+    def _check_ends(self, m: Machine, ended: int) -> None:
         """The part with this index is exhausted: with strict, all others must be."""
         before = "argument 1" if ended == 1 else f"arguments 1-{ended}"
         if ended:
@@ -193,7 +193,7 @@ class ZipIterator(IteratorValue):
                 before = "argument 1" if n == 2 else f"arguments 1-{n - 1}"
                 raise m.raise_real(ValueError(f"zip() argument {n} is longer than {before}"))
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"zip({', '.join(e.expr(p) for p in self.parts)}{', strict=True' if self.strict else ''})"
 
 
@@ -206,7 +206,7 @@ class EnumerateIterator(IteratorValue):
     def python_type(self) -> type:
         return enumerate
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         item = m.next_now(self.part)
         if item is None:
             return None
@@ -214,7 +214,7 @@ class EnumerateIterator(IteratorValue):
         m.effects.change(self, "count", m.binary("+", self.count, ConstValue(1)))
         return pair
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"enumerate({e.expr(self.part)}, {e.expr(self.count)})"
 
 
@@ -227,13 +227,13 @@ class MapIterator(IteratorValue):
     def python_type(self) -> type:
         return map
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         items = [m.next_now(part) for part in self.parts]
         if any(item is None for item in items):
             return None
         return m.call_now(self.fn, items, {})
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"map({', '.join(e.expr(p) for p in [self.fn, *self.parts])})"
 
 
@@ -246,21 +246,21 @@ class FilterIterator(IteratorValue):
     def python_type(self) -> type:
         return filter
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         while (item := m.next_now(self.part)) is not None:
             kept = item if self.fn.is_constant() else m.call_now(self.fn, [item], {})
             if m.truth_now(kept):
                 return item
         return None
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"filter({e.expr(self.fn)}, {e.expr(self.part)})"
 
 
 class GeneratorValue(IteratorValue):
     """A generator whose frame the machine runs when an element is asked for."""
 
-    def __init__(self, frame: "Frame", birth: int):
+    def __init__(self, frame: Frame, birth: int):
         self.frame: Any = frame     # None when it is finished
         self.result: Value = NONE   # what it returned
         self.birth = birth          # the step that made it, where a break can make a real one instead
@@ -271,10 +271,10 @@ class GeneratorValue(IteratorValue):
     def describe(self) -> str:
         return f"generator {self.frame.code.co_name}" if self.frame is not None else "finished generator"
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         return m.resume_generator(self)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         raise CannotRebuild(self, self.birth)
 
 

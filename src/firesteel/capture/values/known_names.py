@@ -36,14 +36,14 @@ for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, mar
 
 
 @BY_NAME.row("torch._dynamo.decorators.graph_break")
-def call_graph_break(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_graph_break(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = args or list(kwargs.values())
     raise Break("asked", text=f": {given[0].constant()}" if given else "")
 
 
 def _checks(error: type[Exception]) -> Handler:
     """torch._check and its relatives: a fact about numbers that only run time knows is told to the environment, not asked."""
-    def check(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def check(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         condition = args[0]
         if isinstance(condition, SymNumber) and not m.world.env.is_backed(from_symint(condition.sym)):
             ask(m.world.env.assume, from_symint(condition.sym))
@@ -62,5 +62,5 @@ for _fn, _error in {torch._check: RuntimeError, torch._check_value: ValueError, 
 
 
 @CALLS.row(torch._check_is_size)
-def call_check_is_size(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_check_is_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return _checks(RuntimeError)(m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)

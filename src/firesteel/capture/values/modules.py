@@ -35,17 +35,17 @@ class ModuleValue(ObjectValue):
     def describe(self) -> str:
         return f"module {self.cls.__qualname__}"
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.obj)
 
-    def own_attribute(self, m: "Machine", name: str) -> Value | None:
+    def own_attribute(self, m: Machine, name: str) -> Value | None:
         written = m.effects.written(self, name)
         if written is not None:
             return None if written is DELETED else m.look(written)
         own = self.obj.__dict__
         return m.read_attribute(self, name, own[name]) if name in own else None
 
-    def _missing(self, m: "Machine", name: str) -> Value:
+    def _missing(self, m: Machine, name: str) -> Value:
         for table in TABLES:
             entries = self.obj.__dict__.get(table)
             if entries is not None and name in entries and m.effects.written(self, name) is not DELETED:
@@ -56,7 +56,7 @@ class ModuleValue(ObjectValue):
             m.guard_no_attribute(self, name)
         raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> Value | None:
+    def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         if mro_lookup(self.cls, "__setattr__") is not torch.nn.Module.__setattr__:
             return super().setattr(m, name, value)
         if isinstance(mro_lookup(self.cls, name), property):
@@ -68,7 +68,7 @@ class ModuleValue(ObjectValue):
         m.effects.store_attr(self, name, value)
         return None
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         found = mro_lookup(self.cls, "__call__")
         if found is not torch.nn.Module.__call__:
             return super().call(m, args, kwargs)
@@ -80,7 +80,7 @@ class ModuleValue(ObjectValue):
         m.guard_no_hooks(self)
         return m.call_in_module(self, self.forward(m), args, kwargs)
 
-    def forward(self, m: "Machine") -> Value:
+    def forward(self, m: Machine) -> Value:
         own = self.own_attribute(m, "forward")
         if own is not None:
             return own
@@ -88,13 +88,13 @@ class ModuleValue(ObjectValue):
         found = mro_lookup(self.cls, "forward")
         return bind(m, found, self, self.cls, "forward")
 
-    def method(self, m: "Machine", name: str) -> Value | None:
+    def method(self, m: Machine, name: str) -> Value | None:
         found = mro_lookup(self.cls, name)
         if found is MISSING or isinstance(found, types.WrapperDescriptorType):
             return None
         return bind(m, found, self, self.cls, name)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         if mro_lookup(self.cls, "__len__") is MISSING and mro_lookup(self.cls, "__bool__") is MISSING:
             return True
         return super().truth(m)

@@ -33,7 +33,7 @@ MATH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 MakeNode = Callable[[], torch.fx.Node]
 
 
-def number(m: "Machine", result: Any, make_node: MakeNode) -> Value:
+def number(m: Machine, result: Any, make_node: MakeNode) -> Value:
     """The Value of a number that an operation on symbols gave; `make_node` computes it in the graph if asked."""
     if isinstance(result, SYMBOLIC):
         return SymNumber(result, make_node)
@@ -42,7 +42,7 @@ def number(m: "Machine", result: Any, make_node: MakeNode) -> Value:
     raise Break("object", name=type(result).__qualname__)
 
 
-def symbolic_call(m: "Machine", fn: Callable[..., Any], operands: list[Value]) -> Value:
+def symbolic_call(m: Machine, fn: Callable[..., Any], operands: list[Value]) -> Value:
     """fn on numbers of which some are symbols."""
     reals = [m.number_of(v) for v in operands]
     result = ask(fn, *reals)
@@ -69,38 +69,38 @@ class SymNumber(Value):
     def describe(self) -> str:
         return f"symbolic {self.python_type().__name__} {self.sym}"
 
-    def specialize(self, m: "Machine") -> ConstValue:
+    def specialize(self, m: Machine) -> ConstValue:
         """The number itself, under a guard."""
         return ConstValue(ask(self.python_type(), self.sym))
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return self.specialize(m).value
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return ask(bool, self.sym)
 
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not is_number(other):
             return None
         return symbolic_call(m, m.operators[op], [other, self] if reflected else [self, other])
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not is_number(other):
             return None
         return symbolic_call(m, m.operators[op], [self, other])
 
-    def unary(self, m: "Machine", op: str) -> Value:
+    def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             return ConstValue(not self.truth(m))
         return symbolic_call(m, m.unary_operators[op], [self])
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         return self.specialize(m).getattr(m, name)
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return m.record.node_of(self), self.sym
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.graph_output(self)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import NULL, ObjectKey, UserRaise, Value
-from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh, is_constant_object
+from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
 from firesteel.errors import Break
@@ -41,7 +41,7 @@ def is_data_descriptor(attribute: Any) -> bool:
     return hasattr(type(attribute), "__set__") or hasattr(type(attribute), "__delete__")
 
 
-def bind(m: "Machine", attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
+def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
     """A class attribute as seen through an instance (or through the class, with owner None)."""
     if isinstance(attribute, staticmethod):
         return m.constant_object(attribute.__func__)
@@ -68,7 +68,7 @@ def bind(m: "Machine", attribute: Any, owner: Value | None, cls: type, name: str
     return m.class_constant(cls, name, attribute)
 
 
-def read_slot(m: "Machine", owner: Value, name: str) -> Value:
+def read_slot(m: Machine, owner: Value, name: str) -> Value:
     obj = owner.identity()
     if obj is None or not hasattr(obj, name):
         raise m.raise_real(AttributeError(name))
@@ -91,7 +91,7 @@ class ObjectValue(Value):
         return self.obj
 
     # -- attributes ------------------------------------------------------------------------------------------------
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         attribute = mro_lookup(self.cls, name)
         if attribute is not MISSING and is_data_descriptor(attribute) and name != "__dict__":
             written = m.effects.written(self, name)
@@ -106,10 +106,10 @@ class ObjectValue(Value):
             return bind(m, attribute, self, self.cls, name)
         return self._missing(m, name)
 
-    def _special(self, m: "Machine", name: str) -> Value | None:
+    def _special(self, m: Machine, name: str) -> Value | None:
         return m.constant_object(self.cls) if name == "__class__" else None
 
-    def own_attribute(self, m: "Machine", name: str) -> Value | None:
+    def own_attribute(self, m: Machine, name: str) -> Value | None:
         """From the instance's own dict, what was stored here included."""
         if mro_lookup(self.cls, "__getattribute__") is not object.__getattribute__:
             raise Break("attribute", name=name, value=self.describe())
@@ -121,7 +121,7 @@ class ObjectValue(Value):
             return m.read_attribute(self, name, own[name])
         return None
 
-    def _missing(self, m: "Machine", name: str) -> Value:
+    def _missing(self, m: Machine, name: str) -> Value:
         fallback = mro_lookup(self.cls, "__getattr__")
         if self.obj is not None and self.source is not None and m.effects.written(self, name) is None:
             m.guard_no_attribute(self, name)
@@ -129,7 +129,7 @@ class ObjectValue(Value):
             return m.constant_object(fallback).call(m, [self, ConstValue(name)], {})
         raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> Value | None:
+    def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         setter = mro_lookup(self.cls, "__setattr__")
         if isinstance(setter, types.FunctionType):
             return m.constant_object(setter).call(m, [self, ConstValue(name), value], {})
@@ -137,7 +137,7 @@ class ObjectValue(Value):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         return self.plain_setattr(m, name, value)
 
-    def plain_setattr(self, m: "Machine", name: str, value: Value) -> Value | None:
+    def plain_setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         """object.__setattr__"""
         attribute = mro_lookup(self.cls, name)
         if isinstance(attribute, property):
@@ -150,46 +150,46 @@ class ObjectValue(Value):
         m.effects.store_attr(self, name, value, kind)
         return None
 
-    def delattr(self, m: "Machine", name: str) -> None:
+    def delattr(self, m: Machine, name: str) -> None:
         if mro_lookup(self.cls, "__delattr__") is not object.__delattr__ or self.own_attribute(m, name) is None:
             raise Break("store", name=f"deletion of {name}", value=self.describe())
         m.effects.delete_attr(self, name)
 
     # -- operators through the class's methods ---------------------------------------------------------------------
-    def method(self, m: "Machine", name: str) -> Value | None:
+    def method(self, m: Machine, name: str) -> Value | None:
         """A special method, bound; None where the class has none (or only object's)."""
         found = mro_lookup(self.cls, name)
         if found is MISSING or found is None or isinstance(found, types.WrapperDescriptorType):
             return None
         return bind(m, found, self, self.cls, name)
 
-    def _operate(self, m: "Machine", name: str, *args: Value) -> Value | None:
+    def _operate(self, m: Machine, name: str, *args: Value) -> Value | None:
         method = self.method(m, name)
         if method is None:
             return None
         result = m.call_now(method, list(args), {})
         return None if result.is_constant() and result.constant() is NotImplemented else result
 
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         return self._operate(m, f"__{'r' if reflected else ''}{BINARY_METHODS[op]}__", other)
 
-    def inplace(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         return self._operate(m, f"__i{BINARY_METHODS[op]}__", other)
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         result = self._operate(m, COMPARE_METHODS[op], other)
         if result is None and op == "!=":
             equal = self._operate(m, "__eq__", other)
             return boolean(not m.truth_now(equal)) if equal is not None else None
         return result
 
-    def unary(self, m: "Machine", op: str) -> Value:
+    def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             return boolean(not m.truth_now(self))
         result = self._operate(m, UNARY_METHODS[op])
         return result if result is not None else super().unary(m, op)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         for name, kind in (("__bool__", bool), ("__len__", int)):
             result = self._operate(m, name)
             if result is not None:
@@ -206,59 +206,59 @@ class ObjectValue(Value):
         if base.__module__ == "builtins" and base is not object and not issubclass(base, BaseException):
             raise Break("operator", name=what, value=self.describe())
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         if mro_lookup(self.cls, "__hash__") is not object.__hash__:
             raise Break("operator", name="hash()", value=self.describe())
         return ObjectKey(self.obj if self.obj is not None else self)
 
-    def _tail(self, m: "Machine", name: str, args: Args, what: str) -> Value:
+    def _tail(self, m: Machine, name: str, args: Args, what: str) -> Value:
         method = self.method(m, name)
         if method is None:
             raise Break("operator", name=what, value=self.describe())
         return method.call(m, args, {})
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         method = self.method(m, "__call__")
         if method is None:
             raise Break("call", name=self.describe())
         return method.call(m, args, kwargs)
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         return self._tail(m, "__getitem__", [key], "[]")
 
-    def setitem(self, m: "Machine", key: Value, value: Value) -> Value | None:
+    def setitem(self, m: Machine, key: Value, value: Value) -> Value | None:
         m.call_now(self.method(m, "__setitem__") or NULL, [key, value], {})
 
-    def delitem(self, m: "Machine", key: Value) -> None:
+    def delitem(self, m: Machine, key: Value) -> None:
         m.call_now(self.method(m, "__delitem__") or NULL, [key], {})
 
-    def length(self, m: "Machine") -> Value:
+    def length(self, m: Machine) -> Value:
         return self._tail(m, "__len__", [], "len()")
 
-    def contains(self, m: "Machine", item: Value) -> Value:
+    def contains(self, m: Machine, item: Value) -> Value:
         result = self._operate(m, "__contains__", item)
         if result is not None:
             return boolean(m.truth_now(result))
         return boolean(any(m.equal(m.look(mine), item) for mine in self.iterate(m)))
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         result = self._operate(m, "__iter__")
         if result is None:
             raise Break("iterate", value=self.describe())
         return result
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         iterator = self.iterator(m)
         return m.iterate(iterator) if iterator is not self else self._drain(m)
 
-    def _drain(self, m: "Machine") -> list[Value]:
+    def _drain(self, m: Machine) -> list[Value]:
         items = []
         while (item := self.next(m)) is not None:
             items.append(item)
             m.check_length(len(items))
         return items
 
-    def next(self, m: "Machine") -> Value | None:
+    def next(self, m: Machine) -> Value | None:
         try:
             return self._operate(m, "__next__")
         except UserRaise as raised:
@@ -266,7 +266,7 @@ class ObjectValue(Value):
                 return None
             raise
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.new_object(self)
 
 
@@ -277,7 +277,7 @@ class ExceptionValue(ObjectValue):
         super().__init__(cls, obj, source)
         self.args = args
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         if m.effects.written(self, name) is None:
             if name == "args":
                 return TupleValue(list(self.args))
@@ -294,7 +294,7 @@ class ExceptionValue(ObjectValue):
         """A copy for formatting; never the object itself."""
         return self.cls(*(a.constant() for a in self.args))
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.new_exception(self)
 
 
@@ -320,18 +320,18 @@ class ClassValue(Value):
     def constant(self) -> Any:
         return self.cls
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return self.cls
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if op not in ("==", "!=") or not isinstance(other, ClassValue):
             return None
         return boolean((self.cls is other.cls) == (op == "=="))
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)
         if written is not None and written is not DELETED:
             return written
@@ -347,36 +347,36 @@ class ClassValue(Value):
             return m.read_class_attribute(self.cls, name, found)
         return bind(m, found, None, self.cls, name)
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
         if type(self.cls).__setattr__ is not type.__setattr__ or self.source is None:
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         return m.constant_object(m.run_real(operator.getitem, self.cls, m.known(key)))
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         return [fresh(m, member) for member in self.cls]
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
 
-    def length(self, m: "Machine") -> Value:
+    def length(self, m: Machine) -> Value:
         return ConstValue(len(self.cls))
 
-    def contains(self, m: "Machine", item: Value) -> Value:
+    def contains(self, m: Machine, item: Value) -> Value:
         return boolean(item.constant() in self.cls)
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.cls)
         if row is not None:
             return row(m, args, kwargs)
         return instantiate(m, self.cls, args, kwargs)
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.cls, self.cls
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.constant(self.cls)
 
 
@@ -385,7 +385,7 @@ def is_changeable(attribute: Any) -> bool:
     return isinstance(attribute, (bool, int, float, str, list, dict, set, type(None))) and not isinstance(attribute, types.FunctionType)
 
 
-def instantiate(m: "Machine", cls: type, args: Args, kwargs: Kwargs) -> Value:
+def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """cls(*args, **kwargs)"""
     if issubclass(cls, BaseException):
         return new_exception(m, cls, args, kwargs)
@@ -414,7 +414,7 @@ def is_constant_object_type(cls: type) -> bool:
     return from_enum is not None or cls.__module__ == "torch" and cls.__name__ in ("device", "finfo", "iinfo", "dtype")
 
 
-def new_exception(m: "Machine", cls: type, args: Args, kwargs: Kwargs) -> Value:
+def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     made = ExceptionValue(cls, list(args))
     init = mro_lookup(cls, "__init__")
     if isinstance(init, types.FunctionType):
@@ -424,7 +424,7 @@ def new_exception(m: "Machine", cls: type, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-def new_namedtuple(m: "Machine", cls: type, args: Args, kwargs: Kwargs) -> Value:
+def new_namedtuple(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     fields, defaults = cls._fields, cls._field_defaults
     if cls.__new__ is not mro_lookup(cls, "__new__") or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
         raise Break("call", name=cls.__qualname__)
@@ -448,7 +448,7 @@ class SuperValue(Value):
     def python_type(self) -> type:
         return super
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         is_class = isinstance(self.owner, ClassValue)
         start = self.owner.cls if is_class else self.owner.python_type()
         mro = start.__mro__
@@ -457,7 +457,7 @@ class SuperValue(Value):
                 return self._found(m, base, base.__dict__[name], name, start, is_class)
         raise m.raise_real(AttributeError(f"'super' object has no attribute {name!r}"))
 
-    def _found(self, m: "Machine", base: type, attribute: Any, name: str, start: type, is_class: bool) -> Value:
+    def _found(self, m: Machine, base: type, attribute: Any, name: str, start: type, is_class: bool) -> Value:
         if name == "__init__" and not isinstance(attribute, types.FunctionType):
             return NativeInit(self.owner, base)
         if name in ("__setattr__", "__getattribute__") and base is object:
@@ -469,7 +469,7 @@ class SuperValue(Value):
             bound.name = ""       # obj.name would find the method of the subclass
         return bound
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"super({e.constant(self.cls)}, {e.expr(self.owner)})"
 
 
@@ -479,7 +479,7 @@ class NativeInit(Value):
     def __init__(self, owner: Value, base: type):
         self.owner, self.base = owner, base
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if isinstance(self.owner, ExceptionValue):
             m.effects.change(self.owner, "args", list(args))
         elif args or kwargs or self.base is not object:
@@ -503,34 +503,34 @@ class PythonModuleValue(Value):
     def identity(self) -> Any:
         return self.module
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.module)
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         own = self.module.__dict__
         if name in own:
             return m.read_global(own, name)
         return m.static_attribute(self.module, name)
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
         m.store_global(self.module.__dict__, name, value)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.constant(self.module)
 
 
 @CALLS.row(object.__new__)
-def call_object_new(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_object_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], ClassValue) or not is_plain(args[0].cls):
         raise Break("call", name="object.__new__")
     return ObjectValue(args[0].cls)
 
 
 @CALLS.row(object.__setattr__)
-def call_object_setattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_object_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], ObjectValue):
         raise Break("store", name="an attribute", value=args[0].describe())
     args[0].plain_setattr(m, args[1].constant(), args[2])
@@ -538,13 +538,13 @@ def call_object_setattr(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
 
 
 @CALLS.row(super)
-def call_super(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_super(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args:
         return SuperValue(args[0].constant(), args[1])
     return m.implicit_super()
 
 
 @CALLS.row(object.__init__)
-def call_object_init(m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+def call_object_init(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 

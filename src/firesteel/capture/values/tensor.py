@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-METADATA = frozenset("""dtype device ndim requires_grad layout is_cuda is_cpu is_meta is_sparse is_quantized is_complex itemsize
-    is_leaf names is_nested is_mkldnn is_mps is_xpu is_sparse_csr retains_grad""".split())
-GRAPH_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
-SCALAR_READS = frozenset("item tolist numpy __bool__ __int__ __float__ __index__ __complex__ __array__ is_nonzero".split())
-NOT_IN_GRAPH = frozenset("""backward register_hook register_post_accumulate_grad_hook retain_grad share_memory_ storage untyped_storage
-    data_ptr record_stream __deepcopy__ __reduce_ex__ __dlpack__ set_ __repr__ __format__ __hash__""".split())
+METADATA = frozenset(["dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_complex", "itemsize", "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
+GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
+SCALAR_READS = frozenset(["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "is_nonzero"])
+NOT_IN_GRAPH = frozenset(["backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr", "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
 
 # method name -> function(machine, tensor, args, kwargs) -> Value
 TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")
@@ -56,14 +54,14 @@ class TensorValue(Value):
     def identity(self) -> Any:
         return self.real
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.real if self.real is not None else self)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         raise Break("data_branch", value=self.describe())
 
     # -- attributes ------------------------------------------------------------------------------------------------
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)
         if written is not None:
             return written
@@ -91,57 +89,57 @@ class TensorValue(Value):
             raise Break("attribute", name=name, value=self.describe())
         return ConstValue(found)
 
-    def setattr(self, m: "Machine", name: str, value: Value) -> None:
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
         if name != "grad" or self.source is None:
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)
 
     # -- operators -------------------------------------------------------------------------------------------------
-    def binary(self, m: "Machine", op: str, other: Value, reflected: bool = False) -> Value | None:
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not can_be_argument(other):
             return None
         return call_graph(m, "call_function", m.operators[op], [other, self] if reflected else [self, other], {})
 
-    def inplace(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
         return call_graph(m, "call_function", m.operators[op + "="], [self, other], {})
 
-    def compare(self, m: "Machine", op: str, other: Value) -> Value | None:
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
         return call_graph(m, "call_function", m.operators[op], [self, other], {})
 
-    def unary(self, m: "Machine", op: str) -> Value:
+    def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             self.truth(m)
         return call_graph(m, "call_function", m.unary_operators[op], [self], {})
 
-    def getitem(self, m: "Machine", key: Value) -> Value:
+    def getitem(self, m: Machine, key: Value) -> Value:
         return call_graph(m, "call_function", operator.getitem, [self, key], {})
 
-    def setitem(self, m: "Machine", key: Value, value: Value) -> None:
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
         call_graph(m, "call_function", operator.setitem, [self, key, value], {})
 
     # -- as a sequence ---------------------------------------------------------------------------------------------
-    def length(self, m: "Machine") -> Value:
+    def length(self, m: Machine) -> Value:
         if self.abstract.dim() == 0:
             raise Break("operator", name="len()", value=self.describe())
         return dimension(m, self, 0)
 
-    def iterate(self, m: "Machine") -> list[Value]:
+    def iterate(self, m: Machine) -> list[Value]:
         if self.abstract.dim() == 0:
             raise Break("iterate", value=self.describe())
         return [self.getitem(m, ConstValue(i)) for i in range(ask(int, self.abstract.shape[0]))]
 
-    def iterator(self, m: "Machine") -> Value:
+    def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
 
     # -- leaving ---------------------------------------------------------------------------------------------------
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.node, self.abstract
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.graph_output(self)
 
 
@@ -150,14 +148,14 @@ def can_be_argument(value: Value) -> bool:
         isinstance(value, ConstValue) and (isinstance(value.value, (int, float, complex)) or value.value is None))
 
 
-def dimension(m: "Machine", tensor: TensorValue, dim: int) -> Value:
+def dimension(m: Machine, tensor: TensorValue, dim: int) -> Value:
     """One size; a symbol becomes a sym_size node where the graph needs it."""
     size = tensor.abstract.shape[dim]
     node = tensor.node
     return number(m, size, lambda: m.record.call_function(aten.sym_size.int, (node, dim), {}, size))
 
 
-def size_of(m: "Machine", tensor: TensorValue) -> Value:
+def size_of(m: Machine, tensor: TensorValue) -> Value:
     return SizeValue([dimension(m, tensor, d) for d in range(tensor.abstract.dim())])
 
 
@@ -173,7 +171,7 @@ class TensorMethod(Value):
     def describe(self) -> str:
         return f"Tensor.{self.name}"
 
-    def call(self, m: "Machine", args: Args, kwargs: Kwargs) -> Value:
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = TENSOR_METHODS.get(self.name)
         if row is not None:
             return row(m, self.tensor, args, kwargs)
@@ -183,12 +181,12 @@ class TensorMethod(Value):
             raise Break("call", name=f"Tensor.{self.name}")
         return call_graph(m, "call_method", self.name, [self.tensor, *args], kwargs)
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.tensor)}.{self.name}"
 
 
 @TENSOR_METHODS.row("size")
-def method_size(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+def method_size(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     dim = args[0] if args else kwargs.get("dim")
     if dim is None or dim.constant() is None:
         return size_of(m, tensor)
@@ -199,12 +197,12 @@ def method_size(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -
 
 
 @TENSOR_METHODS.row("dim", "ndimension")
-def method_dim(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+def method_dim(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     return ConstValue(tensor.abstract.dim())
 
 
 @TENSOR_METHODS.row("item")
-def method_item(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+def method_item(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     dtype = tensor.abstract.dtype
     if not config.capture_scalar_outputs or m.world.env is None or dtype.is_complex or dtype is torch.bool:
         raise Break("data_scalar", name="Tensor.item")
@@ -215,19 +213,19 @@ def method_item(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -
 
 
 @TENSOR_METHODS.row("__len__")
-def method_len(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+def method_len(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     return tensor.length(m)
 
 
 @TENSOR_METHODS.row("requires_grad_")
-def method_requires_grad_(m: "Machine", tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+def method_requires_grad_(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     wanted = args[0].constant() if args else kwargs["requires_grad"].constant() if kwargs else True
     if wanted == tensor.abstract.requires_grad:
         return tensor
     raise Break("call", name="Tensor.requires_grad_")
 
 
-def wrap_output(m: "Machine", out: Any, node: torch.fx.Node) -> Value:
+def wrap_output(m: Machine, out: Any, node: torch.fx.Node) -> Value:
     """The Value of what a torch call gave, `node` being its node."""
     if isinstance(out, torch.Tensor):
         owner = m.record.owner(out)
@@ -247,7 +245,7 @@ def wrap_output(m: "Machine", out: Any, node: torch.fx.Node) -> Value:
     raise Break("object", name=type(out).__qualname__)
 
 
-def _wrap_item(m: "Machine", item: Any, node: torch.fx.Node, index: int) -> Value:
+def _wrap_item(m: Machine, item: Any, node: torch.fx.Node, index: int) -> Value:
     if is_constant_object(item):
         return ConstValue(item)
     return wrap_output(m, item, m.record.call_function(operator.getitem, (node, index), {}, item))

@@ -36,9 +36,7 @@ NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.Method
 OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 # native functions with effects that a graph does not hold
-NOT_IN_GRAPH = frozenset("""manual_seed seed initial_seed set_rng_state get_rng_state save load set_num_threads set_default_dtype
-    set_default_tensor_type set_printoptions set_grad_enabled set_deterministic use_deterministic_algorithms from_numpy
-    tensor_from_file _C_is_compiling from_dlpack frombuffer is_inference_mode_enabled""".split())
+NOT_IN_GRAPH = frozenset(["manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype", "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy", "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer", "is_inference_mode_enabled"])
 WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
 
 
@@ -57,7 +55,7 @@ def is_native_torch(fn: Any) -> bool:
     return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase
 
 
-def split_args(m: "Machine", values: list[Value]) -> tuple[list[Any], list[Any]]:
+def split_args(m: Machine, values: list[Value]) -> tuple[list[Any], list[Any]]:
     """Values as (graph arguments, abstract arguments)."""
     nodes, reals = [], []
     for value in values:
@@ -67,7 +65,7 @@ def split_args(m: "Machine", values: list[Value]) -> tuple[list[Any], list[Any]]
     return nodes, reals
 
 
-def call_graph(m: "Machine", kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The result of a torch call, its node recorded."""
     node_args, real_args = split_args(m, args)
     node_kwargs, real_kwargs = {}, {}
@@ -81,7 +79,7 @@ def call_graph(m: "Machine", kind: str, target: Any, args: list[Value], kwargs: 
     return m.wrap_output(out, make(target, tuple(node_args), node_kwargs, out))
 
 
-def run_abstract(m: "Machine", fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
+def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
     """Executes on abstract tensors; whatever goes wrong is a break, so that the real call can raise eager's error."""
     try:
         with m.world.active():
@@ -118,24 +116,24 @@ class TorchFunctionValue(Value):
     def identity(self) -> Any:
         return self.fn
 
-    def hash_key(self, m: "Machine") -> Any:
+    def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.fn)
 
-    def truth(self, m: "Machine") -> bool:
+    def truth(self, m: Machine) -> bool:
         return True
 
-    def getattr(self, m: "Machine", name: str) -> Value:
+    def getattr(self, m: Machine, name: str) -> Value:
         return m.static_attribute(self.fn, name)
 
-    def call(self, m: "Machine", args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name_of(self.fn).rpartition(".")[2] in NOT_IN_GRAPH:
             raise Break("call", name=name_of(self.fn))
         return call_graph(m, "call_function", self.fn, args, kwargs)
 
-    def as_arg(self, m: "Machine") -> tuple[Any, Any]:
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.fn, self.fn
 
-    def rebuild(self, e: "Emitter") -> str:
+    def rebuild(self, e: Emitter) -> str:
         return e.constant(self.fn)
 
 

@@ -1,0 +1,363 @@
+"""Dicts and sets, holding Values; see `containers.py` for what containers share.
+
+The user's dict is guarded by what is asked of it: one key, or all keys and their order.
+"""
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
+from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+
+# -- dicts --------------------------------------------------------------------------------------------------------------
+MISSING: Any = object()
+
+
+class DictValue(Container):
+    """A dict (or OrderedDict, defaultdict): hash key -> (key, value).  The user's own is guarded by what is asked of it."""
+
+    cls: type = dict
+
+    def __init__(self, entries: dict[Any, tuple[Value, Value]], source: Any = None, obj: Any = None, cls: type = dict,
+                 factory: Value | None = None):
+        self.entries, self.source, self.obj, self.cls, self.factory = entries, source, obj, cls, factory
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def is_constant(self) -> bool:
+        return all(k.is_constant() and v.is_constant() for k, v in self.entries.values())
+
+    def constant(self) -> Any:
+        pairs = {k.constant(): v.constant() for k, v in self.entries.values()}
+        return pairs if self.cls is dict else collections.OrderedDict(pairs)
+
+    def find(self, m: Machine, key: Value) -> Value | None:
+        """The value of a key, looked at; None where there is none.  The user's dict is guarded for this key."""
+        hashed = key.hash_key(m)
+        entry = self.entries.get(hashed)
+        m.guard_key(self, key, hashed, entry is not None)
+        if entry is None:
+            return None
+        value = m.look(entry[1])
+        self.entries[hashed] = (entry[0], value)
+        return value
+
+    def know_all(self, m: Machine) -> dict[Any, tuple[Value, Value]]:
+        """All entries; the user's dict is guarded for its keys and their order."""
+        m.guard_keys(self)
+        return self.entries
+
+    def getitem(self, m: Machine, key: Value) -> Value:
+        found = self.find(m, key)
+        if found is not None:
+            return found
+        if self.factory is not None:
+            made = m.call_now(self.factory, [], {})
+            self.setitem(m, key, made)
+            return made
+        raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        hashed = key.hash_key(m)
+        old = self.entries.get(hashed, MISSING)
+        m.guard_key(self, key, hashed, old is not MISSING)
+        self.entries[hashed] = (key if old is MISSING else old[0], value)
+        m.effects.on_undo(restore_entry, self.entries, hashed, old)
+        m.effects.log("setitem", self, key, value)
+
+    def delitem(self, m: Machine, key: Value) -> None:
+        if self.find(m, key) is None:
+            raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
+        hashed = key.hash_key(m)
+        self.change(m, {k: e for k, e in self.entries.items() if k != hashed}, "delitem", key)
+
+    def change(self, m: Machine, entries: dict[Any, tuple[Value, Value]], kind: str, *data: Value) -> None:
+        m.effects.change(self, "entries", entries)
+        m.effects.log(kind, self, *data)
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        return boolean(self.find(m, item) is not None)
+
+    def length(self, m: Machine) -> Value:
+        return ConstValue(len(self.know_all(m)))
+
+    def iterate(self, m: Machine) -> list[Value]:
+        return [key for key, _ in self.know_all(m).values()]
+
+    def equals(self, m: Machine, other: Container) -> bool:
+        if not isinstance(other, DictValue) or self.know_all(m).keys() != other.know_all(m).keys():
+            return False
+        return all(m.equal(m.look(v), m.look(other.entries[k][1])) for k, (_, v) in self.entries.items())
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        if op != "|" or reflected or not isinstance(other, DictValue):
+            return None
+        return DictValue({**self.know_all(m), **other.know_all(m)})
+
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
+        if op != "|":
+            return None
+        dict_update(m, self, [other], {})
+        return self
+
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
+        pairs = {k.constant(): m.look(v).as_arg(m) for k, v in self.know_all(m).values()}
+        return {k: p[0] for k, p in pairs.items()}, {k: p[1] for k, p in pairs.items()}
+
+    def rebuild(self, e: Emitter) -> str:
+        text = "{" + ", ".join(f"{e.expr(k)}: {e.expr(v)}" for k, v in self.entries.values()) + "}"
+        if self.cls is dict:
+            return text
+        factory = "" if self.factory is None else f"{e.expr(self.factory)}, "
+        return f"{e.constant(self.cls)}({factory}{text})"
+
+
+def restore_entry(entries: dict[Any, Any], key: Any, old: Any) -> None:
+    if old is MISSING:
+        del entries[key]
+    else:
+        entries[key] = old
+
+
+@METHODS.row((DictValue, "get"))
+def dict_get(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    found = self.find(m, args[0])
+    return found if found is not None else args[1] if len(args) > 1 else NONE
+
+
+@METHODS.row((DictValue, "setdefault"))
+def dict_setdefault(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    found = self.find(m, args[0])
+    if found is None:
+        found = args[1] if len(args) > 1 else NONE
+        self.setitem(m, args[0], found)
+    return found
+
+
+@METHODS.row((DictValue, "pop"))
+def dict_pop(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    found = self.find(m, args[0])
+    if found is None and len(args) > 1:
+        return args[1]
+    self.delitem(m, args[0])
+    return found
+
+
+@METHODS.row((DictValue, "popitem"))
+def dict_popitem(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    if not self.know_all(m):
+        raise m.raise_real(KeyError("popitem(): dictionary is empty"))
+    key, value = list(self.entries.values())[-1]
+    value = m.look(value)
+    self.delitem(m, key)
+    return TupleValue([key, value])
+
+
+@METHODS.row((DictValue, "update"))
+def dict_update(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    for source in args:
+        for key, value in pairs_of(m, source):
+            self.setitem(m, key, value)
+    for name, value in kwargs.items():
+        self.setitem(m, ConstValue(name), value)
+    return NONE
+
+
+@METHODS.row((DictValue, "clear"))
+def dict_clear(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, {}, "clear")
+    return NONE
+
+
+@METHODS.row((DictValue, "copy"))
+def dict_copy(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    return DictValue(dict(self.know_all(m)), cls=self.cls, factory=self.factory)
+
+
+def pairs_of(m: Machine, source: Value) -> list[tuple[Value, Value]]:
+    """The entries that dict.update would take from an object."""
+    if isinstance(source, DictValue):
+        return list(source.know_all(m).values())
+    if hasattr(source.python_type(), "keys"):
+        keys = [m.look(k) for k in m.iterate(m.call_now(source.getattr(m, "keys"), [], {}))]
+        return [(k, m.finish_now(source.getitem(m, k))) for k in keys]
+    pairs = [m.iterate(m.look(pair)) for pair in m.iterate(source)]
+    return [(m.look(k), v) for k, v in pairs]
+
+
+class DictView(Container):
+    """d.keys(), d.values() or d.items()."""
+
+    TYPES = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+
+    def __init__(self, owner: DictValue, kind: str):
+        self.owner, self.kind, self.cls = owner, kind, self.TYPES[kind]
+
+    def iterate(self, m: Machine) -> list[Value]:
+        entries = self.owner.know_all(m).values()
+        if self.kind == "items":
+            return [TupleValue([k, v]) for k, v in entries]
+        return [k if self.kind == "keys" else v for k, v in entries]
+
+    def length(self, m: Machine) -> Value:
+        return self.owner.length(m)
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        if self.kind == "keys":
+            return self.owner.contains(m, item)
+        return boolean(any(m.equal(m.look(mine), item) for mine in self.iterate(m)))
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, m.iterate(other)), reflected)
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.{self.kind}()"
+
+
+def _view(kind: str) -> Callable[..., Value]:
+    return lambda m, self, args, kwargs: DictView(self, kind)
+
+
+for _kind in DictView.TYPES:
+    METHODS.add((DictValue, _kind), _view(_kind))
+
+
+# -- sets ---------------------------------------------------------------------------------------------------------------
+class SetValue(Container):
+    """A set: hash key -> item."""
+
+    def __init__(self, entries: dict[Any, Value], source: Any = None, obj: Any = None, cls: type = set):
+        self.entries, self.source, self.obj, self.cls = entries, source, obj, cls
+
+    @staticmethod
+    def of(m: Machine, items: list[Value], cls: type = set) -> SetValue:
+        looked = [m.look(item) for item in items]
+        return SetValue({item.hash_key(m): item for item in looked}, cls=cls)
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def is_constant(self) -> bool:
+        return all(item.is_constant() for item in self.entries.values())
+
+    def constant(self) -> Any:
+        return self.cls(item.constant() for item in self.entries.values())
+
+    def length(self, m: Machine) -> Value:
+        return ConstValue(len(self.entries))
+
+    def iterate(self, m: Machine) -> list[Value]:
+        return list(self.entries.values())
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        return boolean(item.hash_key(m) in self.entries)
+
+    def hash_key(self, m: Machine) -> Any:
+        return frozenset(self.entries)
+
+    def change(self, m: Machine, entries: dict[Any, Value], kind: str, *data: Value) -> None:
+        m.effects.change(self, "entries", entries)
+        m.effects.log(kind, self, *data)
+
+    def equals(self, m: Machine, other: Container) -> bool:
+        return isinstance(other, SetValue) and self.entries.keys() == other.entries.keys()
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        if not isinstance(other, SetValue) or op not in SET_OPERATIONS:
+            return None
+        a, b = (other, self) if reflected else (self, other)
+        keys = SET_OPERATIONS[op](a.entries, b.entries)
+        return SetValue({k: a.entries.get(k) or b.entries[k] for k in keys}, cls=a.cls)
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.constant(self.cls)}([{', '.join(e.expr(item) for item in self.entries.values())}])"
+
+
+SET_OPERATIONS: dict[str, Callable[[dict, dict], list]] = {
+    "|": lambda a, b: [*a, *(k for k in b if k not in a)],
+    "&": lambda a, b: [k for k in a if k in b],
+    "-": lambda a, b: [k for k in a if k not in b],
+    "^": lambda a, b: [*(k for k in a if k not in b), *(k for k in b if k not in a)],
+}
+
+
+@METHODS.row((SetValue, "add"))
+def set_add(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, {**self.entries, args[0].hash_key(m): args[0]}, "add", args[0])
+    return NONE
+
+
+@METHODS.row((SetValue, "discard"))
+def set_discard(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    gone = args[0].hash_key(m)
+    self.change(m, {k: v for k, v in self.entries.items() if k != gone}, "discard", args[0])
+    return NONE
+
+
+@METHODS.row((SetValue, "remove"))
+def set_remove(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    if args[0].hash_key(m) not in self.entries:
+        raise m.raise_real(KeyError(args[0].constant()))
+    return set_discard(m, self, args, kwargs)
+
+
+@METHODS.row((SetValue, "update"))
+def set_update(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    for source in args:
+        for item in m.iterate(source):
+            set_add(m, self, [m.look(item)], {})
+    return NONE
+
+
+@METHODS.row((SetValue, "copy"))
+def set_copy(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    return SetValue(dict(self.entries), cls=self.cls)
+
+
+@METHODS.row((SetValue, "clear"))
+def set_clear(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, {}, "clear")
+    return NONE
+
+
+def _set_method(op: str) -> Callable[..., Value]:
+    def method(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+        result: Value = SetValue(dict(self.entries), cls=self.cls)
+        for other in args:
+            result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
+        return result
+    return method
+
+
+for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmetric_difference": "^"}.items():
+    METHODS.add((SetValue, _name), _set_method(_op))
+
+
+@METHODS.row((SetValue, "issubset"))
+def set_issubset(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    other = SetValue.of(m, m.iterate(args[0]))
+    return boolean(all(k in other.entries for k in self.entries))
+
+
+@METHODS.row((NamedTupleValue, "_asdict"))
+def namedtuple_asdict(m: Machine, self: NamedTupleValue, args: Args, kwargs: Kwargs) -> Value:
+    return DictValue({name: (ConstValue(name), item) for name, item in zip(self.fields, self.items)})
+
+
+@FRESH.row(dict)
+def fresh_dict(m: Machine, obj: dict) -> Value:
+    return DictValue({k: (fresh(m, k), fresh(m, v)) for k, v in obj.items()})
+
+
+@FRESH.row(set)
+def fresh_set(m: Machine, obj: set) -> Value:
+    return SetValue({item: fresh(m, item) for item in obj})
