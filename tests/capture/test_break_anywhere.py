@@ -1,4 +1,5 @@
 """Whatever instruction breaks, the program means the same: each small program is captured with a break forced at each of its steps."""
+# ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import copy
 
 import pytest

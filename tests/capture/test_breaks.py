@@ -1,4 +1,5 @@
 """Breaks: one break is one split, wherever it is; values, effects and errors are eager's."""
+# ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import contextlib
 
 import pytest

@@ -5,6 +5,7 @@ from harness import capture, same
 from torch import nn
 
 from firesteel.capture import marks
+from firesteel.errors import ConstraintViolation
 
 
 def run(fn, calls, **settings):
@@ -109,6 +110,17 @@ def test_marks():
     y = torch.randn(3, 7)
     marks.mark_static(y)
     same(compiled(y), f(y))
+
+
+def test_a_mark_that_the_program_contradicts():
+    def f(x):
+        return x.reshape(5, -1) if x.shape[0] == 5 else x
+    compiled, _ = capture(f)
+    x = torch.randn(5, 2)
+    marks.mark_dynamic(x, 0)
+    with pytest.raises(ConstraintViolation, match=r"x.size\(0\) was marked as dynamic") as error:
+        compiled(x)
+    assert "x.shape[0] == 5" in str(error.value)
 
 
 @pytest.mark.parametrize("expression", ["n // 2", "n % 3", "-n", "n * n - 1", "max(n, 4)", "min(n, 100)", "int(n / 2)", "abs(n)", "n ** 2",

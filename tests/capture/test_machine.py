@@ -1,4 +1,5 @@
 """The machine on straight code, control flow over Python values, containers, calls and modules: one graph, eager's values."""
+# ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import collections
 import dataclasses
 import functools
@@ -83,7 +84,7 @@ def test_comprehensions(x):
 @make_test(graphs=0)
 def test_f_strings_and_text(x):
     name = f"{x.shape[0]:>3}|{'a'!r}|{1.5:.2f}"
-    return x, name.upper().split("|"), "-".join(["p", "q"]), "%d %s" % (3, "u"), f"{7}"
+    return x, name.upper().split("|"), "-".join(["p", "q"]), "%d %s" % (3, "u"), "{}".format(7)
 
 
 def helper(x, scale=2, *rest, bias=1, **more):

@@ -122,6 +122,8 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     facts = TensorFacts.of(obj, *guarded_dimensions(obj, abstract))
     m.guard(Guard(source, "tensor", facts))
     m.note_sizes(name, source, policy)
+    if m.world.env is not None:
+        m.wished += [(name, source, dim) for dim, wish in marks.dimension_wishes(obj).items() if wish[0] == "dynamic"]
     node = m.record.placeholder(name, source, abstract, obj)
     value = TensorValue(node, abstract, source, obj)
     m.record.own(abstract, value)

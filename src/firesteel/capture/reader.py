@@ -27,7 +27,7 @@ from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import MISSING, mro_lookup
 from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy, TensorWorld
-from firesteel.errors import Break
+from firesteel.errors import Break, ConstraintViolation
 from firesteel.sym.expr import free_symbols
 
 
@@ -42,6 +42,7 @@ class Reader:
         self._objects: dict[int, tuple[Any, Value]] = {}
         self._size_sources: dict[str, Source] = {}
         self.number_symbols: dict[Source, Value] = {}   # numbers that are symbols, each met once or more
+        self.wished: list[tuple[str, Source, int]] = []     # sizes that must stay symbols
         self._names: set[str] = set()
         self._scopes: dict[int, ScopeValue] = {}
 
@@ -215,6 +216,17 @@ class Reader:
         for dim, kind in enumerate(policy):
             if kind in (DYNAMIC, UNBACKED):
                 self._size_sources[f"{name}.size()[{dim}]"] = source.size(dim)
+
+    def check_wishes(self) -> None:
+        """A size that the user marked as dynamic must still be a symbol."""
+        for name, source, dim in self.wished:
+            symbol = next((info.expr for info in self.world.env.symbols.values() if info.source == f"{name}.size()[{dim}]"), None)
+            fixed = self.world.env.simplify(symbol) if symbol is not None else None
+            if isinstance(fixed, int):
+                asked = next((g for g in self.world.env.recorded if symbol in free_symbols(g.expr)), None)
+                raise ConstraintViolation(f"{source.name}.size({dim}) was marked as dynamic, but the program fixes it to {fixed}.",
+                                          asked.location if asked is not None else None,
+                                          "Remove what depends on this number, or the mark (fs.maybe_mark_dynamic allows both).")
 
     def becomes_symbol(self, source: Source, number: int | float) -> bool:
         return self.world.env is not None and self.policy.number_is_symbol(source, number)

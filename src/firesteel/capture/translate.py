@@ -165,6 +165,7 @@ def go_on(region: Region, inputs: tuple[Any, ...]) -> Any:
 # -- closing ------------------------------------------------------------------------------------------------------------
 def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Captured:
     stop = outcome.stopped
+    m.check_wishes()
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
     graph, lines = None, []

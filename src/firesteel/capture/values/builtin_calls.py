@@ -75,7 +75,7 @@ def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(callable)
 def call_callable(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(hasattr(args[0].python_type(), "__call__"))
+    return boolean("__call__" in dir(args[0].python_type()))
 
 
 @CALLS.row(id)
@@ -195,9 +195,8 @@ def _extreme(fn: Callable[..., Any], op: str) -> Callable[..., Value]:
         keys = items if key is None or key is NONE else [m.call_now(key, [item], {}) for item in items]
         best = 0
         for i in range(1, len(items)):
-            if isinstance(keys[i], SymNumber) or isinstance(keys[best], SymNumber):
-                if keys is items:
-                    return _symbolic_extreme(m, fn, items)
+            if keys is items and (isinstance(keys[i], SymNumber) or isinstance(keys[best], SymNumber)):
+                return _symbolic_extreme(m, fn, items)
             if m.truth_now(m.compare(op, keys[i], keys[best])):
                 best = i
         return items[best]

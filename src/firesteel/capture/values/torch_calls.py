@@ -19,7 +19,6 @@ import torch.nn.functional
 from firesteel.capture import marks
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import is_constant_object
-from firesteel.capture.values.number import SYMBOLIC
 from firesteel.errors import Break, DataDependentError
 
 if TYPE_CHECKING:
@@ -135,10 +134,6 @@ class TorchFunctionValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return e.constant(self.fn)
-
-
-def has_symbols(out: Any) -> bool:
-    return isinstance(out, SYMBOLIC)
 
 
 IN_PLACE = {f"{symbol}=": getattr(operator, f"i{name}") for symbol, name in {
