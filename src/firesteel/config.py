@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def _parse(knob: Knob, text: str) -> Any:
 class Config:
     """Holds the values; attributes are exactly the rows of KNOBS."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_values", "_watchers")
 
     def __init__(self) -> None:
         values = {name: knob.default for name, knob in KNOBS.items()}
@@ -80,6 +80,7 @@ class Config:
             if text is not None:
                 values[name] = _parse(knob, text)
         object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_watchers", {})
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,9 +97,19 @@ class Config:
         if not isinstance(value, knob.type):
             raise TypeError(f"fs.config.{name} takes a {knob.type.__name__}, not {value!r}")
         self._values[name] = value
+        self._tell(name)
+
+    def watch(self, name: str, watcher: Callable[[Any], None]) -> None:
+        """Calls `watcher(value)` now and after each change: for a setting that machine code reads from memory."""
+        self._watchers.setdefault(name, []).append(watcher)
+        watcher(self._values[name])
+
+    def _tell(self, name: str) -> None:
+        for watcher in self._watchers.get(name, ()):
+            watcher(self._values[name])
 
     def __dir__(self) -> list[str]:
-        return [*KNOBS, "patch", "describe", "code_key"]
+        return [*KNOBS, "patch", "watch", "describe", "code_key"]
 
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator[None]:
@@ -110,6 +121,8 @@ class Config:
             yield
         finally:
             self._values.update(before)
+            for name in before:
+                self._tell(name)
 
     def code_key(self) -> tuple:
         """The values that generated code depends on."""

@@ -159,7 +159,8 @@ def _key(text: str) -> str:
 @functools.cache
 def _machine_key() -> str:
     import llvmlite.binding as llvm
-    return repr((_VERSION, llvm.llvm_version_info, host()))
+    cpu = host()
+    return repr((_VERSION, llvm.llvm_version_info, cpu.cpu, cpu.features))      # the rest of the target is in the text
 
 
 # ---------------------------------------------------------------- what the rest of the house calls

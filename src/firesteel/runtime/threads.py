@@ -18,9 +18,11 @@ GRAIN = 32768           # scalar operations that are worth a thread
 _wanted = ctypes.c_int64(0)     # read by fs_launch; 0: as many as torch uses
 
 
-def set_threads() -> None:
-    """Takes fs.config.cpu_threads over; cheap enough for every call of a compiled program."""
-    _wanted.value = config.cpu_threads
+def _want(count: int) -> None:
+    _wanted.value = count
+
+
+config.watch("cpu_threads", _want)
 
 
 @functools.cache

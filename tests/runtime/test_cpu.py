@@ -1,0 +1,155 @@
+"""The JIT: one text is compiled once, object code survives in the disk cache, threads may compile at the same time."""
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+from native_nests import contiguous, pointwise
+
+from firesteel.artifacts import counters
+from firesteel.codegen.llvm import print_nest
+from firesteel.config import config
+from firesteel.loops.ops import S
+from firesteel.runtime import cpu, threads
+
+
+def kernel(constant: float):
+    return print_nest(*pointwise(lambda v: S.add(v, constant), contiguous("y", (40,)), contiguous("x", (40,))))
+
+
+def run(address: int, *tensors: torch.Tensor) -> None:
+    error = ctypes.c_int64(0)
+    words = (ctypes.c_int64 * (len(tensors) + 1))(*(t.data_ptr() for t in tensors), ctypes.addressof(error))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(words))
+
+
+def test_equal_text_is_compiled_once():
+    first = kernel(101.5)
+    cpu.engine()
+    before = counters["native"]["compiled"]
+    a, b = cpu.load([first, first])
+    (c,) = cpu.load([kernel(101.5)])
+    assert a == b == c and counters["native"]["compiled"] == before + 1
+
+
+def test_many_kernels_at_once_keep_their_order():
+    addresses = cpu.load([kernel(float(200 + i)) for i in range(6)])
+    x = torch.zeros(40)
+    for i, address in enumerate(addresses):
+        y = torch.empty(40)
+        run(address, x, y)
+        assert torch.equal(y, torch.full((40,), 200.0 + i))
+
+
+def test_nothing_to_load():
+    assert cpu.load([]) == []
+
+
+def test_compiling_from_several_threads():
+    def work(i):
+        return cpu.load([kernel(300.0 + i % 3)])[0]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        addresses = list(pool.map(work, range(9)))
+    assert len(set(addresses)) == 3
+    for i, address in enumerate(addresses):
+        y = torch.empty(40)
+        run(address, torch.zeros(40), y)
+        assert y[0] == 300.0 + i % 3
+
+
+def test_text_of_others():
+    text = "define i64 @twice(i64 %x) {\n  %y = add i64 %x, %x\n  ret i64 %y\n}\n"
+    address = cpu.compile_text(text, "twice")
+    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(21) == 42
+    assert cpu.compile_text(text, "twice") == address
+
+
+def test_wrong_text_is_an_error_and_leaves_the_engine_whole():
+    with pytest.raises(RuntimeError):
+        cpu.compile_text("define nonsense", "nonsense")
+    assert cpu.load([kernel(400.0)])
+
+
+PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from native_nests import Runner, softmax
+from firesteel.artifacts import counters
+r = Runner(*softmax(33, 70))
+x, y = torch.randn(33, 70), torch.empty(33, 70)
+r({"x": x, "y": y})
+torch.testing.assert_close(y, torch.softmax(x, 1))
+print(counters["native"]["compiled"], counters["native"]["cache_hits"])
+"""
+
+
+def in_a_process(folder, helpers) -> list[int]:
+    import os
+    done = subprocess.run([sys.executable, "-c", PROCESS, helpers], env={**os.environ, "FIRESTEEL_CACHE_DIR": str(folder)},
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return [int(n) for n in done.stdout.split()]
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    helpers = next(p for p in sys.path if p.endswith("tests/codegen"))
+    assert in_a_process(tmp_path, helpers) == [2, 0]        # the kernel and fs_launch
+    assert in_a_process(tmp_path, helpers) == [0, 2]
+    for path in tmp_path.rglob("*.o"):
+        path.write_bytes(path.read_bytes()[:100])           # a crash, or a full disk
+    assert in_a_process(tmp_path, helpers) == [2, 0]
+
+
+def test_the_key_has_the_settings_that_change_code():
+    before = cpu._key("text")
+    with config.patch(fast_math=not config.fast_math):
+        assert cpu._key("text") != before
+    assert cpu._key("text") == before and cpu._key("other") != before
+
+
+def chunks(work: int, total: int = 1000) -> int:
+    """In how many slices fs_launch runs so much work; checks that they cover everything once."""
+    seen = []
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(
+        lambda args, begin, end, chunk, extra: seen.append((begin, end, chunk)))
+    launch = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(cpu.engine().imports["fs_launch"])
+    count = launch(ctypes.cast(body, ctypes.c_void_p), None, total, work, None)
+    seen.sort()
+    assert [c for _, _, c in seen] == list(range(count))
+    assert [b for b, _, _ in seen] == [0, *(e for _, e, _ in seen)][:len(seen)] and (not seen or seen[-1][1] == total)
+    return count
+
+
+@pytest.fixture
+def torch_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_are_those_of_torch(torch_threads):
+    for count in (1, 2, 3):
+        torch_threads(count)
+        assert chunks(10**9) == count
+
+
+def test_the_setting_overrides_the_number_of_threads(torch_threads):
+    torch_threads(2)
+    with config.patch(cpu_threads=1):
+        assert chunks(10**9) == 1
+    with config.patch(cpu_threads=3):
+        assert chunks(10**9) == 3
+    assert chunks(10**9) == 2
+
+
+def test_slices_are_worth_their_threads(torch_threads):
+    torch_threads(3)
+    assert chunks(threads.GRAIN) == 1
+    assert chunks(2 * threads.GRAIN) == 2
+    assert chunks(10**9, total=2) == 2
+    assert chunks(10**9, total=0) == 0
