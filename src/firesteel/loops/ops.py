@@ -35,7 +35,7 @@ for _name, _dtype in {
     "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
 }.items():
     DTYPES.add(_name, _dtype)
-SHORT: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+SHORT: dict[torch.dtype, str] = {dtype: str(name) for name, dtype in DTYPES.items()}
 
 FLOATS = frozenset({"f32", "f64"})
 STORAGE_FLOATS = frozenset({"f16", "bf16"})
@@ -285,6 +285,19 @@ def _in_range(value: Expr, dtype: str) -> bool:
     return math.isfinite(value.attr) and lowest(dtype) <= int(value.attr) <= highest(dtype)
 
 
+class Scalars:
+    """`S.exp(x)`: a builder for each row of OPS, made on first use.  Python's keywords get an underscore: `S.and_`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Expr]:
+        row = OPS[name.rstrip("_")]
+        builder = lambda *args: op(row.name, *args)
+        setattr(self, name, builder)
+        return builder
+
+
+S: Scalars = Scalars()
+
+
 SIZE_OPS: dict[str, Callable[..., Expr]] = {      # operators on sizes that bodies know under another name
     "truediv": lambda x, y: S.div(to(x, "f64"), to(y, "f64")),
     "lshift": lambda x, y: S.shl(x, y), "rshift": lambda x, y: S.shr(x, y),
@@ -308,19 +321,6 @@ def from_size(size: Expr) -> Expr:
 def number(value: int | float | bool | Expr, dtype: str) -> Expr:
     """A number of the program as an element: a constant, or a size converted at run time."""
     return to(from_size(value), dtype) if isinstance(value, Expr) else literal(value, dtype)
-
-
-class _Scalars:
-    """`S.exp(x)`: a builder for each row of OPS, made on first use.  Python's keywords get an underscore: `S.and_`."""
-
-    def __getattr__(self, name: str) -> Callable[..., Expr]:
-        row = OPS[name.rstrip("_")]
-        builder = lambda *args: op(row.name, *args)
-        setattr(self, name, builder)
-        return builder
-
-
-S = _Scalars()
 
 
 # ---------------------------------------------------------------- meaning of a whole node

@@ -32,8 +32,8 @@ def verify_program(program: Program) -> None:
             written |= _verify_extern(step, program.buffers, written)
     for output in program.outputs:
         _verify_argument(output, "an output", program.buffers, written)
-    for name in program.inputs:
-        _require(name is None or name in program.buffers or name in program.symbols, "an input is a buffer or a symbol", name)
+    for given in program.inputs:
+        _require(given is None or given in program.buffers or given in program.symbols, "an input is a buffer or a symbol", given)
 
 
 def _require(holds: bool, rule: str, *shown: Any) -> None:

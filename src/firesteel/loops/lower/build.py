@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from firesteel.config import config
-from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Store
+from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, Store, StoreMode
 from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec, row_major
 from firesteel.loops.ops import LOOP_DTYPES, SHORT, compute_dtype, short_dtype, to
 from firesteel.sym.expr import Expr, Size, as_expr
@@ -71,7 +71,7 @@ class Builder:
             number += 1
         return f"{name}_{number}"
 
-    def buffer(self, spec: Any, kind: str = "temp", name: str = "", value: Any = None) -> Buffer:
+    def buffer(self, spec: Any, kind: BufferKind = "temp", name: str = "", value: Any = None) -> Buffer:
         """A new buffer with the Spec's layout.  Only inputs and constants may start inside of a storage."""
         offset = spec.offset if kind in ("input", "constant") else 0
         name = self.unique(name or self.node)
@@ -93,7 +93,7 @@ class Builder:
         self.nest(axes, Phase("map", (), (), (store,)))
         return Tensor.of(buffer, out)
 
-    def store_into(self, buffer: Buffer, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body, mode: str = "set") -> None:
+    def store_into(self, buffer: Buffer, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body, mode: StoreMode = "set") -> None:
         """buffer[where(i)] = body(i) (or += with mode "add") for all i of `shape`."""
         axes, index = grid(shape)
         value = to(body(index), buffer.dtype, self.loose)

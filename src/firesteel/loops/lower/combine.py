@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
-from firesteel.loops.lower.value import Index, Tensor
+from firesteel.loops.lower.value import Index, IndexMap, Tensor
 from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.ops import SHORT, S, compute_dtype, literal, number, to
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_, product
@@ -27,6 +27,10 @@ def _fits(out: Any, *tensors: Tensor) -> bool:
 
 def _moved(index: Index, dim: int, by: Size) -> Index:
     return (*index[:dim], index[dim] - by, *index[dim + 1:])
+
+
+def _mover(dim: int, by: Size) -> IndexMap:
+    return lambda index: _moved(index, dim, by)
 
 
 # ---------------------------------------------------------------- cat
@@ -72,8 +76,7 @@ def _cat_by_parts(b: Builder, out: Any, parts: list[Tensor], dim: int) -> Tensor
     buffer, dtype = b.buffer(out), SHORT[out.dtype]
     start: Size = 0
     for part in parts:
-        where = lambda i, start=start: _moved(i, dim, -start)
-        b.store_into(buffer, part.shape, where, lambda i, part=part: to(part.load(i), dtype))
+        b.store_into(buffer, part.shape, _mover(dim, -start), lambda i: to(part.load(i), dtype))
         start = start + part.shape[dim]
     return Tensor.of(buffer, out)
 

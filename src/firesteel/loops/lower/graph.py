@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -94,7 +94,7 @@ class Facts:
     def spec(self, spec: Any) -> Any:
         for size in (*spec.shape, *spec.strides, spec.offset):
             if type(size) is Expr:
-                return TensorSpec(self.sizes(spec.shape), self.sizes(spec.strides), *self.sizes((spec.offset,)), spec.dtype, spec.device)
+                return TensorSpec(self.sizes(spec.shape), self.sizes(spec.strides), self.sizes((spec.offset,))[0], spec.dtype, spec.device)
         return spec
 
     def sizes(self, sizes: Sequence[Any]) -> tuple:
@@ -147,7 +147,7 @@ class Walk:
     def attribute(self, node: Node) -> None:
         """A tensor held by the module.  One CPU number is read now and becomes a constant of the bodies."""
         value = self.gm
-        for name in node.target.split("."):
+        for name in str(node.target).split("."):
             value = getattr(value, name)
         if not isinstance(value, torch.Tensor):
             self.values[node] = value
@@ -177,7 +177,7 @@ class Walk:
     def used(self, node: Node) -> set[int] | None:
         """Which of several results somebody reads; None where somebody takes them all."""
         readers = [user for user in node.users if user in self.wanted]
-        return {user.args[1] for user in readers} if all(user.target is operator.getitem for user in readers) else None
+        return {cast(int, user.args[1]) for user in readers} if all(user.target is operator.getitem for user in readers) else None
 
     def output(self, node: Node) -> None:
         results = node.args[0]

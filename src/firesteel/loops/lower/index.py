@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from firesteel.loops.ir import check_index
+from firesteel.loops.ir import StoreMode, check_index
 from firesteel.loops.lower.build import LOWERINGS, Builder, broadcast_index, supported
 from firesteel.loops.lower.value import Index, Tensor
 from firesteel.loops.lower.views import reshape_index
@@ -177,7 +177,7 @@ def lower_index_copy(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor,
     return result
 
 
-def _scatter(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: Any, mode: str) -> Any:
+def _scatter(b: Builder, out: Any, x: Tensor, dim: int, indices: Tensor, value: Any, mode: StoreMode) -> Any:
     """out[.., indices[i], ..] = value[i] for every i of the index tensor's shape."""
     tensors = [x, indices] + ([value] if type(value) is Tensor else [])
     if not _fits(out, *tensors) or not x.shape or len(indices.shape) != len(x.shape) or (mode == "add" and _adds_by_library(out)):

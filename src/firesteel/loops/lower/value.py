@@ -61,7 +61,8 @@ class Tensor:
 
     def __init__(self, spec: Any, buffer: Buffer | None, index: IndexMap | None, body: Body | None,
                  strided: bool = True, reshaped: Tensor | None = None, opaque: bool = False):
-        self.spec, self.buffer, self.index, self.body = spec, buffer, index, body
+        self.spec, self.index, self.body = spec, index, body
+        self.buffer: Any = buffer       # a Buffer, but for what is computed where it is read
         self.dtype = SHORT.get(spec.dtype) or short_dtype(spec.dtype)
         self.strided, self.reshaped, self.opaque = strided, reshaped, opaque
 

@@ -16,7 +16,7 @@ import torch
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, IndexMap, Tensor, row_major
 from firesteel.loops.ops import LOOP_DTYPES
-from firesteel.sym.expr import Expr, Size, max_, product
+from firesteel.sym.expr import Expr, Size, max_, product, sum_
 
 aten = torch.ops.aten
 
@@ -273,7 +273,7 @@ def _window_index(out: Any, buffer: Any) -> IndexMap | None:
         return None
 
     def index(i: Index) -> Index:
-        place = sum((k * s for k, s in zip(i, out.strides)), start)
+        place = sum_([start, *(k * s for k, s in zip(i, out.strides))])
         result: list[Size] = [0] * len(buffer.shape)
         for n, d in enumerate(dims):
             at = place // buffer.strides[d]
@@ -284,7 +284,7 @@ def _window_index(out: Any, buffer: Any) -> IndexMap | None:
 
 def _stays_inside(out: Any, start: Size, count: Size) -> bool:
     """Is the window known to lie within the tensor that was given?  Its storage may be larger on both sides."""
-    last = sum(((n - 1) * s for n, s in zip(out.shape, out.strides)), start)
+    last = sum_([start, *((n - 1) * s for n, s in zip(out.shape, out.strides))])
     return 0 in out.shape or all(isinstance(n, int) for n in (start, last, count)) and start >= 0 and last < count
 
 
