@@ -154,6 +154,16 @@ def test_full_reductions_do_not_take_parallel_work_along():
     assert sorted([len(first.axes), len(second.axes)]) == [0, 2]
 
 
+def test_biases_are_added_by_readers():
+    w, b = torch.randn(5, 16), torch.randn(5)
+    program = check(lambda x, w, b: torch.relu(F.linear(x, w, b)), X, w, b)
+    assert "addmm" not in text(program).split(" = ")[1] and len(program.steps) == 2 and "load(arg2_1, i1)" in text(program)
+    program = check(lambda x, w, b: F.linear(x, w, b), X, w, b)
+    assert len(program.steps) == 1
+    program = check(lambda x, w, b: F.linear(x, w, b) @ w, X, w, b)
+    assert len(program.steps) == 2
+
+
 def test_lstm_cell_is_one_nest():
     def cell(gates, c):
         i, f, g, o = gates.chunk(4, 1)

@@ -1,6 +1,7 @@
 """Fewer kernels with the same meaning: Program -> Program.
 
 In: a simplified Program of one nest an operator.  Out: a Program in which
+ - biases are added by nests rather than by library calls (`bias.py`),
  - pointwise producers are computed inside of their readers (`inline.py`),
  - what is left of nests over the same rows is one nest: several outputs, rows reduced and normalised in one go (`group.py`), with as
    few sweeps over a row as the data flow allows (`phases.py`).
@@ -14,6 +15,7 @@ the one and feeds the other; the same program gives the same result in every pro
 from __future__ import annotations
 
 from firesteel.config import config
+from firesteel.loops.bias import separate_biases
 from firesteel.loops.group import group
 from firesteel.loops.inline import Fuel, inline, written_again
 from firesteel.loops.ir import Program
@@ -22,5 +24,6 @@ from firesteel.loops.simplify import split_axes
 
 def fuse(program: Program) -> Program:
     """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
+    program = separate_biases(program)
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     return split_axes(group(inline(program, fuel, rewritten), fuel, rewritten))
