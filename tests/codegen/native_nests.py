@@ -9,6 +9,7 @@ import torch
 
 from firesteel.codegen.llvm import print_nest
 from firesteel.codegen.printer import Kernel
+from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, Store, acc, axis, load
 from firesteel.loops.ops import S, short_dtype
 from firesteel.runtime import cpu
@@ -20,8 +21,10 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 class Runner:
     """A compiled kernel: `runner(tensors, symbols)` runs it and returns the error slot."""
 
+    target: Target | None = None        # print for this machine instead of the one we run on (which must be able to run it)
+
     def __init__(self, nest: Nest, buffers: Mapping[str, Buffer]):
-        self.kernel: Kernel = print_nest(nest, buffers)
+        self.kernel: Kernel = print_nest(nest, buffers, Runner.target)
         (self.address,) = cpu.load([self.kernel])
         self.function = _FUNCTION(self.address)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, addresses, topological
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
+from firesteel.codegen.printer import weight
 from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis
 from firesteel.sym.expr import Expr
@@ -20,7 +21,11 @@ from firesteel.sym.expr import Expr
 class Shape:
     points: str | None                  # the parallel axis of the lanes, or None for rows
     rows: tuple[str | None, ...]        # for each phase, the axis of its lanes
-    width: int                          # lanes; 1 is scalar code
+    widths: tuple[int, ...]             # lanes of each phase; 1 is scalar code; all the same for points
+
+    @property
+    def width(self) -> int:
+        return self.widths[0]
 
 
 def choose(nest: FlatNest, target: Target) -> Shape:
@@ -31,18 +36,29 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     swept = [p for p in nest.phases if p.axes]
     if not swept or (points and points[0] > _rows_score(nest, rows)):
         return _points_shape(nest, points, width, bool(swept))
-    return Shape(None, tuple(r[1].name if r else None for r in rows), width)
+    widths = tuple(_row_width(p, r[1], width) if r else 1 for p, r in zip(nest.phases, rows))
+    return Shape(None, tuple(r[1].name if r else None for r in rows), widths)
+
+
+def _row_width(phase: FlatPhase, axis: Axis, width: int) -> int:
+    """A light reduction waits for its own additions and for memory: several vectors at a time keep both busy."""
+    if width == 1 or not phase.reduces:
+        return width
+    wide = width * (4 if weight(phase) <= 8 else 2 if weight(phase) <= 24 else 1)
+    while wide > width and isinstance(axis.extent, int) and (axis.extent < 2 * wide or (axis.extent % wide and not axis.extent % width)):
+        wide //= 2
+    return wide
 
 
 def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int, swept: bool) -> Shape:
     if points is None:
-        return Shape(None, (None,) * len(nest.phases), 1)
+        return Shape(None, (None,) * len(nest.phases), (1,) * len(nest.phases))
     if width > 1:
         width *= 4 if swept else 1      # a column sum streams longer pieces of each row and has independent accumulators
         extent = points[1].extent
         while isinstance(extent, int) and width > 1 and width >= 2 * extent:
             width //= 2
-    return Shape(points[1].name, (None,) * len(nest.phases), width)
+    return Shape(points[1].name, (None,) * len(nest.phases), (width,) * len(nest.phases))
 
 
 def _vector_axes(phase: FlatPhase) -> tuple[Axis, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, flatten, mul, product, topological
 from firesteel.codegen.lanes import Shape, choose
@@ -139,17 +139,29 @@ def _bind(w: Code, axis: str, value: str) -> None:
     w.remember(("axis", axis), value, 0, w.level)
 
 
-@contextlib.contextmanager
-def _lanes(w: Code, axis: Axis, start: str, stop: str, width: int, aligned: bool, may_be_empty: bool) -> Iterator[None]:
-    """A loop over an axis, `width` at a time; the last vector is masked where the extent does not divide (aligned: it does)."""
+def _lanes(w: Code, axis: Axis, start: str, stop: str, width: int, may_be_empty: bool, inside: Callable[[], None]) -> None:
+    """A loop over an axis, `width` at a time.  Where the extent is no multiple, lanes past its end are masked: in every
+    iteration if the machine does that for nothing, else in one iteration after the loop."""
+    if width == 1 or _divides(width, axis.extent):
+        _lane_loop(w, axis, start, stop, width, False, may_be_empty, inside)
+    elif w.target.masks:
+        _lane_loop(w, axis, start, stop, width, True, may_be_empty, inside)
+    else:
+        whole = w.new(f"and i64 {w.new(f'sub i64 {stop}, {start}')}, {-width}")
+        rest = w.new(f"add i64 {start}, {whole}")
+        _lane_loop(w, axis, start, rest, width, False, True, inside)
+        _lane_loop(w, axis, rest, stop, width, True, True, inside)
+
+
+def _lane_loop(w: Code, axis: Axis, start: str, stop: str, width: int, masked: bool, may_be_empty: bool, inside: Callable[[], None]) -> None:
     with _loop(w, start, stop, width, may_be_empty) as i:
         _bind(w, axis.name, i)
         before = w.lane_axis, w.width, w.mask, w.mask_level
         w.lane_axis, w.width = axis.name, width if width > 1 else 0
         w.mask, w.mask_level = None, w.level
-        if width > 1 and not aligned:
+        if masked:
             w.mask = _first_lanes(w, w.new(f"sub i64 {stop}, {i}"), width)
-        yield
+        inside()
         w.lane_axis, w.width, w.mask, w.mask_level = before
 
 
@@ -192,8 +204,7 @@ def _points(p: _Printer) -> list[str]:
         if lane is None:
             _phases(p, w)
         else:
-            with _lanes(w, lane, start, stop, p.shape.width, _divides(p.shape.width, lane.extent), False):
-                _phases(p, w)
+            _lanes(w, lane, start, stop, p.shape.width, False, lambda: _phases(p, w))
     return [p.body(w, "body"), _launch(p, product([tiles, *(a.extent for a in outer)]))]
 
 
@@ -282,7 +293,7 @@ def _split_body(p: _Printer, number: int, phase: FlatPhase, before: dict[str, in
             w.remember(make("acc", r.dtype, (), r.name), w.new(f"load {REGISTER[r.dtype]}, ptr {place}"), 0, 0)
     axis = _split_axis(p, number, phase)
     lane = p.shape.rows[number]
-    step = p.shape.width * BLOCK if axis and axis.name == lane else 1
+    step = p.shape.widths[number] * BLOCK if axis and axis.name == lane else 1
     window = None
     if axis:
         start = w.new(f"mul i64 %begin, {step}")
@@ -386,17 +397,17 @@ def _across(w: Code, op: str, dtype: str, lanes: int, name: str) -> str:
 def _phase(p: _Printer, w: Code, number: int, phase: FlatPhase, window: tuple[str, str, str] | None) -> None:
     """One phase inside the scopes that are open.  `window`: (axis, first, end) replaces that axis' range."""
     lane = p.shape.rows[number]
-    lanes = p.shape.width if p.shape.points or lane else 0
-    lanes = lanes if lanes > 1 else 0
-    long = phase.kind == "reduce" and _is_long(phase, p.shape.width if lane else 1)
+    width = p.shape.widths[number]
+    lanes = width if width > 1 and (p.shape.points or lane) else 0
+    long = phase.kind == "reduce" and _is_long(phase.axes, width if lane else 1)
     accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT) for r in phase.reduces]
-    _sweep(p, w, phase, _loop_order(phase, lane), lane, accumulators, window)
+    _sweep(w, phase, _loop_order(phase, lane), lane, width, accumulators, window)
     for a in accumulators:
         a.finish(w, lane is not None)
 
 
-def _is_long(phase: FlatPhase, width: int) -> bool:
-    steps = product(a.extent for a in phase.axes)
+def _is_long(axes: Sequence[Axis], width: int) -> bool:
+    steps = product(a.extent for a in axes)
     return not isinstance(steps, int) or steps > BLOCK * width
 
 
@@ -406,35 +417,33 @@ def _range(w: Code, axis: Axis, window: tuple[str, str, str] | None) -> tuple[st
     return "0", w.size(axis.extent).name, _may_be_empty(axis.extent)
 
 
-def _sweep(p: _Printer, w: Code, phase: FlatPhase, axes: list[Axis], lane: str | None, accumulators: list[_Accumulator],
+def _sweep(w: Code, phase: FlatPhase, axes: list[Axis], lane: str | None, width: int, accumulators: list[_Accumulator],
            window: tuple[str, str, str] | None) -> None:
-    """Loops over the axes, outermost first, around one point."""
+    """Loops over the axes, outermost first, around one point.  `width`: of the steps along the lane axis."""
     if not axes:
         _point(w, phase, accumulators)
         return
-    axis = axes[0]
+    axis, *inner = axes
     start, stop, may_be_empty = _range(w, axis, window)
-    if len(axes) > 1:
+    if inner:
         with _loop(w, start, stop, 1, may_be_empty) as i:
             _bind(w, axis.name, i)
-            _sweep(p, w, phase, axes[1:], lane, accumulators, window)
+            _sweep(w, phase, inner, lane, width, accumulators, window)
         return
+    step = width if axis.name == lane else 1
     blocked = any(a.running != a.total for a in accumulators)
-    step = p.shape.width if axis.name == lane else 1
-    if blocked and _is_long(FlatPhase("reduce", (axis,), (), ()), step):
+    if blocked and _is_long([axis], step):
         with _loop(w, start, stop, step * BLOCK, may_be_empty) as first:
             end = _smaller(w, w.new(f"add i64 {first}, {step * BLOCK}"), stop)
-            _innermost(p, w, phase, axis, lane, accumulators, first, end, False)
+            _innermost(w, phase, axis, step, accumulators, first, end, False)
     else:
-        _innermost(p, w, phase, axis, lane, accumulators, start, stop, may_be_empty)
+        _innermost(w, phase, axis, step, accumulators, start, stop, may_be_empty)
 
 
-def _innermost(p: _Printer, w: Code, phase: FlatPhase, axis: Axis, lane: str | None, accumulators: list[_Accumulator],
-               start: str, stop: str, may_be_empty: bool) -> None:
-    if axis.name == lane:
-        width = p.shape.width
-        with _lanes(w, axis, start, stop, width, _divides(width, axis.extent), may_be_empty):
-            _point(w, phase, accumulators)
+def _innermost(w: Code, phase: FlatPhase, axis: Axis, step: int, accumulators: list[_Accumulator], start: str, stop: str,
+               may_be_empty: bool) -> None:
+    if step > 1:
+        _lanes(w, axis, start, stop, step, may_be_empty, lambda: _point(w, phase, accumulators))
     else:
         with _loop(w, start, stop, 1, may_be_empty) as i:
             _bind(w, axis.name, i)
