@@ -37,7 +37,7 @@ def run(fn, inputs, seed=0):
     loss = sum(((k + 1) * o).sum() for k, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad)
     if isinstance(loss, torch.Tensor):
         loss.backward()
-    return outputs, [t.grad if isinstance(t, torch.Tensor) else None for t in inputs]
+    return outputs, [t.grad if isinstance(t, torch.Tensor) and t.is_leaf else None for t in inputs]
 
 
 def check(fn, *inputs, partition="min_cut", calls=2):

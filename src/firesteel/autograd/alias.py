@@ -11,8 +11,10 @@ values is restored around it, by these rules.
  4. *A single view of an intermediate* follows rule 3 where it requires grad, because a view that an autograd function
     returns may not be written in place.  Without grad nobody can tell, and the graph returns it.
  5. *One tensor returned twice is one object twice.*
- 6. *What does not require grad in eager does not here*: a view taken under no_grad, or by detach, from something that
-    requires grad is made again with recording off.
+ 6. *A view is made again with the history it has in eager.*  One that autograd saw is recorded; one taken under no_grad is made
+    with recording off (it then still claims to require grad: so does eager's); one that does not require grad, because there was a
+    detach, is a view of a detached alias; and one that shares memory with its base but was written with a history of its own
+    (`x.detach().copy_(w)`) is a view of a detached alias, into which the graph's value is copied with recording on.
  7. *A mutated input receives its final value by `copy_`*, once, after the graph ran, so that the caller's tensor has the new
     data and a newer version.  Where autograd saw the write (its grad_fn changed), the copy is recorded, and gradients flow
     into the graph's output; else it is made with recording off; where even the version did not change (a write through
@@ -89,9 +91,11 @@ class Write:
 
 @dataclass(frozen=True)
 class View:
-    """One replayed view: `make(inputs, values)` applies the view operators; rule 6 says whether it is recorded."""
-    make: Callable[[Sequence[Any], Sequence[Any]], torch.Tensor]
-    requires_grad: bool
+    """One replayed view: `make(inputs, values)` applies the view operators; `how` is one of the four ways of rule 6.  Last is the
+    forward output that an "own" view receives."""
+    make: Callable[..., torch.Tensor]
+    how: str                        # "recorded", "quiet", "detached" or "own"
+    value: int = -1
 
 
 @dataclass
@@ -138,11 +142,15 @@ def make_views(views: Sequence[View], inputs: Sequence[Any], values: Sequence[An
     recording = torch.is_grad_enabled()
     made = []
     for view in views:
-        if recording and not view.requires_grad:
+        if view.how == "recorded" or not recording:
+            made.append(view.make(inputs, values))
+        elif view.how == "quiet":
             with torch.no_grad():
                 made.append(view.make(inputs, values))
         else:
-            made.append(view.make(inputs, values))
+            made.append(view.make(inputs, values, detached=True))
+            if view.how == "own":
+                made[-1].copy_(values[view.value])
     return made
 
 

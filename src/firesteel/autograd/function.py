@@ -100,19 +100,24 @@ def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
 
 
 def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
-    """The callable for a graph without gradients."""
+    """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
+    the graph runs with recording off; views of inputs are made again with the caller's mode."""
     forward, assemble, writes = plain_call(forward), plan.assemble, plan.writes
-    recorded = any(w.how == "grad" for w in writes)
+    recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def run(*inputs):
         if peek_transform() is not None or forward_ad._current_level >= 0:     # is_transformed(), without the call
             return tuple(eager(*inputs))
-        values = forward(*inputs)
-        if writes:
-            with torch.no_grad():
+        before = recording()
+        if before:
+            record(False)
+        try:
+            values = forward(*inputs)
+            if writes:
                 write_unrecorded(writes, inputs, values)
-            if recorded:
-                write_recorded(writes, inputs, values)
+        finally:
+            if before:
+                record(True)
         return assemble(inputs, values)
     return guarded(plan, run, eager)
 

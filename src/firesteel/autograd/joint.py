@@ -162,11 +162,16 @@ class Value:
 
     @property
     def differentiable(self) -> bool:
-        return self.tensor is not None and self.tensor.requires_grad
+        return self.tensor is not None and is_tracked(self.tensor)
 
     @property
     def quiet(self) -> bool:
-        return self.tensor is not None and not self.tensor.requires_grad and (self.tensor.is_floating_point() or self.tensor.is_complex())
+        return self.tensor is not None and not is_tracked(self.tensor) and (self.tensor.is_floating_point() or self.tensor.is_complex())
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Has autograd recorded how the tensor came about?  A view that was taken under no_grad requires grad but has no history."""
+    return tensor.requires_grad and tensor.grad_fn is not None
 
 
 class Outcome:
@@ -224,7 +229,8 @@ class Outcome:
     def _tensor_result(self, output: AbstractTensor) -> Result:
         cell = output.record.cell
         if cell in self.owner:
-            return self._replay("i", self.owner[cell], output, output.record.steps)
+            index = self.owner[cell]
+            return self._replay("i", index, self.inputs[index], output, output.record.steps)
         if len(self.members[cell]) == 1 and not (output.requires_grad and output._is_view()):
             return Fresh(self._add(self.world.to_node(output), output))
         value, base = self._base(cell)
@@ -233,7 +239,7 @@ class Outcome:
         inner = base.record.steps if base is not None else ()
         if output.record.steps[:len(inner)] != inner:       # not reached from the base: the graph computes it apart
             return Fresh(self._add(self.world.to_node(output), output))
-        return self._replay("v", value, output, output.record.steps[len(inner):])
+        return self._replay("v", value, base, output, output.record.steps[len(inner):])
 
     def _base(self, cell: Cell) -> tuple[int, AbstractTensor | None]:
         """The tensor that the outputs in a storage are made from, as (forward value, what autograd knows of it)."""
@@ -244,9 +250,11 @@ class Outcome:
             self.bases[cell] = self._add(node, base), base
         return self.bases[cell]
 
-    def _replay(self, kind: str, place: int, output: AbstractTensor, steps: Sequence[Step]) -> Replay:
-        calls = [self._call(step) for step in steps] or [(_alias if output.requires_grad else torch.Tensor.detach, (), {})]
-        self.views.append(View(_maker(kind, place, calls), output.requires_grad))
+    def _replay(self, kind: str, place: int, base: AbstractTensor | None, output: AbstractTensor, steps: Sequence[Step]) -> Replay:
+        calls = [self._call(step) for step in steps] or [(_alias, (), {})]
+        how = _history(base, output)
+        value = self._add(self.world.to_node(output), output) if how == "own" else -1
+        self.views.append(View(_maker(kind, place, calls), how, value))
         return Replay(len(self.views) - 1)
 
     def _call(self, step: Step) -> tuple[Callable, tuple, dict]:
@@ -278,6 +286,27 @@ class Outcome:
 
 # ---------------------------------------------------------------- making views again
 
+def _history(base: AbstractTensor | None, output: AbstractTensor) -> str:
+    """Which of the ways of rule 6 gives a view its history."""
+    if is_tracked(output):
+        if not output._is_view() or output._base is not base:
+            return "own"
+        return "recorded" if _leads_to(output.grad_fn, base) else "quiet"      # behind a view taken under no_grad
+    if output.requires_grad:
+        return "quiet"
+    return "detached" if base is not None and base.requires_grad else "recorded"
+
+
+def _leads_to(history: Any, base: torch.Tensor) -> bool:
+    """Does a view's history go back to its base?"""
+    wanted = base.grad_fn
+    while history is not None:
+        if history is wanted or getattr(history, "variable", None) is base:
+            return True
+        history = history.next_functions[0][0] if history.next_functions else None
+    return False
+
+
 @dataclass(frozen=True)
 class At:
     """An argument that is read from the forward's values at run time."""
@@ -292,12 +321,14 @@ def _strided(tensor: torch.Tensor, size: Any, stride: Any, shift: Any) -> torch.
     return tensor.as_strided(size, stride, tensor.storage_offset() + shift)
 
 
-def _maker(kind: str, place: int, calls: list[tuple[Callable, tuple, dict]]) -> Callable[[Sequence[Any], Sequence[Any]], torch.Tensor]:
+def _maker(kind: str, place: int, calls: list[tuple[Callable, tuple, dict]]) -> Callable[..., torch.Tensor]:
     """(inputs, values) -> the view.  Arguments without sizes are used as they are."""
     static = not any(_has_at(args) or _has_at(tuple(kwargs.values())) for _, args, kwargs in calls)
 
-    def make(inputs: Sequence[Any], values: Sequence[Any]) -> torch.Tensor:
+    def make(inputs: Sequence[Any], values: Sequence[Any], detached: bool = False) -> torch.Tensor:
         tensor = inputs[place] if kind == "i" else values[place]
+        if detached:
+            tensor = tensor.detach()
         for op, args, kwargs in calls:
             tensor = op(tensor, *args, **kwargs) if static else op(tensor, *_fill(args, values), **{k: _fill(v, values) for k, v in kwargs.items()})
         return tensor

@@ -40,7 +40,7 @@ Partition = tuple[GraphModule, GraphModule]
 def default_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, **_: Any) -> Partition:
     """Saves every forward value that the backward reads, as eager does."""
     roles = Roles.of(joint, num_fwd_outputs)
-    return build(roles, [node for node in roles.nodes if node in roles.forward])
+    return build(roles, [*roles.primals, *(node for node in roles.nodes if node in roles.forward)])
 
 
 def min_cut_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, memory_budget: float | None = None,
