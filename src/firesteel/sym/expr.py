@@ -43,7 +43,7 @@ from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     symbol,
 )
 from firesteel.sym.poly import accumulate, poly
-from firesteel.sym.rewrite import FREE, Context
+from firesteel.sym.rewrite import FREE, SUMS, Context, parts
 from firesteel.sym.text import python_text
 
 Number = int | float | bool
@@ -363,16 +363,32 @@ def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:
     """The expression with nodes replaced by Sizes; linear in the number of different nodes."""
     if type(expr) is not Expr:
         return expr
-    done: dict[Expr, Any] = {}
-    for node in postorder(expr):
-        if node in values:
-            done[node] = values[node]
-        elif not node.args:
-            done[node] = node
+    done: dict[Expr, Any] = dict(values)
+    # a whole sum at once, unless a sum or product inside of one is itself to be replaced
+    below = parts if not any(key.op in SUMS for key in values) else _arguments
+    stack = [expr]
+    while stack:
+        node = stack[-1]
+        waiting = [part for part in below(node) if part not in done] if node not in done else ()
+        if waiting:
+            stack.extend(waiting)
         else:
-            args = tuple(done[arg] for arg in node.args)
-            done[node] = node if args == node.args else rebuild(node, args)
+            stack.pop()
+            if node not in done:
+                done[node] = _replaced(node, done, below(node))
     return as_size(done[expr])
+
+
+def _arguments(node: Expr) -> tuple[Expr, ...]:
+    return node.args
+
+
+def _replaced(node: Expr, done: Mapping[Expr, Any], below: Iterable[Expr]) -> Any:
+    if all(done[part] is part for part in below):
+        return node
+    if below is node.args:
+        return rebuild(node, tuple(done[arg] for arg in node.args))
+    return sum_([product([count, *[done[atom] for atom in monomial]]) for monomial, count in poly(node).items()])
 
 
 def evaluate(expr: Any, values: Mapping[str, Number]) -> Any:

@@ -36,7 +36,7 @@ class Row:
 
 RULES: Table[Row] = Table("rewrite rule", "sym/rules.py or sym/logic.py")
 _by_op: dict[str, list[Rule]] = {}
-_SUMS = frozenset(("add", "sub", "mul", "neg"))
+SUMS = frozenset(("add", "sub", "mul", "neg"))
 _EXACT = frozenset(("i64", "bool"))
 _FOLDED = frozenset(("i64", "bool", "f64"))
 BOOLEAN = frozenset(("eq", "ne", "lt", "le", "and", "or", "not"))
@@ -141,7 +141,7 @@ class Context:
             stack = [root]
             while stack:
                 node = stack[-1]
-                waiting = [part for part in _parts(node) if part not in done]
+                waiting = [part for part in parts(node) if part not in done]
                 if waiting:
                     stack.extend(waiting)
                 else:
@@ -154,7 +154,7 @@ class Context:
     def _rebuild(self, node: Expr, done: dict) -> Size:
         if not node.args:
             return self._leaf(node)
-        if node.op in _SUMS and node.dtype == "i64":
+        if node.op in SUMS and node.dtype == "i64":
             return self._rebuild_sum(node, done)
         args = [done[arg] for arg in node.args]
         try:
@@ -192,9 +192,9 @@ class Context:
         return node
 
 
-def _parts(node: Expr) -> Iterable[Expr]:
+def parts(node: Expr) -> Iterable[Expr]:
     """What must be simplified before the node: the atoms of a sum, the arguments of anything else."""
-    if node.op in _SUMS and node.dtype == "i64":
+    if node.op in SUMS and node.dtype == "i64":
         terms = poly(node)
         if (node,) not in terms:
             return {atom: None for monomial in terms for atom in monomial}
