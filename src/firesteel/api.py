@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,15 +32,16 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     if disable:
         return model
     _check_arguments(model, mode, options)
-    settings = dict(backend=_checked(lookup_backend(backend)), fullgraph=fullgraph, dynamic=dynamic)
+    settings = dict(backend=lookup_backend(backend), fullgraph=fullgraph, dynamic=dynamic)
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
-    return entry.compile_function(model, make_world=AbstractWorld, **settings)
+    return _compile_function(model, settings)
 
 
 def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process."""
     entry.reset()
+    _module_calls.clear()
     artifacts.reset()
 
 
@@ -87,7 +89,15 @@ def _name(backend: Callable) -> str:
     return getattr(backend, "__name__", type(backend).__name__)
 
 
+def _compile_function(fn: Callable, settings: dict) -> Callable:
+    return entry.compile_function(fn, make_world=AbstractWorld, **{**settings, "backend": _checked(settings["backend"])})
+
+
 # ---------------------------------------------------------------- modules
+
+# Modules of one class that are compiled alike share compiled code: guards say what it is good for.  A row lives as long as such a module.
+_module_calls: weakref.WeakValueDictionary[tuple, Callable] = weakref.WeakValueDictionary()
+
 
 def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What is captured for a module: its whole call, hooks included."""
@@ -102,8 +112,20 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
-    object.__setattr__(compiled, "_firesteel_call", entry.compile_function(call_module, make_world=AbstractWorld, **settings))
+    object.__setattr__(compiled, "_firesteel_call", _module_call(type(original), settings))
     return compiled
+
+
+def _module_call(cls: type, settings: dict) -> Callable:
+    key = (cls, *settings.values())
+    call = _module_calls.get(key)
+    if call is None:
+        call = _module_calls[key] = _compile_function(call_module, settings)
+    return call
+
+
+def _loaded(module: torch.nn.Module) -> torch.nn.Module:
+    return module
 
 
 @functools.cache
@@ -116,7 +138,7 @@ def _compiled_class(cls: type) -> type:
         return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)
 
     def reduce(self, protocol):
-        return self._firesteel_original.__reduce_ex__(protocol)     # a pickle holds the original
+        return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
     body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call"), "__call__": call, "__deepcopy__": deepcopy,
             "__reduce_ex__": reduce, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}

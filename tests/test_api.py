@@ -1,0 +1,137 @@
+"""fs.compile as users call it: decorators, modules that stay themselves, backends, explain."""
+import copy
+import pickle
+
+import pytest
+import torch
+
+import firesteel as fs
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+
+def test_a_compiled_module_is_the_same_module_to_its_user():
+    model = make_model()
+    compiled = fs.compile(model, backend="eager")
+    assert isinstance(compiled, torch.nn.Sequential) and type(compiled).__name__ == "Sequential"
+    assert list(compiled.state_dict()) == list(model.state_dict()) == ["0.weight", "0.bias"]
+    compiled.eval()
+    assert not model.training
+    compiled.extra = 3
+    assert model.extra == 3 and compiled[0] is model[0]
+    assert len(compiled) == 2 and [id(p) for p in compiled.parameters()] == [id(p) for p in model.parameters()]
+
+
+def test_copies_and_pickles():
+    compiled = fs.compile(make_model(), backend="eager")
+    x = torch.randn(2, 4)
+    twin = copy.deepcopy(compiled)
+    assert twin[0].weight is not compiled[0].weight
+    torch.testing.assert_close(twin(x), compiled(x))
+    loaded = pickle.loads(pickle.dumps(compiled))
+    assert type(loaded) is torch.nn.Sequential
+    torch.testing.assert_close(loaded(x), compiled(x))
+
+
+def test_modules_of_one_class_share_compiled_code():
+    counter = fs.testing.CompileCounter()
+    layers = [fs.compile(torch.nn.Linear(4, 4), backend=counter) for _ in range(3)]
+    x = torch.randn(2, 4)
+    for layer in layers:
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    assert counter.frame_count == 1
+
+
+def test_decorators():
+    @fs.compile
+    def plain(x):
+        return x + 1
+
+    @fs.compile(backend="eager", fullgraph=True)
+    def with_arguments(x):
+        return x * 2
+
+    x = torch.randn(3)
+    torch.testing.assert_close(plain(x), x + 1)
+    torch.testing.assert_close(with_arguments(x), x * 2)
+    assert plain.__name__ == "plain"
+
+
+def test_disabled_compile_is_the_function_itself():
+    def f(x):
+        return x
+    assert fs.compile(f, disable=True) is f
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (dict(backend="no such"), "no backend 'no such'"),
+    (dict(mode="fastest"), "no mode 'fastest'"),
+    (dict(options={"a": 1}), "no options a"),
+])
+def test_bad_arguments_are_named(arguments, text):
+    with pytest.raises(fs.errors.UserError, match=text):
+        fs.compile(lambda x: x, **arguments)
+    with pytest.raises(fs.errors.UserError, match="not int"):
+        fs.compile(3)
+
+
+def test_a_failing_backend_is_named_and_the_next_one_works():
+    def broken(gm, inputs):
+        raise ValueError("no luck")
+
+    def f(x):
+        return x.sin()
+
+    x = torch.randn(3)
+    with pytest.raises(fs.errors.BackendError, match="broken failed on a graph: ValueError: no luck"):
+        fs.compile(f, backend=broken)(x)
+    with pytest.raises(fs.errors.BackendError, match="returned NoneType"):
+        fs.compile(f, backend=lambda gm, inputs: None)(x)
+    torch.testing.assert_close(fs.compile(f, backend="eager")(x), x.sin())
+
+
+def test_registered_backends():
+    @fs.register_backend(name="mine_for_test")
+    def mine(gm, example_inputs):
+        return gm.forward
+
+    assert "mine_for_test" in fs.list_backends() and fs.lookup_backend("mine_for_test") is mine
+    x = torch.randn(3)
+    torch.testing.assert_close(fs.compile(torch.sin, backend="mine_for_test")(x), x.sin())
+    with pytest.raises(ValueError, match="there already"):
+        fs.register_backend(mine, name="mine_for_test")
+
+
+def test_explain_names_breaks_and_times(tmp_path, capsys):
+    def f(x):
+        y = x + 1
+        print("here")
+        return y * 2
+
+    page = fs.explain(f)(torch.randn(3))
+    capsys.readouterr()
+    assert page.graph_count == 2 and page.graph_break_count == 1 and page.op_count == 2
+    reason = page.break_reasons[0]
+    assert "test_api.py" in reason.location and reason.hint
+    assert "2 graph(s)" in str(page) and page.guards and page.compile_times
+    page.to_html(tmp_path / "page.html")
+    assert "here" not in (tmp_path / "page.html").read_text() and "graph 2" in (tmp_path / "page.html").read_text()
+
+
+def test_settings_are_typed_and_patched():
+    with pytest.raises(AttributeError, match="no setting 'unknown'"):
+        fs.config.unknown = 1
+    with pytest.raises(TypeError, match="takes a int"):
+        fs.config.recompile_limit = "many"
+    before = fs.config.recompile_limit
+    with fs.config.patch(recompile_limit=3):
+        assert fs.config.recompile_limit == 3
+    assert fs.config.recompile_limit == before
+    assert "recompile_limit" in fs.config.describe()
