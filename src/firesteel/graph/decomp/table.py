@@ -65,8 +65,8 @@ def shaped(x: Tensor, shape: list[Any]) -> Tensor:
 
 def in_format_of(value: Tensor, like: Tensor) -> Tensor:
     """value in the memory format that eager gives the results of operators that follow their argument's suggestion."""
-    if like.dim() in (4, 5) and not like.is_contiguous():
-        wanted = torch.channels_last if like.dim() == 4 else torch.channels_last_3d
-        if like.is_contiguous(memory_format=wanted):
-            return value
-    return value if value.is_contiguous() else aten.clone.default(value, memory_format=torch.contiguous_format)
+    wanted = torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
+    if last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last):
+        wanted = last
+    return value if value.is_contiguous(memory_format=wanted) else aten.clone.default(value, memory_format=wanted)

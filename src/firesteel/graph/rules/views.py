@@ -306,9 +306,9 @@ def view_as_complex(x: Spec) -> Spec:
 
 
 @rule("_conj _neg_view")
-def conj(x: Spec) -> Spec:
+def conj(x: Spec | complex) -> Spec:
     """Eager sets a bit and shares the storage; abstract tensors have no such bits, and what is recorded computes."""
-    return like(x)
+    return like(x) if type(x) is Spec else Spec((), (), 0, torch.complex128, torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- writing through a view, as a value

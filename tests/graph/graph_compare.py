@@ -82,3 +82,22 @@ class RuleChecker(TorchDispatchMode):
         found, expected = specs(found), specs(result)
         if self.view(found) != self.view(expected):
             self.wrong.append(f"{op}{before}\n rule  {found}\n eager {expected}")
+
+
+def run_with_grads(function: Any, tensors: Any) -> list[Any]:
+    """The tensors that a function gives, and the gradients of a weighted sum of them."""
+    results = [r for r in pytree.tree_leaves(function(*tensors)) if isinstance(r, torch.Tensor)]
+    roots = [r for r in results if r.requires_grad]
+    leaves = [t for t in tensors if t.requires_grad]
+    if not roots or not leaves:
+        return results
+    weights = [torch.arange(r.numel(), dtype=torch.float32).reshape(r.shape) % 5 - 1.5 for r in roots]
+    loss = sum((r.float() * w).sum() for r, w in zip(roots, weights))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return results + [g for g in grads if g is not None]
+
+
+def fresh_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The same data in the same layout, as a leaf."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor.detach())
+    return made.requires_grad_(tensor.requires_grad)
