@@ -77,6 +77,14 @@ def test_an_expensive_prologue_is_computed_once_and_read_back():
     assert "gelu" in program.buffers
 
 
+def test_large_rows_for_nobody_else_are_computed_again():
+    def softmax(x):
+        e = (x - x.amax(-1, keepdim=True)).exp()
+        return e / e.sum(-1, keepdim=True)
+    program = fused(softmax, torch.randn(600, 700))
+    assert {b.kind for b in program.buffers.values()} == {"input", "output"} and text(program).count("exp(") == 2
+
+
 def test_row_results_stay_in_registers():
     program = check(lambda x, w, b: layer_norm(x, w, b)[0], X, torch.randn(16), torch.randn(16))
     assert len(nests(program)) == 1 and {b.kind for b in program.buffers.values()} == {"input", "output"}

@@ -29,6 +29,8 @@ for _weight, _ops in {
 LOAD, GATHER = 2, 8             # an element in order, an element at a computed place
 BYTE = 1                        # a byte written to memory and read back, once it has left the nearest cache
 CACHED_PAIR = 6                 # a store and a load of an element that stays in the nearest cache
+WRITTEN_OUT = 28                # an element that is written out to memory for nothing: a little more than one exp
+CACHE_BYTES = 1 << 20           # what stays in a core's own cache from one use to the next
 MOST_NODES = 1500               # of one body: beyond that compile time grows faster than run time shrinks
 SMALL = 4096                    # elements: below that a kernel's start costs more than its work
 ENOUGH_ROWS = 8                 # points of the parallel axes that keep a machine's cores busy
@@ -100,9 +102,12 @@ def worth_inlining(cost: int, buffer: Buffer, uses: int) -> bool:
     return (uses - 1) * cost <= BYTE * ITEMSIZE[buffer.dtype] * (2 + uses)
 
 
-def worth_recomputing(cost: int, stored_anyway: bool) -> bool:
-    """In a later sweep over the same row: compute the value again, or read back what an earlier sweep stored?"""
-    return cost <= LOAD if stored_anyway else cost <= CACHED_PAIR
+def worth_recomputing(cost: int, buffer: Buffer, stored_anyway: bool) -> bool:
+    """In a later sweep over the same row: compute the value again, or read back what an earlier sweep stored?  The row itself
+    is in the nearest cache; but a large buffer that nobody else reads also goes out to memory in the end."""
+    if stored_anyway:
+        return cost <= LOAD
+    return cost <= (WRITTEN_OUT if elements(buffer) * ITEMSIZE[buffer.dtype] > CACHE_BYTES else CACHED_PAIR)
 
 
 def enough_rows(rows: Iterable[Axis], work: int) -> bool:

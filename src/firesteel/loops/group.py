@@ -436,7 +436,7 @@ class Grouper:
         if not group.united:
             return group.last
         escaping = {name for name in group.writes if self._escapes(name, group)}
-        phases = arrange(group.statements, group.inner, escaping)
+        phases = arrange(group.statements, group.inner, escaping, self.program.buffers)
         kept = {store.buffer for phase in phases for store in phase.stores}
         dropped.update(name for name in group.writes if name not in kept)
         nest = Nest(group.last.name, tuple([Axis(n, e) for n, e in group.rows.items()]), phases, tuple(dict.fromkeys(group.origin)))

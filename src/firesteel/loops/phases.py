@@ -16,12 +16,13 @@ How
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from firesteel.loops import cost
 from firesteel.loops.access import rebuild, walk
 from firesteel.loops.inline import widened
-from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc, axis
+from firesteel.loops.ir import Axis, Buffer, Phase, Reduce, Store, acc, axis
 from firesteel.sym.expr import Expr, Size
 
 
@@ -35,9 +36,9 @@ class Statement:
         return (self.what.value,) if isinstance(self.what, Reduce) else (self.what.value, *self.what.index)
 
 
-def arrange(statements: list[Statement], extents: dict[str, Size], escaping: set[str]) -> tuple[Phase, ...]:
+def arrange(statements: list[Statement], extents: dict[str, Size], escaping: set[str], buffers: Mapping[str, Buffer]) -> tuple[Phase, ...]:
     """The phases; `extents` of the inner axes, `escaping` the stored buffers that others read too."""
-    return _Arranger(_without_equal_reductions(statements), extents, escaping).run()
+    return _Arranger(_without_equal_reductions(statements), extents, escaping, buffers).run()
 
 
 def _without_equal_reductions(statements: list[Statement]) -> list[Statement]:
@@ -62,8 +63,8 @@ def _rebuilt(what: Reduce | Store, memo: dict[Expr, Expr]) -> Reduce | Store:
 
 
 class _Arranger:
-    def __init__(self, statements: list[Statement], extents: dict[str, Size], escaping: set[str]):
-        self.statements, self.extents, self.escaping = statements, extents, escaping
+    def __init__(self, statements: list[Statement], extents: dict[str, Size], escaping: set[str], buffers: Mapping[str, Buffer]):
+        self.statements, self.extents, self.escaping, self.buffers = statements, extents, escaping, buffers
         self.stored: dict[str, int] = {}            # buffer -> number of its statement
         self.reduced: dict[str, int] = {}           # accumulator -> number of its statement
         self.levels: list[int] = []
@@ -110,7 +111,7 @@ class _Arranger:
             return True
         if name not in self.escaping and name not in self.elsewhere and self.again.get(name) == {level}:
             return True
-        return cost.worth_recomputing(cost.body_cost(self.values[own][name]), name in self.escaping or name in self.elsewhere)
+        return cost.worth_recomputing(cost.body_cost(self.values[own][name]), self.buffers[name], name in self.escaping or name in self.elsewhere)
 
     def _resolved(self, expr: Expr, level: int, reader: Statement) -> Expr:
         def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
