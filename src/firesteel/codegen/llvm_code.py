@@ -7,10 +7,10 @@ live in allocas, which LLVM's first pass turns into registers: so no phi and no 
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from firesteel.codegen.bounds import Bounds
 from firesteel.codegen.flat import Address, FlatNest, topological
 from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
@@ -48,8 +48,7 @@ class Code:
         self.mask: str | None = None        # which lanes exist; None: all
         self.mask_level = 0
         self.guard = 0                      # memory is not read in scopes further out than this one
-        self.extents = {a.name: a.extent for a in (*nest.axes, *(a for p in nest.phases for a in p.axes))}
-        self.bounds: dict[Expr, float | None] = {}
+        self.bounds = Bounds(nest)
         self.failing = False
         self.error_slot = ""
 
@@ -249,38 +248,11 @@ class Code:
             self.level = before
         return known
 
-    # ------------------------------------------------------------ what is known about integers
-
-    def bound(self, node: Expr) -> float | None:
-        """The largest value of an integer that is never negative (inf if it has no bound), else None."""
-        if node not in self.bounds:
-            self.bounds[node] = self._bound(node)
-        return self.bounds[node]
-
-    def _bound(self, node: Expr) -> float | None:
-        if node.op == "const":
-            return node.attr if node.attr >= 0 else None
-        if node.op == "axis":
-            extent = self.extents[node.attr]
-            return extent - 1 if isinstance(extent, int) else math.inf
-        if node.op not in ("add", "mul", "floordiv", "mod", "min", "max") or node.dtype != "i64":
-            return None
-        parts = [self.bound(a) for a in node.args]
-        if any(p is None for p in parts):
-            return None
-        if node.op == "floordiv":
-            divisor = node.args[1]
-            return parts[0] // divisor.attr if divisor.op == "const" and divisor.attr > 0 and parts[0] != math.inf else parts[0]
-        if node.op == "mod":
-            return min(parts)
-        return {"add": sum, "mul": math.prod, "min": min, "max": max}[node.op](parts)
-
     def is_natural(self, node: Expr) -> bool:
-        return all(self.bound(a) is not None for a in node.args)
+        return self.bounds.natural(node)
 
     def fits(self, node: Expr, limit: int) -> bool:
-        bound = self.bound(node)
-        return bound is not None and bound < limit
+        return self.bounds.fits(node, limit)
 
     # ------------------------------------------------------------ addresses and memory
 
@@ -292,6 +264,8 @@ class Code:
             axis = self.memo[("axis", name)]
             total = self._sum(total, self._scaled(axis, coefficient))
         offsets = self._lane_offsets(address)
+        if offsets is None and self.width and self.lane_axis and address.coefficient(self.lane_axis) == 1 and any(self.memo[e].lanes for e in irregular):
+            offsets = iota(self.width)      # the lanes are apart: their own step of 1 is part of the offsets too
         for expr, scale in zip(irregular, address.scales, strict=True):
             val = self.memo[expr]
             if val.lanes:
@@ -486,14 +460,16 @@ def _write_at_masked(w: Code, node: Expr) -> None:
 
 
 def _write_check_index(w: Code, node: Expr) -> None:
-    """Wraps a negative index; an index out of range ends this worker with the error slot set."""
+    """Wraps a negative index (a strict check does not); an index out of range ends this worker with the error slot set."""
     index, size = (w.memo[a] for a in node.args)
     lanes = max(index.lanes, size.lanes)
     level = w.level = max(index.level, size.level, w.guard, w.mask_level if lanes else 0)
     ty, mask = w.shape("i64", lanes), w.shape("bool", lanes)
     i, n = (w.shaped(v, e, lanes) for v, e in zip((index, size), node.args))
-    negative = w.new(f"icmp slt {ty} {i}, {w.zero(lanes)}")
-    wrapped = w.new(f"select {mask} {negative}, {ty} {w.new(f'add {ty} {i}, {n}')}, {ty} {i}")
+    wrapped = i
+    if node.attr != "strict":
+        negative = w.new(f"icmp slt {ty} {i}, {w.zero(lanes)}")
+        wrapped = w.new(f"select {mask} {negative}, {ty} {w.new(f'add {ty} {i}, {n}')}, {ty} {i}")
     bad = w.new(f"icmp uge {ty} {wrapped}, {n}")
     if lanes and w.mask:
         bad = w.new(f"and {mask} {bad}, {w.mask}")
