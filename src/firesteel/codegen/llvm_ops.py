@@ -325,7 +325,7 @@ def convert(w: "Code", value: str, source: str, target: str, lanes: int) -> str:
         return _to_float(w, value, source, target, lanes)
     ty, out = w.shape(source, lanes), w.shape(target, lanes)
     if target == "bool":
-        return w.new(f"{'fcmp une' if source in FLOAT else 'icmp ne'} {ty} {value}, {w.zero(lanes)}")
+        return w.new(f"{'fcmp une' if source in FLOAT else 'icmp ne'} {ty} {value}, zeroinitializer")
     if source in FLOAT:
         if BITS[target] >= 32:
             return w.new(f"fptosi {ty} {value} to {out}")
