@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.graph.abstract import AbstractTensor, AbstractWorld
@@ -60,6 +59,10 @@ class RuleChecker(TorchDispatchMode):
         self.wrong: list[str] = []
         self.checked: set[Any] = set()
         self.without_rule: set[Any] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False        # else torch imports its compiler, which takes seconds
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}

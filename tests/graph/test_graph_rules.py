@@ -5,6 +5,7 @@ from graph_cases import CASES
 from graph_compare import RuleChecker, check_rule, run_with_grads
 from optable import SAMPLES
 
+from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.rules import RULES
 
 aten = torch.ops.aten
@@ -30,7 +31,7 @@ def test_rules_agree_with_eager_inside_of_programs(name):
 def test_most_rules_are_checked():
     """A rule that no sample reaches can not be trusted; this number may only grow."""
     checked = set(SAMPLES)
-    for name, (function, tensors) in CASES.items():
+    for function, tensors in CASES.values():
         checker = RuleChecker()
         with checker:
             run_with_grads(function, tensors)
@@ -56,7 +57,6 @@ def test_most_rules_are_checked():
 def test_a_bad_call_raises_as_eager_does(call):
     with pytest.raises((RuntimeError, IndexError)) as eager:
         call()
-    from firesteel.graph.abstract import AbstractWorld
     with AbstractWorld().active(), pytest.raises((RuntimeError, IndexError)) as ours:
         call()
     assert ours.type is eager.type or ours.type is RuntimeError

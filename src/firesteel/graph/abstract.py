@@ -44,7 +44,7 @@ class AbstractTensor(torch.Tensor):
     program (`torch.tensor(3)`), else None; `record` belongs to the tracer."""
 
     spec: Spec
-    world: "AbstractWorld"
+    world: AbstractWorld
     value: torch.Tensor | None
     record: Any
     born: Any       # the graph node whose value this object is, while tracing
@@ -76,7 +76,7 @@ class AbstractTensor(torch.Tensor):
         return self.value
 
 
-def find_world(args: Any, kwargs: Any = None) -> "AbstractWorld":
+def find_world(args: Any, kwargs: Any = None) -> AbstractWorld:
     """The world of the first abstract tensor among the arguments."""
     for a in args:
         if type(a) is AbstractTensor:
@@ -148,7 +148,7 @@ class AbstractWorld:
             way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
         return way[0](self, way[1], args, kwargs)
 
-    def _find_way(self, fact: Facts) -> "Way":
+    def _find_way(self, fact: Facts) -> Way:
         """How an operator is run here."""
         if fact.composite:
             return _run_composite

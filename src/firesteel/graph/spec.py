@@ -34,7 +34,7 @@ class Spec(NamedTuple):
     def numel(self) -> Size:
         return product(self.shape)
 
-    def to(self, dtype: torch.dtype) -> "Spec":
+    def to(self, dtype: torch.dtype) -> Spec:
         return self if dtype is self.dtype else Spec(self.shape, self.strides, self.offset, dtype, self.device)
 
     def __str__(self) -> str:

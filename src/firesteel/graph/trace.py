@@ -19,8 +19,9 @@ What always holds
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,12 +32,22 @@ from torch.fx import Graph, GraphModule, Node
 
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import (
-    HANDLERS, AbstractTensor, AbstractWorld, Way, call_rule, check_written, find_world, reshaped_spec, returned, set_spec)
+    HANDLERS,
+    AbstractTensor,
+    AbstractWorld,
+    Way,
+    call_rule,
+    check_written,
+    find_world,
+    reshaped_spec,
+    returned,
+    set_spec,
+)
 from firesteel.graph.build import append_call, make_module
-from firesteel.graph.functional import Cell, Place, Step, parts, reshape, show, spec_of_node, write
+from firesteel.graph.functional import Cell, Place, Step, parts, show, spec_of_node, write
 from firesteel.graph.ops import EMPTY_VIEWS, HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same
-from firesteel.graph.spec import Spec, contiguous_strides, spec_of
+from firesteel.graph.spec import Spec, spec_of
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
@@ -572,22 +583,29 @@ def size_function(size: Expr) -> Callable:
 
 # ---------------------------------------------------------------- the function
 
-_active: list[TraceWorld] = []
+class _Active(threading.local):
+    """The traces at work in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.worlds: list[TraceWorld] = []
+
+
+_active = _Active()
 
 
 def current_trace() -> TraceWorld:
     """The innermost trace at work."""
-    return _active[-1]
+    return _active.worlds[-1]
 
 
 @contextmanager
 def tracing(world: TraceWorld) -> Iterator[None]:
-    _active.append(world)
+    _active.worlds.append(world)
     try:
         with torch.autograd.set_multithreading_enabled(False), world.active():
             yield
     finally:
-        _active.pop()
+        _active.worlds.pop()
 
 
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
@@ -620,7 +638,7 @@ def _result(output: Any) -> Result:
 
 def interpret(gm: GraphModule, *args: Any) -> Any:
     """Runs a captured graph inside a trace; what is recorded carries the meta of the node it comes from."""
-    world = _active[-1] if _active else None
+    world = _active.worlds[-1] if _active.worlds else None
     values: dict[Node, Any] = {}
     supplied = iter(args)
     for node in gm.graph.nodes:

@@ -10,10 +10,18 @@ from firesteel.graph.rules.base import DataAccess, broadcast, broadcast_all, che
 from firesteel.graph.rules.views import transpose
 from firesteel.graph.sizes import less, same
 from firesteel.graph.spec import (
-    Shape, Spec, channels_last_strides, contiguous_strides, elementwise_order, fresh, like, preserved_strides, strides_in_order,
-    suggests_channels_last)
+    Shape,
+    Spec,
+    channels_last_strides,
+    contiguous_strides,
+    elementwise_order,
+    fresh,
+    like,
+    preserved_strides,
+    strides_in_order,
+    suggests_channels_last,
+)
 from firesteel.sym.expr import Size
-
 
 # ---------------------------------------------------------------- index
 

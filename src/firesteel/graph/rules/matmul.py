@@ -9,7 +9,15 @@ import torch
 from firesteel.graph.rules.base import check, expands_to, rule
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import (
-    Shape, Spec, channels_last_strides, contiguous_strides, fresh, preserved_strides, strides_in_order, suggests_channels_last)
+    Shape,
+    Spec,
+    channels_last_strides,
+    contiguous_strides,
+    fresh,
+    preserved_strides,
+    strides_in_order,
+    suggests_channels_last,
+)
 from firesteel.sym.expr import Size
 
 

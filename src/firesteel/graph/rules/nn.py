@@ -9,8 +9,7 @@ import torch
 from firesteel.graph.rules.base import broadcast, check, floating, result_dtype, rule, wrap_dim
 from firesteel.graph.rules.pointwise import elementwise
 from firesteel.graph.sizes import product, same
-from firesteel.graph.spec import (
-    Spec, channels_last_strides, contiguous_strides, fresh, is_channels_last, like, suggests_channels_last)
+from firesteel.graph.spec import Spec, channels_last_strides, contiguous_strides, fresh, is_channels_last, like, suggests_channels_last
 from firesteel.sym.expr import Size
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import (
-    TO_REAL, broadcast, check, expands_to, floating, result_dtype, rule)
+from firesteel.graph.rules.base import TO_REAL, broadcast, check, expands_to, floating, result_dtype, rule
 from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like, preserved_strides
 
 DtypeRule = Callable[[torch.dtype], torch.dtype]
