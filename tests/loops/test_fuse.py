@@ -15,7 +15,7 @@ from firesteel.loops.ops import S
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
 from firesteel.sym.expr import const
-from traced import check, fused, lowered, nests, text
+from traced import check, fused, lowered, nests, run_watched, text
 
 X = torch.randn(12, 16)
 
@@ -162,6 +162,47 @@ def test_full_reductions_do_not_take_parallel_work_along():
     assert sorted([len(first.axes), len(second.axes)]) == [0, 2]
 
 
+def test_axes_are_split_to_fit():
+    x, w = torch.randn(3, 4, 16), torch.randn(16)
+    nest, = nests(check(lambda x, w: torch.softmax(F.gelu(x.view(12, 16)).view(3, 4, 16), -1) * w, x, w))
+    assert [a.extent for a in nest.axes] == [3, 4]
+    nest, = nests(check(lambda x, w: torch.softmax(F.gelu(x).view(12, 16), -1) * w, x, w))
+    assert [a.extent for a in nest.axes] == [3, 4]
+
+
+def test_the_watching_interpreter_sees_other_rows():
+    x, t, y = (Buffer(n, "f32", (4, 3), (3, 1), k) for n, k in (("x", "input"), ("t", "temp"), ("y", "output")))
+    i, r, s = axis("i"), axis("r"), axis("s")
+
+    def program(row):
+        phases = (Phase("map", (Axis("r", 3),), stores=(Store("t", (i, r), load(x, (i, r))),)), Phase("map", (Axis("s", 3),), stores=(Store("y", (i, s), load(t, (row, s))),)))
+        return Program({b.name: b for b in (x, t, y)}, (Nest("n", (Axis("i", 4),), phases),), ("x",), (View("y", (4, 3), (3, 1), 0, "f32"),), {})
+    tx = torch.randn(4, 3)
+    assert torch.equal(run_watched(program(i), [tx])[0], tx)
+    with pytest.raises(AssertionError, match="of another row"):
+        run_watched(program(S.sub(const(3), i)), [tx])
+
+
+def test_other_rows_are_not_read_in_the_same_nest():
+    """Read at its own row and, after a split that fits the first read, at another one."""
+    x = torch.randn(12, 16, dtype=torch.float64)
+
+    def fn(x):
+        e = x.exp().sin()
+        return e.view(3, 4, 16) + e.flip(0).view(3, 4, 16)
+    assert len(nests(check(fn, x))) == 2
+    assert len(nests(check(lambda x: (lambda e: e + e.flip(0))(x.exp().sin()), x))) == 2
+
+
+def test_group_norm_is_one_nest():
+    def group_norm(x, w, b):
+        y = x.reshape(2, 4, -1)
+        variance, mean = torch.var_mean(y, -1, correction=0, keepdim=True)
+        return ((y - mean) * torch.rsqrt(variance + 1e-5)).reshape(x.shape) * w + b
+    nest, = nests(check(group_norm, torch.randn(2, 8, 6, 6), torch.randn(8, 1, 1), torch.randn(8, 1, 1)))
+    assert sweeps(nest) == 3 and [a.extent for a in nest.axes] == [2, 4]
+
+
 def test_biases_are_added_by_readers():
     w, b = torch.randn(5, 16), torch.randn(5)
     program = check(lambda x, w, b: torch.relu(F.linear(x, w, b)), X, w, b)
@@ -302,7 +343,7 @@ def test_random_programs_keep_their_meaning(seed):
     program = lowered(fn, *inputs)
     new = fuse(simplify(program))
     verify_program(new)
-    for got, want in zip(interp.run(new, list(inputs)), interp.run(program, list(inputs)), strict=True):
+    for got, want in zip(run_watched(new, inputs), interp.run(program, list(inputs)), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
     assert len(new.steps) <= len(program.steps)
 

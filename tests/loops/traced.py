@@ -1,4 +1,7 @@
-"""Helpers: functions traced to Programs, fused, and compared with what they were and with eager."""
+"""Helpers: functions traced to Programs, fused, and compared with what they were and with eager; and an interpreter that checks
+that a nest reads back only what the same point of its parallel axes has stored in an earlier phase."""
+import contextlib
+
 import torch
 
 from firesteel.graph.trace import trace
@@ -31,7 +34,7 @@ def check(fn, *inputs, tolerance=1e-4) -> Program:
 
 def same(program, inputs, want, tolerance=1e-4) -> None:
     want = want if isinstance(want, (tuple, list)) else (want,)
-    for got, expected in zip(interp.run(program, list(inputs)), want, strict=True):
+    for got, expected in zip(run_watched(program, inputs), want, strict=True):
         torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
         assert got.stride() == expected.stride()
 
@@ -42,3 +45,55 @@ def nests(program: Program) -> list[Nest]:
 
 def text(program: Program) -> str:
     return str(program).strip()
+
+
+# ---------------------------------------------------------------- rows of their own
+
+def run_watched(program: Program, inputs) -> list:
+    with _owners_watched():
+        return interp.run(program, list(inputs))
+
+
+@contextlib.contextmanager
+def _owners_watched():
+    """While a nest runs, every element it stores belongs to the point of the parallel axes that stored it."""
+    load, store = interp.PhaseRun.load, interp.PhaseRun.store
+
+    def points(phase) -> torch.Tensor:
+        outer = phase.sweep.outer
+        ids = torch.arange(int(torch.tensor(outer).prod()) if outer else 1)
+        return ids.reshape(*outer, *[1] * len(phase.inner)) if phase.grid else ids.reshape(())
+
+    def places(phase, index, target) -> torch.Tensor:
+        linear = torch.zeros((), dtype=torch.int64)
+        for part, size in zip(index, target.shape):
+            linear = linear * size + phase.value(part)
+        return linear.expand(phase.grid)
+
+    def watched_load(phase, node):
+        owners = getattr(phase.sweep, "owners", {}).get(node.attr)
+        if owners is not None and 0 not in phase.grid:
+            found = owners[places(phase, node.args, phase.machine.tensor(node.attr))]
+            assert torch.equal(found, points(phase).expand(phase.grid)), f"{phase.sweep.nest.name} reads {node!r} of another row, or before it is stored"
+        return load(phase, node)
+
+    def watched_store(phase, what):
+        store(phase, what)
+        if 0 not in phase.grid and what.mode == "set":
+            target = phase.machine.tensor(what.buffer)
+            pending = phase.__dict__.setdefault("pending", {})
+            pending[what.buffer] = torch.full((max(target.numel(), 1),), -1)
+            pending[what.buffer][places(phase, what.index, target)] = points(phase).expand(phase.grid)
+
+    def watched_run(phase):
+        run(phase)
+        phase.sweep.__dict__.setdefault("owners", {}).update(phase.__dict__.get("pending", {}))
+
+    run = interp.PhaseRun.run
+    interp.PhaseRun.store, interp.PhaseRun.run = watched_store, watched_run
+    interp._LEAVES["load"] = watched_load
+    try:
+        yield
+    finally:
+        interp.PhaseRun.store, interp.PhaseRun.run = store, run
+        interp._LEAVES["load"] = load

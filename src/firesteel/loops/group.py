@@ -6,7 +6,8 @@ A `Group` is a set of nests that share parallel axes.  It is *soft* while it is 
 nest into its phases.  A group with a reduction is *hard*: its parallel axes are those of the reduction.
 
 Numbered rules of what may be one group (`unite`)
- 1. There is a one-to-one match of axes with equal extents, under which all parallel axes of the one are axes of the other.
+ 1. There is a one-to-one match of axes with equal extents, under which all parallel axes of the one are axes of the other.  An axis
+    may be split for that: rows n < 8*i of the one are rows (i, j) of the other.
  2. What one writes and the other reads is read at the same point of the common parallel axes.
  3. No third step lies on a path between the two; so the steps can still be put in an order (ancestors are bitsets).
  4. Neither writes what the other one writes, or what an earlier one reads.
@@ -27,11 +28,14 @@ from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Program, Reduce, Store, axis
 from firesteel.loops.phases import Statement, arrange
-from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
-from firesteel.sym.expr import Expr, Size, make
+from firesteel.loops.simplify import Simplifier, divides, has_indices_to_simplify, simplify_nest
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, make
+from firesteel.sym.poly import from_poly, poly
+from firesteel.sym.rewrite import FREE
 
 MOST_STATEMENTS = 96
 MOST_BUFFERS = 48
+MOST_SPLITS = 4         # axes split to make two groups fit
 HEAD_START = 24         # steps by which a kernel may overtake library calls
 RECENT_READERS = 3      # how many groups that read the same buffer are tried
 
@@ -103,16 +107,23 @@ class _Renaming:
     def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if node.op == "acc" and node.attr in self.accumulators:
             return make("acc", node.dtype, (), self.accumulators[node.attr])
+        if node.op == "load" and args != node.args:
+            return make("load", node.dtype, tuple([_canonical(arg) for arg in args]), node.attr)
         return None
 
     def reduce(self, r: Reduce) -> Reduce:
         return r if self.nothing else Reduce(self.accumulators.get(r.name, r.name), r.op, self.expr(r.value), r.dtype)
 
     def store(self, s: Store) -> Store:
-        return s if self.nothing else Store(s.buffer, tuple([self.expr(part) for part in s.index]), self.expr(s.value), s.mode)
+        return s if self.nothing else Store(s.buffer, tuple([_canonical(self.expr(part)) for part in s.index]), self.expr(s.value), s.mode)
 
     def statement(self, s: Statement, axes: tuple[str, ...]) -> Statement:
         return Statement(axes, self.reduce(s.what) if isinstance(s.what, Reduce) else self.store(s.what))
+
+
+def _canonical(index: Expr) -> Expr:
+    """Sums are sorted by the names of axes: under new names in a new order."""
+    return as_expr(FREE.simplify(index)) if index.op in ("add", "mul", "floordiv", "mod") else index
 
 
 # ---------------------------------------------------------------- matching axes
@@ -131,6 +142,7 @@ class _Matcher:
         self.theirs = {**second.rows, **second.inner}
         self.names: dict[str, str] = {}
         self.used: set[str] = set()
+        self.wish: tuple[Group, str, Size] | None = None    # an axis that would fit if it were split: (group, axis, divisor)
 
     def match(self) -> Match | None:
         if not self._from_producers():
@@ -164,7 +176,21 @@ class _Matcher:
                 for ours, theirs in zip(store.index, load.args):
                     if ours.op == "axis" and theirs.op == "axis" and not self._pair(theirs.attr, ours.attr):
                         return False
+                    self._wish(ours, theirs)
         return True
+
+    def _wish(self, ours: Expr, theirs: Expr) -> None:
+        """One side has an axis where the other has two that run through it: n against 8*i + j, or i against n // 8."""
+        if self.wish is None and (ours.op == "axis") != (theirs.op == "axis"):
+            group, extents, other = (self.first, self.ours, self.theirs) if ours.op == "axis" else (self.second, self.theirs, self.ours)
+            plain, joined = (ours, theirs) if ours.op == "axis" else (theirs, ours)
+            divisor = joined_by(joined, other)
+            if divisor is not None and divides(divisor, extents[plain.attr]):
+                self.wish = group, plain.attr, divisor
+            elif joined.op in ("floordiv", "mod") and joined.args[0].op == "axis":
+                name, divisor = joined.args[0].attr, as_size(joined.args[1])
+                if divides(divisor, other[name]):
+                    self.wish = self.second if group is self.first else self.first, name, divisor
 
     def _produced(self) -> Iterator[tuple[str, Store, list[Expr]]]:
         """What first writes and second reads."""
@@ -178,6 +204,7 @@ class _Matcher:
                 for a, b in zip(access.load_index(ours), access.load_index(theirs)):
                     if a.op == "axis" and b.op == "axis":
                         self._pair(b.attr, a.attr)
+                    self._wish(a, b)
 
     def _in_order(self, theirs: Iterable[str], ours: list[str]) -> None:
         for name in theirs:
@@ -206,14 +233,56 @@ class _Matcher:
         self._in_order(theirs, list(ours))
 
     def _reads_its_own_row(self, match: Match) -> bool:
-        """Rule 2: at the dimensions that parallel axes index when written, a read has the same axes."""
-        back = {ours: theirs for theirs, ours in match.names.items()}
+        """Rule 2: at the dimensions that parallel axes index when written, a read has the same index."""
+        change = _Renaming(match.names)
         for _, store, loads in self._produced():
+            held = [(place, part) for place, part in enumerate(store.index) if any(n.op == "axis" and n.attr in match.rows for n in access.walk(part))]
             for load in loads:
-                for ours, theirs in zip(store.index, load.args):
-                    if ours.op == "axis" and ours.attr in match.rows and not (theirs.op == "axis" and theirs.attr == back.get(ours.attr)):
+                for place, part in held:
+                    theirs = change.expr(load.args[place])
+                    if theirs is not part and (theirs.op in ("axis", "const") or poly(theirs) != poly(part)):
                         return False
         return True
+
+
+def joined_by(expr: Expr, extents: dict[str, Size]) -> Size | None:
+    """c, if the expression is c*i + j with j < c."""
+    terms = poly(expr)
+    inner = [monomial for monomial, count in terms.items() if count == 1 and len(monomial) == 1 and monomial[0].op == "axis"]
+    if len(terms) != 2 or () in terms or not inner:
+        return None
+    for small in inner:
+        extent = extents[small[0].attr]
+        rest, = [from_poly({monomial: count}) for monomial, count in terms.items() if monomial != small]
+        for outer in [atom for atom in access.walk(rest) if atom.op == "axis"]:
+            if outer * extent == rest:
+                return extent
+    return None
+
+
+def split_group(group: Group, name: str, divisor: Size) -> Group:
+    """A copy in which the axis is two: name < extent // divisor, and another < divisor."""
+    rest = _unused(f"{name}_r", {*group.rows, *group.inner})
+
+    def apart(extents: dict[str, Size]) -> dict[str, Size]:
+        return {n: e for old, extent in extents.items() for n, e in (((name, extent // divisor), (rest, divisor)) if old == name else ((old, extent),))}
+
+    rows, inner = apart(group.rows), apart(group.inner)
+    simplifier = Simplifier([Axis(n, e) for n, e in (*rows.items(), *inner.items())])
+    memo: dict[Expr, Expr] = {axis(name): as_expr(axis(name) * divisor + axis(rest))}
+
+    def new(expr: Expr) -> Expr:
+        return simplifier.value(access.rebuild(expr, lambda node, args: None, memo))
+
+    def changed(what: Reduce | Store) -> Reduce | Store:
+        if isinstance(what, Reduce):
+            return Reduce(what.name, what.op, new(what.value), what.dtype)
+        return Store(what.buffer, tuple([simplifier.index(new(part)) for part in what.index]), new(what.value), what.mode)
+
+    statements = [Statement(tuple([n for a in s.axes for n in ((name, rest) if a == name else (a,))]), changed(s.what)) for s in group.statements]
+    return replace(group, rows=rows, inner=inner, statements=statements, origin=list(group.origin), accumulators=set(group.accumulators),
+                   writes={s.what.buffer: s.what for s in statements if isinstance(s.what, Store)},
+                   reads={buffer: [new(load) for load in loads] for buffer, loads in group.reads.items()})
 
 
 # ---------------------------------------------------------------- is it worth it
@@ -313,6 +382,19 @@ def _fresh_accumulators(first: Group, second: Group) -> dict[str, str]:
     return names
 
 
+def _matched(first: Group, second: Group) -> tuple[Group, Group, Match | None]:
+    """The groups and how they fit; where that takes it, copies of them with an axis split."""
+    for _ in range(MOST_SPLITS):
+        matcher = _Matcher(first, second)
+        match = matcher.match()
+        if match is not None or matcher.wish is None:
+            return first, second, match
+        group, name, divisor = matcher.wish
+        split = split_group(group, name, divisor)
+        first, second = (split, second) if group is first else (first, split)
+    return first, second, None
+
+
 # ---------------------------------------------------------------- the walk over the program
 
 class Grouper:
@@ -371,7 +453,7 @@ class Grouper:
             first, second = second, first
         if not first.writes.keys().isdisjoint(second.writes) or not first.reads.keys().isdisjoint(second.writes):
             return
-        match = _Matcher(first, second).match()
+        first, second, match = _matched(first, second)
         if match is not None and _worth(first, second, match, self.program.buffers) and self.fuel.take():
             unite(first, second, match)
             self._merge(first, second)
@@ -390,7 +472,7 @@ class Grouper:
         come later, and mostly soon."""
         before = self.before[group.number] = (self.before[group.number] | self.before.pop(gone.number)) & ~group.members
         self.direct[group.number] = {d for d in self.direct[group.number] | self.direct.pop(gone.number) if not group.members >> d & 1}
-        for member in _bits(gone.members):
+        for member in _bits(group.members if self.group_at[group.number] is not group else gone.members):
             self.group_at[member] = group
         known = before | group.members
         for other in self.group_at[(group.members & -group.members).bit_length():]:

@@ -16,6 +16,7 @@ Values are not touched: floating-point bodies are never rearranged, integer data
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from firesteel.loops.access import LOADS, load_index, loads, nest_exprs, rebuild, walk
@@ -52,39 +53,64 @@ def simplify_nest(nest: Nest) -> Nest:
     unit = {axis.value for axis in all_axes(nest) if as_size(axis.extent) == 1}
     if not unit and not has_indices_to_simplify(nest):
         return nest
-    ranges = {axis.value: (0, axis.extent - 1) for axis in all_axes(nest) if axis.value not in unit}
-    context = context_of(ranges)
-    memo: dict[Expr, Expr] = dict.fromkeys(unit, ZERO)
+    simplifier = Simplifier(all_axes(nest), unit)
+    return map_nest(nest, simplifier.value, simplifier.index, unit)
 
-    def index(expr: Expr) -> Expr:
-        return expr if expr.op in PLAIN else as_expr(context.simplify(expr))
 
-    def condition(expr: Expr) -> Expr:
-        return rebuild(index(expr), lambda node, args: _without_remainder(context, args) if node.op == "le" else None, {})
+class Simplifier:
+    """Simplifies the indices and masks in Exprs over some axes; those in `unit` are always 0."""
 
-    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        if node.op == "load" and not all(arg.op in PLAIN for arg in args):
-            return make(node.op, node.dtype, tuple([index(arg) for arg in args]), node.attr)
-        if node.op == "masked":
-            return _masked(node, condition(args[0]), args[1], tuple([index(arg) for arg in args[2:]]))
-        if node.op == "where" and _of_axes(args[0]):
-            return _where(node, condition(args[0]), args)
-        if node.op == "check_index" and _of_axes(args[0]) and context.nonneg(as_size(args[0])) and context.less(as_size(args[0]), as_size(args[1])):
-            return args[0]
-        return None
+    def __init__(self, axes: list[Axis], unit: Collection[Expr] = ()):
+        self.context = context_of({axis.value: (0, axis.extent - 1) for axis in axes if axis.value not in unit})
+        self.memo: dict[Expr, Expr] = dict.fromkeys(unit, ZERO)
 
-    return map_nest(nest, lambda expr: rebuild(expr, change, memo), index, unit)
+    def value(self, expr: Expr) -> Expr:
+        return rebuild(expr, self._change, self.memo)
+
+    def index(self, expr: Expr) -> Expr:
+        return expr if expr.op in PLAIN else as_expr(self.context.simplify(expr))
+
+    def condition(self, expr: Expr) -> Expr:
+        return rebuild(self.index(expr), lambda node, args: _without_remainder(self.context, args) if node.op == "le" else None, {})
+
+    def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        row = _CHANGES.get(node.op)
+        return None if row is None else row(self, node, args)
+
+    def _load(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if all([arg.op in PLAIN for arg in args]):
+            return None
+        return make(node.op, node.dtype, tuple([self.index(arg) for arg in args]), node.attr)
+
+    def _masked(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
+        """A mask that is known makes a plain load, or none."""
+        mask, index = self.condition(args[0]), tuple([self.index(arg) for arg in args[2:]])
+        if mask.op == "const":
+            return make("load", node.dtype, index, node.attr) if mask.attr else args[1]
+        return make("masked", node.dtype, (mask, args[1], *index), node.attr)
+
+    def _where(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if not _of_axes(args[0]):
+            return None
+        condition = self.condition(args[0])
+        if condition.op == "const":
+            return args[1] if condition.attr else args[2]
+        return make("where", node.dtype, (condition, *args[1:]))
+
+    def _check_index(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """What is known to be inside needs no check."""
+        if not _of_axes(args[0]):
+            return None
+        index, size = self.context.simplify(as_size(args[0])), as_size(args[1])
+        return as_expr(index) if self.context.nonneg(index) and self.context.less(index, size) else None
+
+
+_CHANGES = {"load": Simplifier._load, "masked": Simplifier._masked, "where": Simplifier._where, "check_index": Simplifier._check_index}
 
 
 def _of_axes(expr: Expr) -> bool:
     """Is it made of axes, symbols and constants alone?"""
     return not any(node.op in LOADS or node.op in ("acc", "check_index") or node.dtype not in ("i64", "bool") for node in walk(expr))
-
-
-def _where(node: Expr, condition: Expr, args: tuple[Expr, ...]) -> Expr:
-    if condition.op == "const":
-        return args[1] if condition.attr else args[2]
-    return make("where", node.dtype, (condition, *args[1:]))
 
 
 def _without_remainder(context: Context, args: tuple[Expr, ...]) -> Expr | None:
@@ -100,13 +126,6 @@ def _without_remainder(context: Context, args: tuple[Expr, ...]) -> Expr | None:
     if low is None or high is None or low // factor != high // factor:
         return None
     return as_expr(context.build("le", from_poly({m: -count for m, count in whole.items()}), low // factor))
-
-
-def _masked(node: Expr, mask: Expr, other: Expr, index: tuple[Expr, ...]) -> Expr:
-    """A mask that is known makes a plain load, or none."""
-    if mask.op == "const":
-        return make("load", node.dtype, index, node.attr) if mask.attr else other
-    return make("masked", node.dtype, (mask, other, *index), node.attr)
 
 
 def all_axes(nest: Nest) -> list[Axis]:
@@ -141,7 +160,7 @@ def has_indices_to_simplify(nest: Nest) -> bool:
     return False
 
 
-def map_nest(nest: Nest, value, index=None, dropped: set[Expr] | frozenset = frozenset()) -> Nest:
+def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None, dropped: Collection[Expr] = ()) -> Nest:
     """The nest with every Expr passed through `value` (indices of stores through `index` after it), without dropped axes."""
     index = index or (lambda expr: expr)
 
@@ -189,12 +208,12 @@ def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
         stack.extend(node.args)
         if node.op in ("floordiv", "mod") and node.args[0] in axes:
             axis, divisor = axes[node.args[0]], as_size(node.args[1])
-            if _divides(divisor, axis.extent):
+            if divides(divisor, axis.extent):
                 return axis, divisor
     return None
 
 
-def _divides(divisor: Size, extent: Size) -> bool:
+def divides(divisor: Size, extent: Size) -> bool:
     if isinstance(divisor, int) and isinstance(extent, int):
         return 1 < divisor < extent and extent % divisor == 0
     quotient = extent // divisor
