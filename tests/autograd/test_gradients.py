@@ -519,3 +519,18 @@ def test_second_order_under_autocast():
         results.append((y, g, h))
     for got, want in zip(*results):
         assert got.dtype == want.dtype and torch.allclose(got, want, rtol=0.05, atol=0.05)
+
+
+def test_threads_compile_at_the_same_time():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(k):
+        x = leaf(4, seed=k)
+        for n in range(3):
+            fn = compiled(lambda x: (x.sin() * (k + n)).cumsum(0).exp() * x)
+            want, = torch.autograd.grad(((x.sin() * (k + n)).cumsum(0).exp() * x).sum(), x)
+            got, = torch.autograd.grad(fn(x).sum(), x)
+            assert torch.allclose(got, want)
+        return True
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
