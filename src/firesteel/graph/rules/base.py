@@ -24,7 +24,8 @@ class DataAccess(Exception):
     """The program asks for the data of a tensor that has none yet.  `operator` names what asked."""
 
     def __init__(self, operator: str):
-        super().__init__(f"{operator} reads the data of a tensor, which is known at run time only")
+        what = "Cannot access data pointer" if operator == "data_ptr" else f"{operator} reads the data"
+        super().__init__(f"{what} of a tensor, which is known at run time only")
         self.operator = operator
 
 
