@@ -120,16 +120,20 @@ class AbstractWorld:
 
     def make(self, spec: Spec) -> AbstractTensor:
         """A fresh abstract tensor."""
-        shape, strides, offset = spec.shape, spec.strides, spec.offset
-        try:
-            tensor = _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device)
-        except TypeError:       # a size is an Expr
-            env = self.env
-            tensor = _make(AbstractTensor, tuple(to_symint(s, env) if type(s) is Expr else s for s in shape),
-                           tuple(to_symint(s, env) if type(s) is Expr else s for s in strides),
-                           to_symint(offset, env) if type(offset) is Expr else offset, None, spec.dtype, torch.strided, spec.device)
+        if self.env is not None and self.env.symbols and is_symbolic(spec):
+            tensor = self._make_symbolic(spec)
+        else:
+            tensor = _make(AbstractTensor, spec.shape, spec.strides, spec.offset, None, spec.dtype, torch.strided, spec.device)
         tensor.spec, tensor.world, tensor.value, tensor.record, tensor.born = spec, self, None, None, None
         return tensor
+
+    def _make_symbolic(self, spec: Spec) -> AbstractTensor:
+        env = self.env
+        shape, strides = ([to_symint(s, env) if type(s) is Expr else s for s in sizes] for sizes in (spec.shape, spec.strides))
+        offset = to_symint(spec.offset, env) if type(spec.offset) is Expr else spec.offset
+        # a storage size of 0: nobody reads it, and torch would compute the real one in symbols, which costs 35 us
+        return _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device,
+                     False, False, None, False, False, None, 0)
 
     def from_specs(self, result: Any) -> Any:
         """A rule's result as the operator's: tensors for Specs, SymInts for Exprs."""
@@ -188,6 +192,13 @@ class AbstractWorld:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
         with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
             yield
+
+
+def is_symbolic(spec: Spec) -> bool:
+    for size in spec.shape:
+        if type(size) is Expr:
+            return True
+    return type(spec.offset) is Expr or any(type(s) is Expr for s in spec.strides)
 
 
 def symbolic_strides(spec: Spec, shape: tuple[Size, ...]) -> tuple[Size, ...]:
