@@ -13,6 +13,7 @@ import collections.abc
 import contextlib
 import enum
 import functools
+import inspect
 import sys
 import types
 import typing
@@ -37,7 +38,7 @@ from firesteel.capture.values.functions import (
     function_value,
 )
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
-from firesteel.capture.values.mappings import DictValue, SetValue
+from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
@@ -205,6 +206,16 @@ for _type in (dict, collections.OrderedDict, collections.defaultdict):
     WRAPPERS.add(_type, wrap_dict)
 
 
+@WRAPPERS.row(types.MappingProxyType)
+def wrap_proxy(m: Machine, obj: types.MappingProxyType, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    entries = {}
+    for i, (key, item) in enumerate(obj.items()):
+        key_value = known_key(m, key, source, i)
+        entries[key_value.hash_key(m)] = (key_value, m.lazy(item, Fixed(item) if is_fixed(source) else Item(source, key)))
+    return ProxyValue(entries, source, obj, types.MappingProxyType)
+
+
 @WRAPPERS.row(set)
 def wrap_set(m: Machine, obj: set, source: Source) -> Value:
     guard(m, source, "type", type(obj))
@@ -360,7 +371,7 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return OpaqueValue(obj, source)
 
 
-for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType, types.MappingProxyType):
+for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 
@@ -372,6 +383,7 @@ def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
 
 for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
                             type(typing.Union), type(typing.Union[int, str]), type(tuple), types.GenericAlias, types.UnionType,
+                            inspect.Signature, inspect.Parameter,
                             type(collections.abc.Callable[[int], str])]):
     if _type is not type and _type not in WRAPPERS:
         WRAPPERS.add(_type, wrap_fixed)

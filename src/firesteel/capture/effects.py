@@ -50,6 +50,7 @@ for _kind, _write in {
     "delitem": lambda e, t, d, n: f"del {t}[{d[0]}]",
     "setattr": lambda e, t, d, n: f"{t}.{n} = {d[0]}" if n.isidentifier() else f"setattr({t}, {n!r}, {d[0]})",
     "set_plain": lambda e, t, d, n: f"object.__setattr__({t}, {n!r}, {d[0]})",
+    "set_own": lambda e, t, d, n: f"object.__getattribute__({t}, '__dict__')[{n!r}] = {d[0]}",
     "delattr": lambda e, t, d, n: f"del {t}.{n}",
     "cell": lambda e, t, d, n: f"{t}.cell_contents = {d[0]}",
     "empty_cell": lambda e, t, d, n: f"del {t}.cell_contents",

@@ -18,13 +18,13 @@ from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
-from firesteel.capture.source import Attr, Cell, Fixed, Source, global_source
+from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, Source, global_source
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
-from firesteel.capture.values.functions import CellValue, ScopeValue
+from firesteel.capture.values.functions import BoundMethodValue, CellValue, ScopeValue
 from firesteel.capture.values.number import SymNumber
-from firesteel.capture.values.objects import MISSING, mro_lookup
+from firesteel.capture.values.objects import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation
@@ -64,6 +64,11 @@ class Reader:
     def read_attribute(self, owner: Value, name: str, obj: Any = MISSING) -> Value:
         real = getattr(owner.identity(), name) if obj is MISSING else obj
         return builder.build(self, real, Attr(owner.source, name))
+
+    def read_own(self, owner: Any, name: str, obj: Any) -> Value:
+        """An attribute in the instance's own dict; generated code does not run a __getattribute__ of the class."""
+        custom = has_custom_getattribute(owner.cls)
+        return builder.build(self, obj, Item(dict_source(owner), name) if custom else Attr(owner.source, name))
 
     def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
         return builder.build(self, obj, Attr(Fixed(cls), name))
@@ -173,13 +178,21 @@ class Reader:
         self.guard(Guard(source, "truth", answer))
 
     def guard_no_attribute(self, owner: Any, name: str) -> None:
-        if mro_lookup(owner.cls, "__getattr__") is MISSING or isinstance(owner.identity(), torch.nn.Module):
+        plain = mro_lookup(owner.cls, "__getattr__") is MISSING and not has_custom_getattribute(owner.cls)
+        if plain or isinstance(owner.identity(), torch.nn.Module):
             self.guard(Guard(owner.source, "no_attr", name))
+        else:
+            self.guard_not_own(owner, name)
 
     def guard_not_own(self, owner: Any, name: str) -> None:
         """A class attribute was read: the instance has none of that name."""
-        if owner.source is not None and owner.obj is not None and hasattr(owner.obj, "__dict__") and name not in owner.obj.__dict__:
-            self.guard(Guard(Attr(owner.source, "__dict__"), "no_key", name))
+        own = instance_dict(owner.obj) if owner.source is not None and owner.obj is not None else None
+        if own is not None and name not in own:
+            self.guard(Guard(dict_source(owner), "no_key", name))
+
+    def guard_own_names(self, owner: Any, names: tuple[str, ...]) -> None:
+        """All attributes of the instance were asked for."""
+        self.guard(Guard(dict_source(owner), "keys", names))
 
     def guard_no_hooks(self, module: Any) -> None:
         self.guard(Guard(module.source, "no_hooks"))
@@ -255,6 +268,20 @@ class Reader:
             return value.make([self.known(item) for item in value.items])
         return value.constant()
 
+    def real_object(self, value: Value) -> Any:
+        """The object itself, under a guard that it is this one; a Break where it was made inside."""
+        value = self.look(value)
+        if value.is_constant() or isinstance(value, (SymNumber, Sequence)):
+            return self.known(value)
+        if isinstance(value, BoundMethodValue):     # of a method only the function is looked at
+            return types.MethodType(self.real_object(value.fn), value.owner.identity() or object())
+        obj = value.identity()
+        if obj is None:
+            raise Break("operator", name="a look at the object itself", value=value.describe())
+        if is_variable(value):
+            self.guard(Guard(value.source, "identity", obj))
+        return obj
+
     def known_index(self, value: Value) -> int:
         known = self.known(value)
         if not hasattr(known, "__index__"):
@@ -264,6 +291,15 @@ class Reader:
     def number_of(self, value: Value) -> Any:
         """The number or symbol behind a number."""
         return value.sym if isinstance(value, SymNumber) else value.constant()
+
+
+def has_custom_getattribute(cls: type) -> bool:
+    return isinstance(mro_lookup(cls, "__getattribute__"), types.FunctionType)
+
+
+def dict_source(owner: Any) -> Source:
+    """Where the instance's own dict is found."""
+    return Call(owner.source, instance_dict) if has_custom_getattribute(owner.cls) else Attr(owner.source, "__dict__")
 
 
 def is_variable(value: Value) -> bool:

@@ -3,6 +3,8 @@
 # boundary: recognises torch._dynamo.graph_break, torch._dynamo.mark_dynamic
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +41,18 @@ for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, mar
 def call_graph_break(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = args or list(kwargs.values())
     raise Break("asked", text=f": {given[0].constant()}" if given else "")
+
+
+def _answers_for_real(fn: Callable[..., Any]) -> Handler:
+    """A function that only looks at its arguments (and at what never changes of them): executed while capturing."""
+    def look_at(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        return m.constant_object(m.run_real(fn, *map(m.real_object, args), **{k: m.real_object(v) for k, v in kwargs.items()}))
+    return look_at
+
+
+for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.isbuiltin, inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction, inspect.unwrap, inspect.getfullargspec, inspect.getmro, inspect.isroutine, inspect.ismodule):
+    CALLS.add(_fn, _answers_for_real(_fn))
 
 
 def _checks(error: type[Exception]) -> Handler:

@@ -121,6 +121,16 @@ class DictValue(Container):
         return f"{e.constant(self.cls)}({factory}{text})"
 
 
+class ProxyValue(DictValue):
+    """A mappingproxy: a dict that cannot be changed through it."""
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        raise m.raise_real(TypeError("'mappingproxy' object does not support item assignment"))
+
+    def delitem(self, m: Machine, key: Value) -> None:
+        raise m.raise_real(TypeError("'mappingproxy' object does not support item deletion"))
+
+
 def restore_entry(entries: dict[Any, Any], key: Any, old: Any) -> None:
     if old is MISSING:
         del entries[key]

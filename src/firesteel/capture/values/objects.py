@@ -15,6 +15,7 @@ from firesteel.capture.values.base import NULL, ObjectKey, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
+from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def mro_lookup(cls: type, name: str) -> Any:
         if found is not MISSING:
             return found
     return MISSING
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """obj.__dict__, whatever its class's __getattribute__ says; None where it has none."""
+    try:
+        return object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
 
 
 def is_data_descriptor(attribute: Any) -> bool:
@@ -92,8 +101,27 @@ class ObjectValue(Value):
 
     # -- attributes ------------------------------------------------------------------------------------------------
     def getattr(self, m: Machine, name: str) -> Value:
+        custom = mro_lookup(self.cls, "__getattribute__")
+        if isinstance(custom, types.FunctionType):
+            return self._custom_getattr(m, m.constant_object(custom), name)
+        found = self.plain_getattr(m, name)
+        return self._missing(m, name) if found is None else found
+
+    def _custom_getattr(self, m: Machine, custom: Value, name: str) -> Value:
+        """The class's own __getattribute__, and its __getattr__ where that finds nothing."""
+        if mro_lookup(self.cls, "__getattr__") is MISSING:
+            return custom.call(m, [self, ConstValue(name)], {})
+        try:
+            return m.call_now(custom, [self, ConstValue(name)], {})
+        except UserRaise as raised:
+            if issubclass(raised.value.python_type(), AttributeError):
+                return self._missing(m, name)
+            raise
+
+    def plain_getattr(self, m: Machine, name: str) -> Value | None:
+        """object.__getattribute__; None where it finds nothing."""
         attribute = mro_lookup(self.cls, name)
-        if attribute is not MISSING and is_data_descriptor(attribute) and name != "__dict__":
+        if attribute is not MISSING and is_data_descriptor(attribute):
             written = m.effects.written(self, name)
             if isinstance(attribute, types.MemberDescriptorType) and written is not None and written is not DELETED:
                 return written
@@ -104,30 +132,35 @@ class ObjectValue(Value):
         if attribute is not MISSING:
             m.guard_not_own(self, name)
             return bind(m, attribute, self, self.cls, name)
-        return self._missing(m, name)
+        return None
 
     def _special(self, m: Machine, name: str) -> Value | None:
+        if name == "__dict__" and (self.obj is None or instance_dict(self.obj) is not None):
+            return InstanceDict(self)
         return m.constant_object(self.cls) if name == "__class__" else None
 
     def own_attribute(self, m: Machine, name: str) -> Value | None:
         """From the instance's own dict, what was stored here included."""
-        if mro_lookup(self.cls, "__getattribute__") is not object.__getattribute__:
+        if not isinstance(mro_lookup(self.cls, "__getattribute__"), (types.FunctionType, types.WrapperDescriptorType)):
             raise Break("attribute", name=name, value=self.describe())
         written = m.effects.written(self, name)
         if written is not None:
             return None if written is DELETED else m.look(written)
-        own = getattr(self.obj, "__dict__", None) if self.obj is not None else None
+        own = instance_dict(self.obj) if self.obj is not None else None
         if own is not None and name in own:
-            return m.read_attribute(self, name, own[name])
+            return m.read_own(self, name, own[name])
         return None
 
     def _missing(self, m: Machine, name: str) -> Value:
         fallback = mro_lookup(self.cls, "__getattr__")
-        if self.obj is not None and self.source is not None and m.effects.written(self, name) is None:
-            m.guard_no_attribute(self, name)
+        self.guard_missing(m, name)
         if isinstance(fallback, types.FunctionType):
             return m.constant_object(fallback).call(m, [self, ConstValue(name)], {})
         raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+
+    def guard_missing(self, m: Machine, name: str) -> None:
+        if self.obj is not None and self.source is not None and m.effects.written(self, name) is None:
+            m.guard_no_attribute(self, name)
 
     def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         setter = mro_lookup(self.cls, "__setattr__")
@@ -268,6 +301,64 @@ class ObjectValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_object(self)
+
+
+class InstanceDict(DictValue):
+    """obj.__dict__ of an ObjectValue: no state of its own, each question goes to the object."""
+
+    def __init__(self, owner: ObjectValue):
+        super().__init__({})
+        self.owner = owner
+
+    @property
+    def entries(self) -> dict[Any, tuple[Value, Value]]:
+        return {}
+
+    @entries.setter
+    def entries(self, entries: dict[Any, tuple[Value, Value]]) -> None:
+        if entries:
+            raise Break("store", name="__dict__", value=self.owner.describe())
+
+    def identity(self) -> Any:
+        return instance_dict(self.owner.obj) if self.owner.obj is not None else None
+
+    def is_constant(self) -> bool:
+        return False
+
+    def find(self, m: Machine, key: Value) -> Value | None:
+        name = m.known(key)
+        found = self.owner.own_attribute(m, name) if isinstance(name, str) else None
+        if found is None and isinstance(name, str):
+            m.guard_not_own(self.owner, name)
+        return found
+
+    def know_all(self, m: Machine) -> dict[Any, tuple[Value, Value]]:
+        own = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
+        if self.owner.source is not None:
+            m.guard_own_names(self.owner, tuple(own))
+        names = [*own, *(n for n in m.effects.attributes(self.owner) if n not in own)]
+        return {n: (ConstValue(n), v) for n in names if (v := self.owner.own_attribute(m, n)) is not None}
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        m.effects.store_attr(self.owner, m.known(key), value, "set_own")
+
+    def delitem(self, m: Machine, key: Value) -> None:
+        if self.find(m, key) is None:
+            raise m.raise_real(KeyError(m.known(key)))
+        m.effects.delete_attr(self.owner, m.known(key))
+
+    def change(self, m: Machine, entries: dict[Any, tuple[Value, Value]], kind: str, *data: Value) -> None:
+        raise Break("store", name=f"{kind} of __dict__", value=self.owner.describe())
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.__dict__"
+
+
+@CALLS.row(vars)
+def call_vars(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        raise Break("call", name="vars without an argument")
+    return args[0].getattr(m, "__dict__")
 
 
 class ExceptionValue(ObjectValue):
@@ -535,6 +626,18 @@ def call_object_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         raise Break("store", name="an attribute", value=args[0].describe())
     args[0].plain_setattr(m, args[1].constant(), args[2])
     return NONE
+
+
+@CALLS.row(object.__getattribute__)
+def call_object_getattribute(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], ObjectValue):
+        raise Break("attribute", name=str(args[1].constant()), value=args[0].describe())
+    name = m.known(args[1])
+    found = args[0].plain_getattr(m, name)
+    if found is not None:
+        return found
+    args[0].guard_missing(m, name)
+    raise m.raise_real(AttributeError(f"{args[0].cls.__name__!r} object has no attribute {name!r}"))
 
 
 @CALLS.row(super)
