@@ -6,6 +6,7 @@ from textwrap import dedent
 import pytest
 import torch
 import torch.nn.functional as F
+from traced import check, fused, lowered, nests, run_watched, text
 
 from firesteel.config import config
 from firesteel.loops import interp
@@ -15,7 +16,6 @@ from firesteel.loops.ops import S
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
 from firesteel.sym.expr import const
-from traced import check, fused, lowered, nests, run_watched, text
 
 X = torch.randn(12, 16)
 

@@ -3,6 +3,8 @@ import random
 
 import pytest
 import torch
+from test_fuse import layer_norm, random_program
+from traced import fused, lowered
 
 from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
@@ -11,8 +13,6 @@ from firesteel.loops.ops import DTYPES, S
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, extent, plan
 from firesteel.loops.simplify import simplify
 from firesteel.sym.expr import symbol
-from test_fuse import layer_norm, random_program
-from traced import fused, lowered
 
 aten = torch.ops.aten
 

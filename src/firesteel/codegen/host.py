@@ -231,6 +231,13 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 
 # ---------------------------------------------------------------- the source text
 
+SCOPE: dict[str, Any] = {   # what every host function may name
+    "empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "Tensor": torch.Tensor,
+    "laid_out": laid_out, "index_error": index_error, "as_word": as_word, "math": math,
+    "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
+}
+
+
 def build(plan: Plan, launches: Mapping[str, Launch], compile_text: CompileText | None = None) -> Callable[..., tuple]:
     """The callable of a Plan.  `launches` has an entry for each Nest by its name."""
     return _Writer(plan, launches, compile_text).build()
@@ -245,9 +252,7 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}             # buffer -> Python variable
         self.taken: set[str] = set()                # variables in use
-        self.scope: dict[str, Any] = {"empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "laid_out": laid_out,
-                                      "index_error": index_error, "as_word": as_word, "Tensor": torch.Tensor,
-                                      "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "math": math}
+        self.scope: dict[str, Any] = dict(SCOPE)
         self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
@@ -409,7 +414,8 @@ class _Writer:
         targets = ["_" if name is None else self._variable(name) if name in self.buffers else name for name in step.outputs]
         self.lines.append(f"{', '.join(targets)} = {call}" if _returns_one(step) else f"{', '.join(targets)}, = {call}")
         if _call_stem(step.target) not in _ROW_MAJOR_RESULTS:
-            self.lines += [f"{t} = laid_out({t}, {self._sizes(self.buffers[n].strides)})" for t, n in zip(targets, step.outputs) if n in self.buffers]
+            self.lines += [f"{target} = laid_out({target}, {self._sizes(self.buffers[name].strides)})"
+                           for target, name in zip(targets, step.outputs) if name in self.buffers]
 
     def _argument(self, value: Any, aliases: bool = False) -> str:
         """Source text of an argument, or (`aliases`) of an output, which must be a true view where it is one of an input."""

@@ -50,5 +50,6 @@ def _separated(step: Extern, bias: Buffer, buffers: dict[str, Buffer]) -> list[N
     product = buffers[name] = replace(result, name=name)
     place = axis("i0"), axis("i1")
     value = S.add(load(product, place), load(bias, place[1:]))
-    add = Nest(step.name, tuple([Axis(f"i{d}", n) for d, n in enumerate(result.shape)]), (Phase("map", stores=(Store(result.name, place, value),)),), step.origin)
+    axes = tuple([Axis(f"i{d}", n) for d, n in enumerate(result.shape)])
+    add = Nest(step.name, axes, (Phase("map", stores=(Store(result.name, place, value),)),), step.origin)
     return [replace(step, name=product.name, target=ADDMM[step.target], args=step.args[1:], outputs=(product.name,)), add]

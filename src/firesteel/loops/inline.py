@@ -221,9 +221,10 @@ def _guarding(mask: Expr) -> Callable[[Expr, tuple[Expr, ...]], Expr | None]:
 
 def widened(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
     """to(wide, to(narrow, v, loose)) is v."""
-    if node.op == "to" and args[0].op == "to" and args[0].attr == "loose" and args[0].args[0].dtype == node.dtype and not config.eager_rounding:
-        return args[0].args[0]
-    return None
+    if node.op != "to" or args[0].op != "to" or args[0].attr != "loose" or config.eager_rounding:
+        return None
+    inside = args[0].args[0]
+    return inside if inside.dtype == node.dtype else None
 
 
 def only_store(nest: Nest) -> Store | None:

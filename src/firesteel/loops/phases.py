@@ -111,7 +111,8 @@ class _Arranger:
             return True
         if name not in self.escaping and name not in self.elsewhere and self.again.get(name) == {level}:
             return True
-        return cost.worth_recomputing(cost.body_cost(self.values[own][name]), self.buffers[name], name in self.escaping or name in self.elsewhere)
+        stored_anyway = name in self.escaping or name in self.elsewhere
+        return cost.worth_recomputing(cost.body_cost(self.values[own][name]), self.buffers[name], stored_anyway)
 
     def _resolved(self, expr: Expr, level: int, reader: Statement) -> Expr:
         def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:

@@ -11,8 +11,9 @@ What always holds
  1. A buffer is allocated before its first writer runs, and freed right after its last user; inputs and constants are neither.
  2. Outputs, and buffers that outputs are views of, have tensors of their own and are never freed.
  3. Two buffers share bytes only if the first is freed before the second is allocated.
- 4. Temporaries of the CPU that only Nests touch lie in the arena: one allocation a call, places aligned to 64 bytes.  What a library call touches
-    is a tensor; such a tensor is taken over by a later buffer of the very same layout, unless a call may have returned an alias of it.
+ 4. Temporaries of the CPU that only Nests touch lie in the arena: one allocation a call, places aligned to 64 bytes.  What a
+    library call touches is a tensor; such a tensor is taken over by a later buffer of the very same layout, unless a call may
+    have returned an alias of it.
  5. Symbolic sizes: a place in the arena is used again only by a buffer whose size is the same Expr.
 
     alloc t0 at 0

@@ -78,7 +78,7 @@ class Simplifier:
         return None if row is None else row(self, node, args)
 
     def _load(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        if all([arg.op in PLAIN for arg in args]):
+        if all(arg.op in PLAIN for arg in args):
             return None
         return make(node.op, node.dtype, tuple([self.index(arg) for arg in args]), node.attr)
 
@@ -160,7 +160,8 @@ def has_indices_to_simplify(nest: Nest) -> bool:
     return False
 
 
-def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None, dropped: Collection[Expr] = ()) -> Nest:
+def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None,
+             dropped: Collection[Expr] = ()) -> Nest:
     """The nest with every Expr passed through `value` (indices of stores through `index` after it), without dropped axes."""
     index = index or (lambda expr: expr)
 
