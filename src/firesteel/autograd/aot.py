@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
 from firesteel.autograd.joint import Joint, Program, gradient_program, trace_program
-from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
+from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.config import config
 from firesteel.graph.abstract import AbstractWorld
@@ -111,13 +112,13 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> C
 def write_in_graph(joint: Joint) -> None:
     """Puts the writes to inputs into an inference graph, as copy_ calls at its end, for compilers that can write in place."""
     graph = joint.gm.graph
-    output = graph.output_node()
+    results = results_of(joint.gm)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     kept = []
-    with graph.inserting_before(output):
+    with graph.inserting_before(graph.output_node()):
         for write in joint.plan.writes:
             if write.how == "no_grad":
-                graph.call_function(torch.ops.aten.copy_.default, (placeholders[write.input], output.args[0][write.value]))
+                graph.call_function(torch.ops.aten.copy_.default, (placeholders[write.input], results[write.value]))
             else:
                 kept.append(write)
     joint.plan.writes = kept
@@ -133,7 +134,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         gradients = keep_gradients(bw)
     _finish("aot", "forward", "aten", fw)
     _finish("aot", "backward", "aten", bw)
-    saved = list(fw.graph.output_node().args[0])[joint.num_fwd_outputs:]
+    saved = results_of(fw)[joint.num_fwd_outputs:]
     sizes = sum(is_size(node) for node in saved)
     with timed("compile_forward"):
         forward = compilers.forward(fw, inputs[:count])
@@ -162,8 +163,7 @@ def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:
     """Takes the Nones out of the backward's results; says for each input at which place its gradient is."""
-    output = bw.graph.output_node()
-    results = list(output.args[0])
+    output, results = bw.graph.output_node(), results_of(bw)
     kept = [r for r in results if r is not None]
     if len(kept) != len(results):
         output.args = (tuple(kept),)
@@ -175,7 +175,7 @@ def keep_gradients(bw: GraphModule) -> list[int | None]:
 
 def reached_by_tangents(bw: GraphModule, count: int) -> list[int]:
     """For each result of the backward the bit set of tangents that it depends on."""
-    *nodes, output = bw.graph.nodes
+    nodes = list(bw.graph.nodes)[:-1]
     placeholders = [node for node in nodes if node.op == "placeholder"]
     bits = {node: 1 << k for k, node in enumerate(placeholders[len(placeholders) - count:])}
     for node in nodes:
@@ -184,7 +184,7 @@ def reached_by_tangents(bw: GraphModule, count: int) -> list[int]:
             for before in node.all_input_nodes:
                 found |= bits[before]
             bits[node] = found
-    return [bits[node] for node in output.args[0]]
+    return [bits[node] for node in results_of(bw)]
 
 
 def _read_and_written(joint: Joint) -> list[int]:
@@ -192,7 +192,7 @@ def _read_and_written(joint: Joint) -> list[int]:
     written = {w.input for w in joint.plan.writes}
     if not written:
         return []
-    results = joint.gm.graph.output_node().args[0][joint.num_fwd_outputs:]
+    results = results_of(joint.gm)[joint.num_fwd_outputs:]
     needed, stack = set(), [r for r in results if isinstance(r, Node)]
     while stack:
         node = stack.pop()
@@ -325,7 +325,7 @@ def size_check(env: ShapeEnv | None) -> Callable[[Sequence[Any]], bool]:
     if env is None:
         return lambda inputs: True
     text = " and ".join(f"({guard.text(env.sources())})" for guard in env.guards()) or "True"
-    return eval(f"lambda inputs: {text}", {"math": __import__("math")})
+    return eval(f"lambda inputs: {text}", {"math": math})
 
 
 def deduplicate(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -349,7 +349,7 @@ def module(mod: torch.nn.Module, fw_compiler: GraphCompiler, bw_compiler: GraphC
            decompositions: Mapping | None = None, dynamic: bool = False) -> Callable:
     """A module's call, traced and compiled; its parameters and buffers are inputs of the graph."""
     call = function(functools.partial(call_with_state, mod), fw_compiler, bw_compiler, partition_fn=partition_fn,
-                    decompositions=decompositions, dynamic=dynamic) if not isinstance(mod, functools.partial) else mod
+                    decompositions=decompositions, dynamic=dynamic)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return call(state_of(mod), args, kwargs)
@@ -413,7 +413,7 @@ class Signature:
     gradients: dict[str, str]               # result -> placeholder it is the gradient of
 
 
-def export_joint(mod: Callable, args: Sequence[Any], *, trace_joint: bool = True, decompositions: Mapping | None = None) -> tuple[GraphModule, Signature]:
+def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, decompositions: Mapping | None = None) -> tuple[GraphModule, Signature]:
     """The joint graph of a module or function over flat arguments, parameters and buffers first, and its signature."""
     is_module = isinstance(mod, torch.nn.Module)
     parameters = dict(mod.named_parameters()) if is_module else {}
@@ -431,7 +431,7 @@ def export_joint(mod: Callable, args: Sequence[Any], *, trace_joint: bool = True
 
 def _signature(joint: Joint, parameters: list[str], buffers: list[str]) -> Signature:
     placeholders = [node.name for node in joint.gm.graph.nodes if node.op == "placeholder"]
-    results = [getattr(r, "name", None) for r in joint.gm.graph.output_node().args[0]]
+    results: list[Any] = [getattr(r, "name", None) for r in results_of(joint.gm)]
     count, lifted = joint.plan.num_inputs, len(parameters) + len(buffers)
     primals, gradients = placeholders[:count], results[joint.num_fwd_outputs:]
     return Signature(tuple(parameters), tuple(buffers), tuple(primals[lifted:]), dict(zip(primals, parameters)),

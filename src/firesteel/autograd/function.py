@@ -59,10 +59,12 @@ class TrainingGraph:
 
     def ready_backward(self) -> Compiled:
         with self.lock:
-            if self.backward is None:
-                self.backward = self.compile_backward()
+            compiled = self.backward
+            if compiled is None:
+                assert self.compile_backward is not None
+                compiled = self.backward = self.compile_backward()
                 self.compile_backward = None
-        return self.backward
+        return compiled
 
 
 def plain_call(compiled: Compiled) -> Compiled:

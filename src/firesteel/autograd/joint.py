@@ -67,7 +67,8 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
             outcome = Outcome(world, program, values)
-        tangents, grads = [], []
+        tangents: list[Tangent] = []
+        grads: list[Any] = []
         if wanted and any(v.differentiable for v in outcome.values):
             with timed("trace_backward"):
                 tangents, grads = _differentiate(world, outcome, leaves)
@@ -158,7 +159,7 @@ def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads:
 class Value:
     """One output of the forward graph; `tensor` is what autograd knows of it (None for sizes and for unseen bases)."""
     node: Any
-    tensor: AbstractTensor | None = None
+    tensor: Any = None
 
     @property
     def differentiable(self) -> bool:
@@ -244,7 +245,7 @@ class Outcome:
     def _base(self, cell: Cell) -> tuple[int, AbstractTensor | None]:
         """The tensor that the outputs in a storage are made from, as (forward value, what autograd knows of it)."""
         if cell not in self.bases:
-            base = next((t._base if t._is_view() else t for t in self.members[cell] if t.requires_grad), None)
+            base: Any = next((t._base if t._is_view() else t for t in self.members[cell] if t.requires_grad), None)
             base = base if base is not None else next((t for t in self.members[cell] if not t.record.steps), None)
             node = cell.node if base is None else self.world.to_node(base)
             self.bases[cell] = self._add(node, base), base
@@ -297,7 +298,7 @@ def _history(base: AbstractTensor | None, output: AbstractTensor) -> str:
     return "detached" if base is not None and base.requires_grad else "recorded"
 
 
-def _leads_to(history: Any, base: torch.Tensor) -> bool:
+def _leads_to(history: Any, base: Any) -> bool:
     """Does a view's history go back to its base?"""
     wanted = base.grad_fn
     while history is not None:

@@ -75,8 +75,8 @@ class Roles:
 
     @classmethod
     def of(cls, joint: GraphModule, num_fwd_outputs: int) -> Roles:
-        *nodes, output = joint.graph.nodes
-        results = list(output.args[0])
+        nodes = list(joint.graph.nodes)[:-1]
+        results = results_of(joint)
         reads = {node: node.all_input_nodes for node in nodes}
         outputs, gradients = results[:num_fwd_outputs], results[num_fwd_outputs:]
         placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -99,6 +99,12 @@ class Roles:
         results = {node for node in self.gradients if isinstance(node, Node)}
         return [node for node in self.nodes if node in self.backward and node not in tail
                 and (node in results or any(user in tail for user in node.users))]
+
+
+def results_of(gm: GraphModule) -> list[Any]:
+    """What a graph returns: nodes, numbers, None."""
+    returned: Any = gm.graph.output_node().args[0]
+    return list(returned)
 
 
 def is_tangent(node: Node) -> bool:
@@ -249,7 +255,7 @@ def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
     """With an item of a tuple goes the operator that makes it, and its other items."""
     found: set[Node] = set()
     for node in nodes:
-        maker = node.args[0] if node.target is operator.getitem else node
+        maker: Any = node.args[0] if node.target is operator.getitem else node
         found.add(maker)
         found.update(user for user in maker.users if user.target is operator.getitem)
     return frozenset(found)
