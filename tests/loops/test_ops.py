@@ -90,7 +90,7 @@ def test_a_decomposition_means_the_same(name):
 SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["sign", "round", "trunc", "ceil", "tanh", "sigmoid", "isnan", "isinf", "rsqrt", "recip", "neg", "sinh", "cosh", "erf", "erfinv", "asinh"])
+@pytest.mark.parametrize("name", ["sign", "round", "trunc", "ceil", "tanh", "sigmoid", "isnan", "isinf", "rsqrt", "recip", "neg", "sinh", "cosh", "erf", "erfinv", "asinh", "digamma"])
 def test_decompositions_at_special_values(name):
     body = DECOMPOSED[name](leaf(0, "f64"))
     expected = OPS[name].meaning(SPECIAL)

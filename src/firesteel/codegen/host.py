@@ -32,7 +32,7 @@ import torch
 
 from firesteel.artifacts import counters
 from firesteel.loops.ir import Extern, Nest, View
-from firesteel.loops.ops import DTYPES
+from firesteel.loops.ops import DTYPES, ITEMSIZE
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run
 from firesteel.sym.expr import Expr, Size
 from firesteel.table import Table
@@ -81,6 +81,12 @@ def laid_out(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return result
     counters["native"]["restrided"] += 1
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def as_dtype(x: torch.Tensor, dtype: torch.dtype, shape: tuple, strides: tuple, distance: int) -> torch.Tensor:
+    """The same storage read as another dtype, from `distance` bytes behind the start of x on."""
+    start = (x.storage_offset() * x.itemsize + distance) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), start, shape, strides)
 
 
 def index_error() -> IndexError:
@@ -233,7 +239,7 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 
 SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "Tensor": torch.Tensor,
-    "laid_out": laid_out, "index_error": index_error, "as_word": as_word, "math": math,
+    "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "as_word": as_word, "math": math,
     "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
 }
 
@@ -433,10 +439,11 @@ class _Writer:
         buffer, variable = self.buffers[view.buffer], self._variable(view.buffer)
         if (view.shape, view.strides, view.offset, view.dtype) == (buffer.shape, buffer.strides, buffer.offset, buffer.dtype):
             return variable
-        if view.dtype != buffer.dtype:
-            variable = f"Tensor.view({variable}, {self._dtype(view.dtype)})"
-        distance = view.offset - buffer.offset
         layout = f"{self._sizes(view.shape)}, {self._sizes(view.strides)}"
+        if view.dtype != buffer.dtype:
+            distance = view.offset * ITEMSIZE[view.dtype] - buffer.offset * ITEMSIZE[buffer.dtype]
+            return f"as_dtype({variable}, {self._dtype(view.dtype)}, {layout}, {self._size(distance)})"
+        distance = view.offset - buffer.offset
         if not aliases or buffer.kind not in ("input", "constant"):
             return f"view({variable}, {layout}, {self._size(distance)})"
         self.makes_views = True

@@ -162,7 +162,8 @@ def _digamma(x: Expr) -> Expr:
     series = S.mul(inverse, _polynomial(inverse, (-691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)))
     value = S.sub(S.add(total, S.log(y)), S.add(S.div(literal(0.5, x.dtype), y), series))
     reflected = S.sub(value, S.div(literal(math.pi, x.dtype), S.tan(S.mul(S.sub(x, S.trunc(x)), math.pi))))
-    return S.where(mirrored, reflected, value)
+    value = S.where(mirrored, S.where(S.eq(x, S.trunc(x)), math.nan, reflected), value)
+    return S.where(S.eq(x, 0), S.copysign(literal(math.inf, x.dtype), S.neg(x)), value)
 
 
 def _round(x: Expr) -> Expr:

@@ -112,11 +112,12 @@ class Interpreter:
 
     def window(self, view: View) -> torch.Tensor:
         base, buffer = self.tensor(view.buffer), self.buffers[view.buffer]
-        offset = self.size(view.offset) - self.size(buffer.offset)
         shape, strides = [self.size(n) for n in view.shape], [self.size(n) for n in view.strides]
+        offset, start = self.size(view.offset), self.size(buffer.offset)
         if view.dtype != buffer.dtype:
-            return _as_dtype(base, DTYPES[view.dtype], shape, strides, offset)
-        return base.as_strided(shape, strides, base.storage_offset() + offset)
+            dtype = DTYPES[view.dtype]
+            return _as_dtype(base, dtype, shape, strides, offset * dtype.itemsize - start * base.itemsize)
+        return base.as_strided(shape, strides, base.storage_offset() + offset - start)
 
     def call(self, step: Extern) -> None:
         args, kwargs = self.resolve(step.args), {k: self.resolve(v) for k, v in step.kwargs.items()}
@@ -156,11 +157,10 @@ def _flat(result: Any) -> list[Any]:
     return [result]
 
 
-def _as_dtype(base: torch.Tensor, dtype: torch.dtype, shape: list[int], strides: list[int], offset: int) -> torch.Tensor:
-    """The same bytes read as another dtype; strides and offset count elements of that dtype."""
-    made = torch.empty(0, dtype=dtype, device=base.device)
-    start = base.storage_offset() * base.itemsize // dtype.itemsize
-    return made.set_(base.untyped_storage(), start + offset, shape, strides)
+def _as_dtype(base: torch.Tensor, dtype: torch.dtype, shape: list[int], strides: list[int], distance: int) -> torch.Tensor:
+    """The same storage read as another dtype, from `distance` bytes behind the start of the tensor on."""
+    start = (base.storage_offset() * base.itemsize + distance) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=base.device).set_(base.untyped_storage(), start, shape, strides)
 
 
 # ---------------------------------------------------------------- nests
