@@ -26,7 +26,7 @@ def doctor(args: argparse.Namespace) -> int:
     """What this machine offers to compiled code."""
     import torch
     rows = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}",
-            **{name: _version(name) for name in ("torch", "llvmlite", "scipy", "triton")},
+            **{name: _version(name) for name in ("torch", "llvmlite", "triton")},
             "threads": torch.get_num_threads(), "cuda": torch.version.cuda if torch.cuda.is_available() else "none",
             "cache": config.cache_dir or "off"}
     for name, value in rows.items():
