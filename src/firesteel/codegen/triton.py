@@ -1,5 +1,449 @@
-"""Nests as Triton kernels: the second target, a second spelling table over printer.py.
+"""Nest -> Triton kernels: tiles and phases.  Values are written by `triton_code.py`, operators spelled in `triton_ops.py`.
 
-In: one Nest (loops/ir.py, after fuse and plan). Out: the text of a Triton kernel and
-the facts its launch needs. The text is deterministic; its digest is the kernel's name.
+In: a Nest and its Buffers (after fuse and plan).  Out: a `GpuKernel`: text of one or more functions, and for each how many
+programs and warps run it.  A function's parameters are the buffers' addresses (p0, ...), scratch memory (q0, ...), sizes (n0, ...)
+and the address of the error flag.
+
+    points      no phase sweeps: a program computes a block of the flattened parallel axes
+    rows        phases sweep: a program computes a block of points, [X, R] elements at a time.  A sweep that fits a tile is read
+                once and stays in registers for all phases; a longer one is a loop with accumulators [X, R]
+    split       few points but long sweeps: one function a phase, its sweep cut into slices that run as programs of their own.
+                Accumulators of the slices go to scratch memory [points, slices] and are combined by the functions that read them
+
+Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the text.
 """
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatReduce, FlatStore, addresses, flatten, mul, product, rebuild, topological
+from firesteel.codegen.printer import decompose
+from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, Code, Intervals, Sweep, Val
+from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
+from firesteel.errors import InternalError
+from firesteel.loops.ir import Axis, Buffer, Nest, axis
+from firesteel.sym.expr import Expr, Size, make
+
+BLOCK = 1024            # points of a program that sweeps nothing
+TILE = 2048             # elements of a tile
+WHOLE = 4096            # the longest sweep that is one tile
+COLUMNS = 64            # points side by side where memory runs along the points
+PROGRAMS = 264          # fewer than this leave a GPU idle (two for each of 132 processors)
+SLICES = 256            # the most slices of a sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One function of a kernel: its name, how many programs run it, and warps in each."""
+    function: str
+    programs: Size
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernel:
+    """Printed code of one nest.  Equal texts are one kernel: `symbol` is a digest of the text."""
+    name: str                           # the nest's
+    symbol: str
+    text: str
+    passes: tuple[Pass, ...]            # run in this order
+    signature: tuple[str, ...]          # Triton's type of each parameter
+    buffers: tuple[str, ...]            # parameters: the address of element [0, ..., 0] of each,
+    scratch: tuple[tuple[str, Size], ...]   # then of scratch memory for (dtype, number of elements),
+    symbols: tuple[str, ...]            # then the value of each, last the address of the error flag
+    can_fail: bool
+
+
+def print_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> GpuKernel:
+    """The kernel of a nest."""
+    flat, names = flatten(nest, buffers)
+    symbol, text, passes, signature, scratch, symbols, can_fail = _print_flat(flat)
+    return GpuKernel(nest.name, symbol, text, passes, signature, names, scratch, symbols, can_fail)
+
+
+@functools.lru_cache(maxsize=4096)
+def _print_flat(flat: FlatNest) -> tuple:
+    printer = _Printer(decompose(flat, is_spelled))
+    text = "\n\n\n".join(printer.run()) + "\n"
+    symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]
+    signature = (*(POINTER[d] for d in flat.dtypes), *(POINTER[d] for d, _ in printer.scratch),
+                 *({"i64": "i64", "f64": "fp64"}[d] for _, d in printer.symbols), "*i64")
+    passes = tuple(Pass(f"{symbol}_{k}", programs, warps) for k, (programs, warps) in enumerate(printer.passes))
+    return (symbol, text.replace("KERNEL", symbol), passes, signature, tuple(printer.scratch),
+            tuple(name for name, _ in printer.symbols), printer.can_fail)
+
+
+# ---------------------------------------------------------------- sizes of tiles
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _tiles(extent: Size, block: int) -> Size:
+    return -(-extent // block) if isinstance(extent, int) else (extent + (block - 1)) // block
+
+
+def _extent(axes: Sequence[Axis]) -> Size:
+    return product(a.extent for a in axes)
+
+
+def _runs_along_points(nest: FlatNest) -> bool:
+    """Do more accesses step through memory along a parallel axis than along the sweeps?"""
+    votes = 0
+    points = [a.name for a in nest.axes]
+    for phase in nest.phases:
+        for _, address, _, _ in addresses(phase) if phase.axes else ():
+            if any(address.coefficient(a.name) == 1 for a in phase.axes):
+                votes -= 1
+            elif any(address.coefficient(a) == 1 for a in points) and any(address.coefficient(a.name) != 0 for a in phase.axes):
+                votes += 1
+    return votes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """How many points a program has, the block of each phase's sweep, and into how many slices it is cut (0: not split)."""
+    points: int
+    blocks: tuple[int, ...]
+    slices: tuple[int, ...]
+
+    @property
+    def split(self) -> bool:
+        return any(self.slices)
+
+
+def choose(nest: FlatNest) -> _Tiling:
+    """Sizes from what is known; an unknown size is taken for large."""
+    total = _extent(nest.axes)
+    if not any(p.axes for p in nest.phases):
+        block = BLOCK if not isinstance(total, int) else min(BLOCK, power_of_two(total))
+        return _Tiling(block, (1,) * len(nest.phases), (0,) * len(nest.phases))
+    columns = _runs_along_points(nest)
+    extents = [_extent(p.axes) for p in nest.phases]
+    longest = max(e if isinstance(e, int) else LIMIT for e, p in zip(extents, nest.phases) if p.axes)
+    points = _points_block(total, longest, columns)
+    most = max(TILE // points, 1) if columns else WHOLE if longest <= WHOLE else TILE
+    blocks = tuple(min(power_of_two(e), most) if isinstance(e, int) else min(most, BLOCK) for e in extents)
+    slices = tuple(_slices(p, e, b, total, points) for p, e, b in zip(nest.phases, extents, blocks))
+    if not any(s > 1 for s in slices):
+        slices = (0,) * len(slices)
+    return _Tiling(points, blocks, slices)
+
+
+def _points_block(total: Size, longest: int, columns: bool) -> int:
+    wanted = COLUMNS if columns else max(TILE // power_of_two(longest), 1)
+    if isinstance(total, int):
+        wanted = min(wanted, power_of_two(total))
+        while wanted > (16 if columns else 1) and total // wanted < PROGRAMS:
+            wanted //= 2
+    return wanted
+
+
+def _slices(phase: FlatPhase, extent: Size, block: int, total: Size, points: int) -> int:
+    """Into how many slices a phase's sweep is cut so that the machine is busy."""
+    programs = _tiles(total, points)
+    if not phase.axes or phase.kind == "scan" or not isinstance(programs, int) or programs >= PROGRAMS:
+        return 1
+    wanted = min(2 * PROGRAMS // max(programs, 1), SLICES, max(WHOLE // points, 1))
+    if isinstance(extent, int):
+        wanted = min(wanted, extent // (2 * block))
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def _warps(elements: int) -> int:
+    return min(max(elements // 256, 1), 8)
+
+
+# ---------------------------------------------------------------- the printer
+
+class _Printer:
+    """State of one nest: what its functions share."""
+
+    def __init__(self, nest: FlatNest):
+        self.tiling = choose(nest)
+        self.nest = nest = nest if self.tiling.split else _share_axes(nest, self.tiling)
+        self.intervals = Intervals(nest)
+        self.narrow = _addresses_fit(nest, self.intervals)
+        self.symbols: dict[tuple[str, str], str] = {}
+        self.scratch: list[tuple[str, Size]] = []
+        self.passes: list[tuple[Size, int]] = []
+        self.can_fail = False
+        self.total = _extent(nest.axes)
+        stored = {s.buffer for p in nest.phases for s in p.stores}
+        self.rereads = bool(stored & {n.attr[0] for p in nest.phases for n in topological(p.roots()) if n.op in ("at", "at_masked")})
+        _check_adds(nest)
+
+    def run(self) -> list[str]:
+        bodies = self.split() if self.tiling.split else [self.whole()]
+        # parameters are known only when all is written
+        names = [f"p{k}" for k in range(len(self.nest.dtypes))] + [f"q{k}" for k in range(len(self.scratch))] + list(self.symbols.values())
+        head = ", ".join([*names, "error"])
+        return [f"def KERNEL_{k}({head}):    # {warps} warps\n" + "\n".join(lines) for k, (lines, (_, warps)) in enumerate(zip(bodies, self.passes))]
+
+    def code(self, flat: bool = False) -> Code:
+        return Code(self.nest, self.intervals, self.narrow, self.tiling.points, flat, self.symbols)
+
+    def finish(self, w: Code, programs: Size, elements: int) -> list[str]:
+        self.can_fail |= w.can_fail
+        self.passes.append((programs, _warps(elements)))
+        return w.lines
+
+    def whole(self) -> list[str]:
+        """One function for all phases."""
+        w = self.code(flat=not any(p.axes for p in self.nest.phases))
+        w.points("tl.program_id(0)", self.total)
+        for number, phase in enumerate(self.nest.phases):
+            _phase(w, phase, self.tiling.blocks[number], None)
+            if self.rereads and number + 1 < len(self.nest.phases):
+                w.line("tl.debug_barrier()")
+                w.forget_memory()
+        return self.finish(w, _tiles(self.total, self.tiling.points), self.tiling.points * max(self.tiling.blocks))
+
+    # ------------------------------------------------------------ split nests
+
+    def split(self) -> list[list[str]]:
+        """A function for each phase that sweeps; phases without a sweep stand at the front of the next one, or at the end."""
+        bodies, waiting = [], []
+        places: dict[str, tuple[int, int, FlatReduce]] = {}     # accumulator -> (scratch number, slices, itself)
+        for number, phase in enumerate(self.nest.phases):
+            if not phase.axes:
+                waiting.append(phase)
+                continue
+            bodies.append(self.slice_body(number, phase, waiting, places))
+            waiting = []
+        if waiting:
+            bodies.append(self.slice_body(None, None, waiting, places))
+        return bodies
+
+    def slice_body(self, number: int | None, phase: FlatPhase | None, waiting: list[FlatPhase], places: dict) -> list[str]:
+        """The function of one phase; `waiting` run before it, their stores in the first slice alone."""
+        w = self.code()
+        block, slices = (1, 1) if number is None else (self.tiling.blocks[number], self._pieces(number, phase))
+        w.line("pid = tl.program_id(0)")
+        if slices != 1:
+            w.line(f"cut = pid % {w.size(slices)}")
+            w.once = "cut == 0"
+        w.points(f"(pid // {w.size(slices)})" if slices != 1 else "pid", self.total)
+        used = [n.attr for p in (*waiting, *([phase] if phase else [])) for n in topological(p.roots()) if n.op == "acc"]
+        for name in dict.fromkeys(used):
+            if name in places:
+                _combined(w, *places[name])
+        for early in waiting:
+            _phase(w, early, 1, None)
+        w.once = ""
+        if phase is not None:
+            _phase(w, phase, block, None if slices == 1 else (slices, phase.kind == "map"))
+            for r in phase.reduces:
+                self._keep(w, r, slices, places)
+        for early in waiting:       # read again by later functions
+            for r in early.reduces:
+                self._keep(w, r, 1, places)
+        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), self.tiling.points * block)
+
+    def _pieces(self, number: int, phase: FlatPhase) -> Size:
+        """Slices of a phase: a map has one for each tile."""
+        if phase.kind == "map":
+            return _tiles(_extent(phase.axes), self.tiling.blocks[number])
+        return self.tiling.slices[number]
+
+    def _keep(self, w: Code, r: FlatReduce, slices: int, places: dict) -> None:
+        """The accumulator of this slice into scratch memory."""
+        dtype = accumulator_dtype(r.dtype)
+        places[r.name] = (len(self.scratch), slices, r)
+        self.scratch.append((dtype, mul(self.total, slices)))
+        value = w.memo[make("acc", r.dtype, (), r.name)]
+        name = f"{value.name}.to({REGISTER[dtype]})" if dtype != r.dtype else value.name
+        mask = w.mask(POINTS)
+        place = f"q{places[r.name][0]} + x * {slices}" + (" + cut" if slices != 1 else "")
+        w.line(f"tl.store({place}, {w.widened(name, value.dims, POINTS)}{', mask=' + mask if mask else ''})")
+
+
+def _combined(w: Code, place: int, slices: int, r: FlatReduce) -> None:
+    """The value of an accumulator out of what its slices kept."""
+    mask = w.mask(POINTS)
+    pointer = f"q{place} + x * {slices} + tl.arange(0, {slices})[None, :]"
+    parts = w.new(f"tl.load({pointer}{f', mask={mask}' if mask else ''})")
+    _remember(w, r, w.new(f"tl.reduce({parts}, 1, {combine_function(r.op)}, keep_dims=True)"))
+
+
+def _remember(w: Code, r: FlatReduce, name: str) -> None:
+    """`name` holds the final value of an accumulator, a column in its holding type."""
+    w.memo[make("acc", r.dtype, (), r.name)] = Val(_released(w, r, name), POINTS)
+
+
+def _released(w: Code, r: FlatReduce, name: str) -> str:
+    """From the type in which it is accumulated to its own."""
+    held = accumulator_dtype(r.dtype)
+    return name if held == r.dtype or r.dtype in ("bf16", "f16") else w.new(convert(name, held, r.dtype))
+
+
+# ---------------------------------------------------------------- phases
+
+def _phase(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | None) -> None:
+    """One phase for the tile of points.  `window`: (number of slices, is each one tile): the sweep is the slice `cut`."""
+    if not phase.axes:
+        w.values([r.value for r in phase.reduces])
+        for r in phase.reduces:       # over axes that all have size 1: the value itself
+            _remember(w, r, _held(w, r))
+        _stores(w, phase)
+        return
+    extent = _extent(phase.axes)
+    one_tile = isinstance(extent, int) and extent <= block
+    w.sweep = Sweep(phase.axes, block)
+    aligned = isinstance(extent, int) and extent % block == 0
+    if one_tile:
+        _tile(w, phase, "", None if aligned else str(extent))
+    elif window is not None and window[1]:
+        _tile(w, phase, f"cut.to({w.index_type}) * {block}", None if aligned else w.size(extent))
+    else:
+        _loop(w, phase, block, window, extent, aligned)
+    w.leave()
+
+
+def _tile(w: Code, phase: FlatPhase, start: str, end: str | None) -> None:
+    """A sweep of a single tile."""
+    w.sweep_tile(start, end)
+    w.values([r.value for r in phase.reduces])
+    elements = [(r, _full(w, r), combine_function(r.op)) for r in phase.reduces]
+    if phase.kind == "scan":
+        for r, value, combine in elements:
+            _remember_running(w, r, w.new(f"tl.associative_scan({value}, 1, {combine})"))
+        _stores(w, phase)
+        w.forget_memory()       # what was computed from the running values
+    for r, value, combine in elements:
+        _remember(w, r, w.new(f"tl.reduce({value}, 1, {combine}, keep_dims=True)"))
+    if phase.kind != "scan":
+        _stores(w, phase)
+
+
+def _loop(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | None, extent: Size, aligned: bool) -> None:
+    """A sweep tile by tile; accumulators are carried, a scan's running value across tiles too."""
+    begin, end, limit = "0" if w.narrow else "tl.full([], 0, tl.int64)", w.size(extent), w.size(extent)
+    if window is not None:
+        length = mul(_tiles(_tiles(extent, window[0]), block), block)
+        begin = w.new(f"cut.to({w.index_type}) * {w.size(length)}")
+        end = w.new(f"tl.minimum({begin} + {w.size(length)}, {limit})")
+    scan = phase.kind == "scan"
+    carried = {r.name: f"{r.name}_run" for r in phase.reduces}
+    for r in phase.reduces:
+        shape = w.shape(POINTS if scan else POINTS | SWEEP)
+        w.line(f"{carried[r.name]} = tl.broadcast_to({identity(r.op, r.dtype)}, {shape})")
+    head = len(w.lines)
+    w.in_loop, w.before = True, []
+    w.sweep_tile("start", None if aligned else limit)
+    w.values([r.value for r in phase.reduces])
+    for r in phase.reduces:
+        _accumulate(w, r, carried[r.name], scan)
+    _stores(w, phase)
+    w.lines[head:head] = [*w.before, f"    for start in range({begin}, {end}, {block}):"]
+    w.leave()
+    for r in phase.reduces:
+        name = carried[r.name]
+        _remember(w, r, name if scan else w.new(f"tl.reduce({name}, 1, {combine_function(r.op)}, keep_dims=True)"))
+
+
+def _accumulate(w: Code, r: FlatReduce, carried: str, scan: bool) -> None:
+    """One tile into an accumulator."""
+    value, combine = _full(w, r), combine_function(r.op)
+    if not scan:
+        w.line(f"{carried} = {combine}({carried}, {value})")
+        return
+    inside = w.new(f"tl.associative_scan({value}, 1, {combine})")
+    _remember_running(w, r, w.new(f"{combine}({carried}, {inside})"))
+    w.line(f"{carried} = {combine}({carried}, tl.reduce({value}, 1, {combine}, keep_dims=True))")
+
+
+def _held(w: Code, r: FlatReduce) -> str:
+    """The element in the type in which it is accumulated, a column or block."""
+    val, held = w.memo[r.value], accumulator_dtype(r.dtype)
+    name = w.wide(val)
+    if held != r.dtype and r.dtype not in ("bf16", "f16"):
+        name = f"{name}.to({REGISTER[held]})"
+    return w.new(w.widened(name, val.dims, val.dims | POINTS))
+
+
+def _full(w: Code, r: FlatReduce) -> str:
+    """The elements of a whole tile, the identity where there are none."""
+    name = w.widened(_held(w, r), w.memo[r.value].dims | POINTS, POINTS | SWEEP)
+    mask = w.masks[SWEEP]
+    return w.new(f"tl.where({mask}, {name}, {identity(r.op, r.dtype)})" if mask else name)
+
+
+def _remember_running(w: Code, r: FlatReduce, name: str) -> None:
+    """What acc(name) is inside of its scan."""
+    w.memo[make("acc", r.dtype, (), r.name)] = Val(_released(w, r, name), POINTS | SWEEP, False, w.in_loop)
+
+
+def _stores(w: Code, phase: FlatPhase) -> None:
+    w.values([e for s in phase.stores for e in (*s.irregular, s.value)])
+    everywhere = POINTS | (SWEEP if phase.axes else 0)
+    for s in phase.stores:
+        w.store(s.buffer, s.address, s.irregular, s.value, s.mode == "add", everywhere)
+
+
+# ---------------------------------------------------------------- facts and small rewrites
+
+def _addresses_fit(nest: FlatNest, intervals: Intervals) -> bool:
+    """Is every address, and every number of points, known to be below 2**31?"""
+    counts = [_extent(nest.axes), *(_extent(p.axes) for p in nest.phases)]
+    if not all(isinstance(c, int) and c <= LIMIT - TILE * WHOLE for c in counts):
+        return False
+    return all(_reach(a, irregular, intervals) <= LIMIT for _, a, irregular, _ in addresses(nest))
+
+
+def _reach(address: Address, irregular: Sequence[Expr], intervals: Intervals) -> float:
+    """A bound on the absolute value of the address and of each of its partial sums."""
+    parts = [(c, intervals.extents[n]) for n, c in address.terms]
+    if not isinstance(address.base, int) or not all(isinstance(c, int) and isinstance(n, int) for c, n in parts):
+        return float("inf")
+    total: float = abs(address.base) + sum(abs(c) * max(n - 1, 0) for c, n in parts)      # type: ignore[arg-type]
+    for e, scale in zip(irregular, address.scales):
+        if not isinstance(scale, int):
+            return float("inf")
+        total += abs(scale) * max(map(abs, intervals.of(e)))
+    return total
+
+
+def _check_adds(nest: FlatNest) -> None:
+    for phase in nest.phases:
+        for s in phase.stores:
+            if s.mode == "add" and nest.dtypes[s.buffer] not in ATOMIC:
+                raise InternalError(f"GPU kernels cannot add to elements of type {nest.dtypes[s.buffer]} in memory")
+
+
+def _share_axes(nest: FlatNest, tiling: _Tiling) -> FlatNest:
+    """Sweeps of one tile over the same extents get the same axes, so that what one has loaded the next one knows."""
+    known: dict[tuple[Size, ...], tuple[Axis, ...]] = {}
+    phases = []
+    for phase, block in zip(nest.phases, tiling.blocks):
+        total = _extent(phase.axes)
+        if not phase.axes or not isinstance(total, int) or total > block:
+            phases.append(phase)
+            continue
+        axes = known.setdefault(tuple(a.extent for a in phase.axes), phase.axes)
+        phases.append(phase if axes is phase.axes else _with_axes(phase, axes))
+    return FlatNest(nest.axes, tuple(phases), nest.dtypes)
+
+
+def _with_axes(phase: FlatPhase, axes: tuple[Axis, ...]) -> FlatPhase:
+    names = {old.name: new.name for old, new in zip(phase.axes, axes)}
+    memo: dict[Expr, Expr] = {}
+
+    def moved(address: Address) -> Address:
+        return Address(tuple((names.get(n, n), c) for n, c in address.terms), address.base, address.scales)
+
+    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op == "axis":
+            return axis(names.get(node.attr, node.attr))
+        if node.op in ("at", "at_masked"):
+            return make(node.op, node.dtype, args, (node.attr[0], moved(node.attr[1])))
+        return None
+
+    rebuild(phase.roots(), change, memo)
+    reduces = tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
+    stores = tuple(FlatStore(s.buffer, moved(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, s.private) for s in phase.stores)
+    return FlatPhase(phase.kind, axes, reduces, stores)

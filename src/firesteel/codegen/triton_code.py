@@ -1,0 +1,361 @@
+"""Code: one Triton function under construction.  Knows values, tiles and memory; `triton.py` knows phases and launches.
+
+Every value lives on a tile [points, sweep]: `dims` says along which of the two it varies (0 neither: a scalar, POINTS a column
+[X, 1], SWEEP a row [1, R], both a block).  A function without sweeps has tiles of points only, of one dimension.
+Nothing is written twice (`memo`: Expr -> Val); what does not vary along a sweep stands before its loop.
+
+Integers: the IR's indices are i64.  Where all addresses of a nest fit into 31 bits, index arithmetic whose values are known to fit is
+done in int32 (`Val.narrow`), and widened where a value leaves it.
+
+check_index: an index out of range sets the error flag and is replaced by 0; loads and stores that it places are masked.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from firesteel.codegen.flat import Address, FlatNest, product, topological
+from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
+from firesteel.loops.ir import Axis
+from firesteel.loops.ops import from_size
+from firesteel.sym.expr import Expr, Size, as_expr
+
+POINTS, SWEEP = 1, 2
+LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    name: str
+    dims: int = 0
+    narrow: bool = False        # an i64 held as int32
+    inside: bool = False        # written in a loop: gone when it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The axes of a phase, flattened, and how many points of them a tile has."""
+    axes: tuple[Axis, ...]
+    block: int
+
+    @property
+    def extent(self) -> Size:
+        return product(a.extent for a in self.axes)
+
+
+class Intervals:
+    """What is known of the integers in a nest: node -> (least, greatest), infinite where nothing is."""
+
+    _RULES = {"add": lambda a, b: (a[0] + b[0], a[1] + b[1]), "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+              "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])), "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+              "neg": lambda a: (-a[1], -a[0])}
+    UNKNOWN = (-math.inf, math.inf)
+
+    def __init__(self, nest: FlatNest):
+        self.extents = {a.name: a.extent for a in (*nest.axes, *(a for p in nest.phases for a in p.axes))}
+        self.known: dict[Expr, tuple[float, float]] = {}
+
+    def of(self, root: Expr) -> tuple[float, float]:
+        for node in topological([root], self.known):
+            self.known[node] = self._of(node)
+        return self.known[root]
+
+    def _of(self, node: Expr) -> tuple[float, float]:
+        if node.op == "const":
+            return (node.attr, node.attr)
+        if node.op == "axis":
+            extent = self.extents[node.attr]
+            return (0, extent - 1 if isinstance(extent, int) else math.inf)
+        parts = [self.known[a] for a in node.args]
+        if node.op == "check_index":
+            return (0, max(parts[1][1] - 1, 0))
+        if node.dtype != "i64" or node.op not in (*self._RULES, "mul", "floordiv", "mod", "where"):
+            return self.UNKNOWN
+        if node.op == "where":
+            return (min(parts[1][0], parts[2][0]), max(parts[1][1], parts[2][1]))
+        if node.op in ("floordiv", "mod"):
+            return self._divided(node.op, *parts)
+        if node.op == "mul":
+            return self._folded(lambda a, b: _corners(a, b), parts)
+        return self._folded(self._RULES[node.op], parts) if len(parts) > 1 else self._RULES[node.op](*parts)
+
+    @staticmethod
+    def _folded(rule, parts):
+        total = parts[0]
+        for part in parts[1:]:
+            total = rule(total, part)
+        return total
+
+    @staticmethod
+    def _divided(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+        if b[0] <= 0:
+            return Intervals.UNKNOWN
+        if op == "mod":
+            return (0, min(b[1] - 1, a[1])) if a[0] >= 0 else (0, b[1] - 1)
+        low = math.floor(a[0] / b[0]) if math.isfinite(a[0]) else a[0]
+        return (0 if a[0] >= 0 else low, a[1] // b[0] if math.isfinite(a[1]) and a[1] >= 0 else a[1])
+
+
+def _corners(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    values = [0 if x == 0 or y == 0 else x * y for x in a for y in b]
+    return (min(values), max(values))
+
+
+class Code:
+    """Builder of one function.  `x` is the tile of points; `enter` and `leave` a sweep."""
+
+    def __init__(self, nest: FlatNest, intervals: Intervals, narrow: bool, block: int, flat: bool, symbols: dict[tuple[str, str], str]):
+        self.nest, self.intervals, self.narrow, self.block, self.flat = nest, intervals, narrow, block, flat
+        self.symbols = symbols                  # shared by the functions of a kernel: (name, dtype) -> parameter
+        self.memo: dict[object, Val] = {}
+        self.lines: list[str] = []
+        self.before: list[str] = []             # lines in front of the loop that is open
+        self.sweep: Sweep | None = None
+        self.in_loop = False
+        self.count = 0
+        self.masks: dict[int, str | None] = {POINTS: None, SWEEP: None}     # which elements exist; None: all
+        self.valid: dict[Expr, str] = {}        # check_index -> the mask of good indices
+        self.can_fail = False
+        self.once = ""                          # a scalar condition under which stores are made
+
+    # ------------------------------------------------------------ text
+
+    def line(self, text: str) -> None:
+        self.lines.append(("        " if self.in_loop else "    ") + text)
+
+    def new(self, text: str, outside: bool = False) -> str:
+        """A name for the value of a text, written before the open loop where `outside` says that it may."""
+        if text.isidentifier():
+            return text
+        self.count += 1
+        name = f"t{self.count}"
+        if self.in_loop and outside:
+            self.before.append(f"    {name} = {text}")
+        else:
+            self.line(f"{name} = {text}")
+        return name
+
+    def put(self, key: object, text: str, dims: int = 0, narrow: bool = False, outside: bool = False) -> Val:
+        """A new value; `outside`: it may stand before the loop."""
+        inside = self.in_loop and not outside
+        val = self.memo[key] = Val(self.new(text, not inside), dims, narrow, inside)
+        return val
+
+    @property
+    def index_type(self) -> str:
+        return "tl.int32" if self.narrow else "tl.int64"
+
+    def shape(self, dims: int) -> str:
+        if self.flat:
+            return f"[{self.block}]"
+        sweep = self.sweep.block if self.sweep else 1
+        return f"[{self.block if dims & POINTS else 1}, {sweep if dims & SWEEP else 1}]"
+
+    def widened(self, name: str, dims: int, wanted: int) -> str:
+        return name if dims == wanted or not wanted else f"tl.broadcast_to({name}, {self.shape(wanted)})"
+
+    # ------------------------------------------------------------ tiles
+
+    def points(self, tile: str, total: Size) -> None:
+        """The points of tile number `tile`."""
+        arange = f"tl.arange(0, {self.block})"
+        start = f"{tile}.to({self.index_type}) * {self.block}"
+        self.line(f"x = {start} + {arange}" if self.flat else f"x = ({start} + {arange})[:, None]")
+        if not (isinstance(total, int) and total % self.block == 0):
+            self.line(f"x_mask = x < {self.size(total)}")
+            self.masks[POINTS] = "x_mask"
+        self._split_index("x", self.nest.axes, POINTS)
+
+    def sweep_tile(self, start: str, end: str | None) -> None:
+        """The points of the open sweep from `start` on; those from `end` on do not exist (None: all do)."""
+        assert self.sweep is not None
+        arange = f"tl.arange(0, {self.sweep.block})" + ("" if self.narrow else ".to(tl.int64)")
+        self.line(f"r = {f'({start} + {arange})' if start else arange}[None, :]")
+        self.masks[SWEEP] = None
+        if end is not None:
+            self.line(f"r_mask = r < {end}")
+            self.masks[SWEEP] = "r_mask"
+        self._split_index("r", self.sweep.axes, SWEEP)
+
+    def _split_index(self, index: str, axes: Sequence[Axis], dims: int) -> None:
+        """The axes from their flattened number, innermost fastest; each is written where it is first needed."""
+        inner: Size = 1
+        for k, axis in reversed(list(enumerate(axes))):
+            self.memo[("split", axis.name)] = (index, inner, axis.extent if k else None, dims)     # type: ignore[assignment]
+            self.memo.pop(("axis", axis.name), None)
+            inner = product([inner, axis.extent])
+
+    def axis(self, name: str) -> Val:
+        found = self.memo.get(("axis", name))
+        if found is None:
+            text, inner, extent, dims = self.memo[("split", name)]     # type: ignore[misc]
+            if inner != 1:
+                text = f"{text} // {self.size(inner)}"
+            if extent is not None:
+                text = f"({text}) % {self.size(extent)}"
+            found = self.put(("axis", name), text, dims, self.narrow, outside=not dims & SWEEP)
+        return found
+
+    def leave(self) -> None:
+        """Ends a sweep: what was written in its loop is gone, and without a loop only what varies along it stays known."""
+        lines, self.lines = self.lines, []
+        if self.in_loop:
+            self.memo = {k: v for k, v in self.memo.items() if not (isinstance(v, Val) and v.inside)}
+            self.valid = {k: v for k, v in self.valid.items() if k in self.memo}
+        self.in_loop = False
+        self.lines = lines
+        self.sweep = None
+        self.masks[SWEEP] = None
+
+    def forget_memory(self) -> None:
+        """After stores into a buffer that is read again: what was computed from loads is stale."""
+        self.memo = {k: v for k, v in self.memo.items() if not isinstance(k, Expr) or k.op in ("acc", "symbol", "const")}
+        self.valid.clear()
+
+    # ------------------------------------------------------------ values
+
+    def values(self, roots: Iterable[Expr]) -> list[Val]:
+        roots = list(roots)
+        for node in topological(roots, self.memo):
+            _LEAVES.get(node.op, Code.operator)(self, node)
+        return [self.memo[r] for r in roots]
+
+    def value(self, root: Expr) -> Val:
+        return self.values([root])[0]
+
+    def size(self, size: Size) -> str:
+        """A size as text: a number, or the name of an int64 scalar."""
+        if isinstance(size, int):
+            return str(size)
+        return self.value(from_size(as_expr(size))).name
+
+    def operator(self, node: Expr) -> None:
+        args = [self.memo[a] for a in node.args]
+        dims = 0
+        for a in args:
+            dims |= a.dims
+        whole = [a for a, e in zip(args, node.args) if e.dtype == "i64"]
+        narrow = bool(whole) and all(a.narrow for a in whole) and (node.dtype != "i64" or self._fits(node))
+        names = [a.name if narrow or not a.narrow else f"{a.name}.to(tl.int64)" for a in args]
+        natural = node.op in ("mod", "floordiv") and all(self.intervals.of(a)[0] >= 0 for a in node.args)
+        self.put(node, spell(node, names, natural, narrow), dims, narrow and node.dtype == "i64", outside=not any(a.inside for a in args))
+
+    def _fits(self, node: Expr) -> bool:
+        low, high = self.intervals.of(node)
+        return -LIMIT <= low and high <= LIMIT
+
+    def constant(self, node: Expr) -> None:
+        narrow = node.dtype == "i64" and self.narrow and abs(node.attr) <= LIMIT
+        self.put(node, literal(node.attr, "i32" if narrow else node.dtype), 0, narrow, outside=True)
+
+    def symbol(self, node: Expr) -> None:
+        key = (node.attr, node.dtype)
+        self.memo[node] = Val(self.symbols.setdefault(key, f"n{len(self.symbols)}"))
+
+    def axis_value(self, node: Expr) -> None:
+        self.memo[node] = self.axis(node.attr)
+
+    def accumulator(self, node: Expr) -> None:
+        raise AssertionError(f"acc({node.attr}) is read before the phase that computes it")
+
+    def conversion(self, node: Expr) -> None:
+        arg = self.memo[node.args[0]]
+        if node.dtype == node.args[0].dtype:
+            self.memo[node] = arg
+            return
+        self.put(node, convert(arg.name, node.args[0].dtype, node.dtype), arg.dims, outside=not arg.inside)
+
+    def wide(self, val: Val) -> str:
+        return f"{val.name}.to(tl.int64)" if val.narrow else val.name
+
+    # ------------------------------------------------------------ memory
+
+    def offset(self, address: Address, irregular: Sequence[Expr]) -> tuple[str, int, bool]:
+        """(text of the element offset, the dims it varies along, does it change in the loop)"""
+        terms, dims, inside = [], 0, False
+        if not (isinstance(address.base, int) and address.base == 0):
+            terms.append(self.size(address.base))
+        parts = [(self.axis(name), scale) for name, scale in address.terms]
+        parts += [(self.memo[e], scale) for e, scale in zip(irregular, address.scales, strict=True)]
+        for val, scale in parts:
+            dims |= val.dims
+            inside |= val.inside
+            name = val.name if self.narrow else self.wide(val)
+            terms.append(name if isinstance(scale, int) and scale == 1 else f"{name} * {self.size(scale)}")
+        return " + ".join(terms) or "0", dims, inside
+
+    def pointer(self, buffer: int, offset: str, dims: int, wanted: int) -> str:
+        if offset == "0":
+            return self.widened(f"p{buffer}", 0, wanted)
+        return self.widened(f"p{buffer} + ({offset})", dims, wanted)
+
+    def mask(self, dims: int, more: Iterable[str] = ()) -> str:
+        """The condition under which the elements of a tile exist, "" for always."""
+        masks = [m for bit, m in self.masks.items() if m and dims & bit]
+        return " & ".join([*masks, *(f"({m})" for m in more)])
+
+    def checks(self, irregular: Iterable[Expr]) -> list[str]:
+        """Masks of the good ones among the indices that place an access."""
+        return list(dict.fromkeys(self.valid[n] for n in topological(irregular) if n.op == "check_index"))
+
+    def load(self, node: Expr) -> None:
+        buffer, address = node.attr
+        offset, dims, inside = self.offset(address, node.args)
+        mask = self.mask(dims, self.checks(node.args))
+        self._read(node, buffer, self.pointer(buffer, offset, dims, dims), mask, "", dims, inside)
+
+    def masked_load(self, node: Expr) -> None:
+        (buffer, address), (condition, other, *irregular) = node.attr, node.args
+        offset, dims, inside = self.offset(address, irregular)
+        wanted, instead = self.memo[condition], self.memo[other]
+        full = dims | wanted.dims | instead.dims
+        inside |= wanted.inside or instead.inside
+        mask = self.mask(full, [wanted.name, *self.checks(irregular)])
+        self._read(node, buffer, self.pointer(buffer, offset, dims, full), mask, instead.name, full, inside)
+
+    def _read(self, node: Expr, buffer: int, pointer: str, mask: str, other: str, dims: int, inside: bool) -> None:
+        arguments = [pointer, *([f"mask={mask}"] if mask else []), *([f"other={other}"] if other else [])]
+        dtype = self.nest.dtypes[buffer]
+        text = f"tl.load({', '.join(arguments)})"
+        if MEMORY[dtype] != REGISTER[dtype]:
+            text += ".to(tl.float32)"
+        # a loop that runs not even once must not have its loads made before it
+        self.put(node, text, dims, outside=not inside and not self.sweep_may_be_empty())
+
+    def sweep_may_be_empty(self) -> bool:
+        return self.sweep is not None and not (isinstance(self.sweep.extent, int) and self.sweep.extent > 0)
+
+    def check_index(self, node: Expr) -> None:
+        """The index, wrapped once if negative; a bad one sets the flag and becomes 0."""
+        self.can_fail = True
+        index, size = (self.memo[a] for a in node.args)
+        dims, outside = index.dims | size.dims, not (index.inside or size.inside or self.sweep_may_be_empty())
+        i, n = self.wide(index), self.wide(size)
+        wrapped = i if node.attr == "strict" else self.new(f"tl.where({i} < 0, {i} + {n}, {i})", outside)
+        valid = self.new(f"({wrapped} >= 0) & ({wrapped} < {n})", outside)
+        flag = self.widened("error", 0, dims)
+        store = f"tl.store({flag}, 1, mask={self.mask(dims, [f'~{valid}'])})"
+        (self.before if self.in_loop and outside else self.lines).append(("        " if self.in_loop and not outside else "    ") + store)
+        self.valid[node] = valid
+        narrow = self.narrow and self._fits(node)
+        zero = "tl.full([], 0, tl.int64)"
+        self.put(node, f"tl.where({valid}, {wrapped}, {zero})" + (".to(tl.int32)" if narrow else ""), dims, narrow, outside)
+
+    def store(self, buffer: int, address: Address, irregular: Sequence[Expr], value: Expr, add: bool, everywhere: int) -> None:
+        """Writes a value; an addition happens at every point (`everywhere`: the dims of the phase)."""
+        offset, dims, _ = self.offset(address, irregular)
+        val = self.memo[value]
+        full = dims | val.dims | (everywhere if add else 0)
+        dtype = self.nest.dtypes[buffer]
+        name = self.wide(val) if not add and val.narrow else val.name
+        name = f"{name}.to({MEMORY[dtype]})" if MEMORY[dtype] != REGISTER[dtype] or (add and val.narrow) else name
+        mask = self.mask(full, [*self.checks(irregular), *([self.once] if self.once else [])])
+        arguments = [self.pointer(buffer, offset, dims, full), self.widened(name, val.dims, full), *([f"mask={mask}"] if mask else [])]
+        if add:
+            arguments.append("sem='relaxed'")
+        self.line(f"tl.{'atomic_add' if add else 'store'}({', '.join(arguments)})")
+
+
+_LEAVES = {"const": Code.constant, "symbol": Code.symbol, "axis": Code.axis_value, "acc": Code.accumulator, "to": Code.conversion,
+           "at": Code.load, "at_masked": Code.masked_load, "check_index": Code.check_index}
