@@ -351,6 +351,37 @@ def test_numbers_as_inputs():
         assert got[2] == n + 1
 
 
+def test_a_number_read_from_data_becomes_a_symbol():
+    """x.sum().item() as a fresh symbol: given by the library call, used by later steps and as an output."""
+    env = ShapeEnv()
+    n = to_symint(env.create_unbacked(), env)
+    graph = Graph()
+    x = graph.placeholder("x")
+    read = graph.call_function(aten._local_scalar_dense.default, (x,))
+    made = graph.call_function(aten.full.default, ([3], read))
+    graph.output((made, read))
+    value = torch.tensor(7)
+    x.meta["val"], read.meta["val"], made.meta["val"] = Val(value), n, Val(torch.full([3], 7))
+    program = lower_graph(GraphModule(torch.nn.Module(), graph), [value])
+    verify_program(program)
+    filled, number = run(program, [value])
+    assert filled.tolist() == [7, 7, 7] and number == 7
+
+
+@torch.library.custom_op("firesteel_test::double_in_place", mutates_args={"x"})
+def double_in_place(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.mul_(2).add_(y)
+
+
+def test_operators_that_write_say_so():
+    def build(call, x, y):
+        copied = call(aten.clone.default, x)
+        call(torch.ops.firesteel_test.double_in_place.default, copied, y)
+        return (call(aten.neg.default, copied),)
+    program = check(build, torch.randn(3), torch.randn(3))
+    assert calls(program)[0].mutates == ("clone_default",)
+
+
 # ---------------------------------------------------------------- small models, forward and backward, through all of loops/
 
 class Block(torch.nn.Module):

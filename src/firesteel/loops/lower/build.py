@@ -10,7 +10,7 @@ Specs); it returns the value, or NotImplemented where a loop nest cannot do it: 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -131,12 +131,13 @@ class Builder:
             return kind(self.argument(v) for v in value)
         return value
 
-    def call(self, target: Any, args: tuple, kwargs: dict, out: Any, *, writes_out: bool = False) -> Any:
-        """outputs = target(*args, **kwargs), each output with the layout of its Spec."""
+    def call(self, target: Any, args: tuple, kwargs: dict, out: Any, *, writes_out: bool = False, written: Sequence[Tensor] = ()) -> Any:
+        """outputs = target(*args, **kwargs), each output with the layout of its Spec; `written` are arguments changed in place."""
         views = tuple(self.argument(a) for a in args)
         named = {k: self.argument(v) for k, v in kwargs.items()}
+        mutated = tuple(dict.fromkeys(t.buffer.name for t in written if t.strided))
         value, names = self._outputs(self.read_only(out))
-        self.steps.append(Extern(self.node, tuple(names), target, views, named, (), writes_out, (self.node,)))
+        self.steps.append(Extern(self.node, tuple(names), target, views, named, mutated, writes_out, (self.node,)))
         return value
 
     def read_only(self, out: Any) -> Any:

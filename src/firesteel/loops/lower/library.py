@@ -43,7 +43,16 @@ def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> 
     variant = OUT_VARIANTS.get(target)
     if variant is not None:
         return b.call(variant, args, kwargs, out, writes_out=True)
-    return b.call(target, args, kwargs, out)
+    return b.call(target, args, kwargs, out, written=_written(target, args, kwargs))
+
+
+def _written(target: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The arguments that the operator writes to, by its schema."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return []
+    named = {a.name: v for a, v in zip(target._schema.arguments, args)} | kwargs
+    values = [named.get(a.name) for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [t for v in values for t in (v if isinstance(v, (list, tuple)) else [v]) if type(t) is Tensor]
 
 
 def count(target: Any) -> None:
