@@ -140,8 +140,9 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Extern:
     """outputs = target(*args, **kwargs).  Arguments are Views, Exprs, plain Python values, and lists of these.  `outputs`
-    name the buffers that the results become, in order (None for a result nobody reads).  `mutates`: buffers written
-    in place by the call (their Views are among the arguments)."""
+    name the buffers that the results become, flattened in order (None for a result nobody reads); a name that is no
+    buffer's is a symbol, whose value the result is.  `mutates`: buffers written in place by the call (their Views are
+    among the arguments)."""
     name: str
     outputs: tuple[str | None, ...]
     target: Any
