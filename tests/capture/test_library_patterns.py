@@ -1,6 +1,8 @@
 """Patterns of library code: __getattribute__, instance dicts, signatures, subclasses of containers; each a reduced case."""
 from __future__ import annotations
 
+import collections
+import dataclasses
 import inspect
 from typing import Any
 
@@ -60,3 +62,95 @@ def test_signature_of_functions_and_methods() -> None:
             return self.chunk(x) + len(inspect.signature(self.chunk).parameters)
 
     check(Model(), torch.ones(2), fullgraph=True)
+
+
+# -- classes over builtin containers ------------------------------------------------------------------------------------
+class Output(collections.OrderedDict):
+    """Items and attributes at once, as model outputs are."""
+
+    def __init__(self, **values: Any):
+        super().__init__()
+        for name, value in values.items():
+            self[name] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self) -> tuple:
+        return tuple(self[k] for k in self.keys())
+
+
+@dataclasses.dataclass
+class Result(collections.OrderedDict):
+    loss: Any = None
+    logits: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+
+class Stack(list):
+    limit = 2
+
+    def append(self, item: Any) -> None:
+        if len(self) < self.limit:
+            super().append(item)
+
+
+def test_ordered_dict_subclass_made_inside() -> None:
+    def fn(x: torch.Tensor) -> tuple:
+        out = Output(loss=x.sum(), logits=x + 1)
+        return out, out["loss"] + out[1] + out.logits, len(out), "loss" in out, list(out)
+
+    check(fn, torch.ones(3), fullgraph=True)
+
+
+def test_dataclass_over_ordered_dict() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        result = Result(logits=x * 2)
+        result["extra"] = x
+        return result, {**result}
+
+    check(fn, torch.ones(3), fullgraph=True)
+
+
+def test_list_subclass_with_its_own_append() -> None:
+    def fn(x: torch.Tensor, given: Stack) -> Any:
+        mine = Stack([x])
+        mine.append(x + 1)
+        mine.append(x + 2)
+        given.append(x)
+        given.append(x)
+        return mine, sum(mine), len(given)
+
+    check(fn, torch.ones(3), Stack([torch.zeros(3)]), fullgraph=True)
+
+
+def test_mapping_subclass_of_the_user() -> None:
+    def fn(x: torch.Tensor, given: Output) -> Any:
+        given["new"] = x + given.loss
+        return given["loss"] * 2, given[0] + 1, given.new
+
+    check(fn, torch.ones(3), Output(loss=torch.ones(3)), fullgraph=True)
+
+
+def test_tuple_and_int_subclasses() -> None:
+    class Pair(tuple):
+        def total(self) -> Any:
+            return self[0] + self[1]
+
+    class Size(int):
+        def double(self) -> int:
+            return self * 2
+
+    def fn(x: torch.Tensor) -> Any:
+        pair = Pair((x, x + 1))
+        return pair.total(), len(pair), x * Size(3).double()
+
+    check(fn, torch.ones(3), fullgraph=True)

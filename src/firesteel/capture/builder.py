@@ -24,7 +24,7 @@ import torch
 
 from firesteel.capture import marks
 from firesteel.capture.guards import Guard, TensorFacts
-from firesteel.capture.source import Attr, Fixed, Item, Nth, Source
+from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import FixedObject, OpaqueValue, Value
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
@@ -40,6 +40,7 @@ from firesteel.capture.values.functions import (
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.modules import ModuleValue
+from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
 from firesteel.capture.values.tensor import TensorValue
@@ -391,10 +392,57 @@ for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(l
 
 def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
+    if is_native_instance(type(obj)):
+        return wrap_native_object(m, obj, source)
     if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
         return OpaqueValue(obj, source)
     guard(m, source, "type", type(obj))
     return ObjectValue(type(obj), obj, source)
+
+
+def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
+    """An instance of a class over dict, list, ...: the builtin part is read past the class's own methods."""
+    base = native_base(type(obj))
+    if is_fixed(source) or not issubclass(base, (dict, list)):
+        return OpaqueValue(obj, source)
+    guard(m, source, "type", type(obj))
+    native = Call(source, PART[list if issubclass(base, list) else dict])
+    if issubclass(base, list):
+        guard(m, native, "length", list.__len__(obj))
+        items = [m.lazy(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
+        return wrap_native(m, obj, source, base, ListValue(items, source, obj))
+    keys = list(dict.keys(obj))
+    if not all(map(is_constant_object, keys)):
+        return OpaqueValue(obj, source)
+    guard(m, native, "keys", tuple(keys))
+    entries = {key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
+    return wrap_native(m, obj, source, base, NativeEntries(entries, source, obj, base))
+
+
+def dict_part(obj: Any) -> dict:
+    return dict(dict.items(obj))
+
+
+def list_part(obj: Any) -> list:
+    return list(list.__iter__(obj))
+
+
+PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part}
+
+
+class NativeEntries(DictValue):
+    """The dict part of an object of the user's; its keys are guarded from the start."""
+
+    def find(self, m: Machine, key: Value) -> Value | None:
+        entry = self.entries.get(key.hash_key(m))
+        return None if entry is None else m.look(entry[1])
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        hashed = key.hash_key(m)
+        self.change(m, {**self.entries, hashed: (key, value)}, "setitem", key, value)
+
+    def know_all(self, m: Machine) -> dict[Any, tuple[Value, Value]]:
+        return self.entries
 
 
 def constant_value(m: Machine, obj: Any) -> Value:

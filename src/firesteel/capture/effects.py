@@ -27,6 +27,16 @@ class _Deleted(Value):
 DELETED = _Deleted()
 
 
+class Literal(Value):
+    """A fixed object as data of an effect."""
+
+    def __init__(self, obj: Any):
+        self.obj = obj
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.constant(self.obj)
+
+
 @dataclass(frozen=True)
 class Effect:
     kind: str                   # a row of REPLAY
@@ -59,6 +69,21 @@ for _kind, _write in {
     REPLAY.add(_kind, _write)
 
 
+# effect on the builtin part of an object -> the builtin's method that does it
+NATIVE_METHOD = {"append": "append", "extend": "extend", "pop": "pop", "clear": "clear", "add": "add", "discard": "discard",
+                 "setitem": "__setitem__", "delitem": "__delitem__"}
+
+
+@REPLAY.row("native")
+def replay_native(e: Any, target: str, data: list[str], name: str) -> str:
+    return f"{data[0]}.{name}({', '.join([target, *data[1:]])})"
+
+
+@REPLAY.row("native_assign")
+def replay_native_assign(e: Any, target: str, data: list[str], name: str) -> str:
+    return f"{data[0]}.__setitem__({target}, slice(None), {data[1]})"
+
+
 class Effects:
     """The effects of one capture; undoable back to a mark."""
 
@@ -70,7 +95,12 @@ class Effects:
     # -- recording -------------------------------------------------------------------------------------------------
     def log(self, kind: str, target: Value, *data: Value, name: str = "") -> None:
         """An effect on `target`; nothing to replay where it was made inside."""
-        if target.source is not None:
+        native = getattr(target, "native", None)
+        if native is not None:
+            base = Literal(native)
+            self.entries.append(Effect("native_assign", target, (base, *data)) if kind == "assign"
+                                else Effect("native", target, (base, *data), NATIVE_METHOD[kind]))
+        elif target.source is not None:
             self.entries.append(Effect(kind, target, data, name))
 
     def change(self, obj: Any, field: str, new: Any) -> None:

@@ -11,6 +11,7 @@ it); an object of the user's is written as what its source gives; a tensor of th
 """
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,17 @@ def make_exception(cls: type, args: tuple, attributes: dict[str, Any]) -> BaseEx
 def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         object.__setattr__(obj, name, value)
+
+
+def fill_native(obj: Any, base: type, content: Any) -> None:
+    """Puts items into an object over dict, list or set, past its class's own methods."""
+    if not issubclass(base, dict):
+        (base.extend if issubclass(base, list) else base.update)(obj, content)
+        return
+    if isinstance(content, collections.defaultdict):
+        obj.default_factory = content.default_factory
+    for key, value in content.items():
+        base.__setitem__(obj, key, value)
 
 
 class Emitter:
@@ -92,6 +104,8 @@ class Emitter:
             return known[1]
         if isinstance(value, LazyValue):
             return self.source(value.source)
+        if value.holder is not None:        # the builtin part of an object
+            return self.expr(value.holder)
         if value.source is not None:
             text = self.source(value.source)
         else:
@@ -143,6 +157,19 @@ class Emitter:
 
     def new_object(self, obj: ObjectValue) -> str:
         name = self.write_as(obj, self.assign(f"object.__new__({self.constant(obj.cls)})"))
+        attributes = self._attributes(obj)
+        if attributes:
+            self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
+        return name
+
+    def new_native(self, obj: Any, base: type, whole: bool) -> str:
+        """An instance of a class over a builtin, with its builtin part and its attributes."""
+        cls, native = self.constant(obj.cls), self.constant(base)
+        if whole:
+            name = self.write_as(obj, self.assign(f"{native}.__new__({cls}, {obj.payload.rebuild(self)})"))
+        else:
+            name = self.write_as(obj, self.assign(f"{native}.__new__({cls})"))
+            self.line(f"{self.helper(fill_native)}({name}, {native}, {obj.payload.rebuild(self)})")
         attributes = self._attributes(obj)
         if attributes:
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")

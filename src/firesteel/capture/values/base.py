@@ -52,6 +52,7 @@ class Value:
     """A symbolic Python object."""
 
     source: Any = None
+    holder: Value | None = None     # the object whose builtin part this is; see natives.py
 
     # -- what it is ------------------------------------------------------------------------------------------------
     def python_type(self) -> type:

@@ -65,10 +65,10 @@ def run_for_program(m: Machine, fn: Callable[..., Any], *args: Any, **kwargs: An
 class ConstValue(Value):
     """A known immutable object."""
 
-    __slots__ = ("value", "source")
+    __slots__ = ("value", "source", "holder")
 
     def __init__(self, value: Any, source: Any = None):
-        self.value, self.source = value, source
+        self.value, self.source, self.holder = value, source, None
 
     def python_type(self) -> type:
         return type(self.value)

@@ -35,6 +35,10 @@ Handler = Callable[["Machine", Args, Kwargs], Value]
 # callable -> function(machine, args, kwargs) -> Value
 CALLS: Table[Handler] = Table("known callable", "capture/values/ (beside the kind of value it works on)")
 
+# kind of object -> function(machine, method descriptor, args, kwargs) -> Value or None: unbound methods of builtin classes
+NATIVE_CALLS: Table[Callable[..., Value | None]] = Table("unbound builtin method", "capture/values/natives.py")
+NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
 # modules of builtins without effects: executed while capturing when all arguments are known
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
@@ -292,6 +296,9 @@ class BuiltinValue(Value):
         row = find_call(self.fn)
         if row is not None:
             return row(m, args, kwargs)
+        for native in NATIVE_CALLS.values() if isinstance(self.fn, NATIVE_METHODS) else ():
+            if (found := native(m, self.fn, args, kwargs)) is not None:
+                return found
         if not is_pure(self.fn):
             raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})

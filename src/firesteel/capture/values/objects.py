@@ -17,6 +17,7 @@ from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
 from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
+from firesteel.table import Table
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -476,12 +477,19 @@ def is_changeable(attribute: Any) -> bool:
     return isinstance(attribute, (bool, int, float, str, list, dict, set, type(None))) and not isinstance(attribute, types.FunctionType)
 
 
+# kind of class -> function(machine, class, args, kwargs) -> Value or None
+INSTANTIATE: Table[Any] = Table("way of making an instance", "capture/values/")
+
+
 def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """cls(*args, **kwargs)"""
     if issubclass(cls, BaseException):
         return new_exception(m, cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__init__ is object.__init__:
         return new_namedtuple(m, cls, args, kwargs)
+    for special in INSTANTIATE.values():
+        if (made := special(m, cls, args, kwargs)) is not None:
+            return made
     if is_constant_object_type(cls):
         return fresh(m, m.run_real(cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
     if cls.__new__ is not object.__new__ or type(cls).__call__ is not type.__call__ or not is_plain(cls):
@@ -549,12 +557,12 @@ class SuperValue(Value):
         raise m.raise_real(AttributeError(f"'super' object has no attribute {name!r}"))
 
     def _found(self, m: Machine, base: type, attribute: Any, name: str, start: type, is_class: bool) -> Value:
-        if name == "__init__" and not isinstance(attribute, types.FunctionType):
+        if name == "__init__" and base is object or isinstance(self.owner, ExceptionValue) and not isinstance(attribute, types.FunctionType):
             return NativeInit(self.owner, base)
         if name in ("__setattr__", "__getattribute__") and base is object:
             return BoundMethodValue(m.constant_object(attribute), self.owner, name="")
-        if name == "__new__" and base is object:
-            return m.constant_object(object.__new__)
+        if name == "__new__":
+            return m.constant_object(attribute.__func__ if isinstance(attribute, staticmethod) else attribute)
         bound = bind(m, attribute, None if is_class else self.owner, start, name)
         if isinstance(bound, BoundMethodValue):
             bound.name = ""       # obj.name would find the method of the subclass

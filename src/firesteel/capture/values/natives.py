@@ -1,0 +1,242 @@
+"""Instances of Python classes over list, dict, tuple, set, str, int, ...: an object with attributes, and a payload that is the builtin part.
+
+The class's Python methods come first, by Python's own rules; what the class leaves to the builtin is asked of the payload, a Value of
+the builtin's kind.  A builtin method called unbound (`dict.__setitem__(self, k, v)`, `super().append(x)`) goes to the payload as well.
+What always holds: the payload has the object as its `holder`, and is written as it; effects on the user's objects are replayed through
+the builtin's own methods, so an overriding method runs exactly as often as the program runs it.
+
+    class Output(OrderedDict): ...
+    out = Output(); out["loss"] = loss      # a NativeObject whose payload is a DictValue
+"""
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.source import Constants, Source
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import ConstValue, boolean
+from firesteel.capture.values.containers import Container, ListValue, Sequence, TupleValue
+from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
+from firesteel.capture.values.mappings import DictValue, SetValue
+from firesteel.capture.values.objects import INSTANTIATE, MISSING, ClassValue, ObjectValue, mro_lookup
+from firesteel.errors import Break
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+# builtin class -> function(machine, args, kwargs) -> payload, as its constructor makes it
+PAYLOADS: Table[Callable[..., Value]] = Table("builtin base class", "capture/values/natives.py")
+IMMUTABLE = (tuple, frozenset, int, float, str, bytes)      # made whole by __new__; the others are filled by __init__
+
+SPECIAL: dict[str, Callable[..., Value | None]] = {
+    "__len__": lambda m, p: p.length(m), "__contains__": lambda m, p, item: p.contains(m, item),
+    "__getitem__": lambda m, p, key: p.getitem(m, key), "__iter__": lambda m, p: p.iterator(m),
+    "__setitem__": lambda m, p, key, value: p.setitem(m, key, value), "__delitem__": lambda m, p, key: p.delitem(m, key),
+    "__eq__": lambda m, p, other: m.compare("==", p, builtin_part(other)),
+    "__ne__": lambda m, p, other: m.compare("!=", p, builtin_part(other)),
+    "__add__": lambda m, p, other: m.binary("+", p, builtin_part(other)), "__or__": lambda m, p, other: m.binary("|", p, builtin_part(other)),
+    "__mul__": lambda m, p, other: m.binary("*", p, builtin_part(other)),
+}
+
+
+def native_base(cls: type) -> type | None:
+    """The builtin class that a class is made over, if it is one of PAYLOADS."""
+    for base in cls.__mro__:
+        if base in PAYLOADS:
+            return base
+    return None
+
+
+def builtin_part(value: Value) -> Value:
+    return value.payload if isinstance(value, NativeObject) else value
+
+
+class NativeItem(Source):
+    """The item of an object as its builtin base has it, past a __getitem__ of the class; the key is (base class, key)."""
+
+    __slots__ = ()
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{constants.bind(self.key[0])}.__getitem__({base}, {constants.name(self.key[1])})"
+
+    def step(self, base: Any) -> Any:
+        return self.key[0].__getitem__(base, self.key[1])
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}[{self.key[1]!r}]"
+
+
+class NativeObject(ObjectValue):
+    """See the module's text."""
+
+    def __init__(self, cls: type, base: type, payload: Any, obj: Any = None, source: Source | None = None):
+        super().__init__(cls, obj, source)
+        self.base, self.payload = base, payload
+        payload.holder = self
+
+    def fill(self, m: Machine, args: Args, kwargs: Kwargs) -> None:
+        """The builtin's __init__."""
+        if self.base in IMMUTABLE:
+            return
+        made = PAYLOADS[self.base](m, args, kwargs)
+        for field in ("entries", "_items", "factory"):
+            if hasattr(made, field):
+                m.effects.change(self.payload, field, getattr(made, field))
+
+    def _ask(self, m: Machine, name: str, *args: Value) -> Value | None:
+        """A special method: the class's, or the builtin's."""
+        method = self.method(m, name)
+        return SPECIAL[name](m, self.payload, *args) if method is None else method.call(m, list(args), {})
+
+    def getitem(self, m: Machine, key: Value) -> Value:
+        if self.method(m, "__getitem__") is None and isinstance(self.payload, DictValue) and self.method(m, "__missing__") is not None:
+            found = self.payload.find(m, key)
+            return found if found is not None else self.method(m, "__missing__").call(m, [key], {})
+        return self._ask(m, "__getitem__", key)
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        if self.method(m, "__setitem__") is None:
+            self.payload.setitem(m, key, value)
+        else:
+            super().setitem(m, key, value)
+
+    def delitem(self, m: Machine, key: Value) -> None:
+        if self.method(m, "__delitem__") is None:
+            self.payload.delitem(m, key)
+        else:
+            super().delitem(m, key)
+
+    def length(self, m: Machine) -> Value:
+        return self._ask(m, "__len__")
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        if self.method(m, "__contains__") is None and self.method(m, "__iter__") is None:
+            return self.payload.contains(m, item)
+        return super().contains(m, item)
+
+    def iterator(self, m: Machine) -> Value:
+        return self.payload.iterator(m) if self.method(m, "__iter__") is None else super().iterator(m)
+
+    def iterate(self, m: Machine) -> list[Value]:
+        return self.payload.iterate(m) if self.method(m, "__iter__") is None else super().iterate(m)
+
+    def truth(self, m: Machine) -> bool:
+        if self.method(m, "__bool__") is None and self.method(m, "__len__") is None:
+            return self.payload.truth(m)
+        return super().truth(m)
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        found = super().compare(m, op, other)
+        return self.payload.compare(m, op, builtin_part(other)) if found is None else found
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        found = super().binary(m, op, other, reflected)
+        return self.payload.binary(m, op, builtin_part(other), reflected) if found is None else found
+
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
+        found = super().inplace(m, op, other)
+        if found is None:
+            found = self.payload.inplace(m, op, builtin_part(other))
+        return self if found is self.payload else found
+
+    def unary(self, m: Machine, op: str) -> Value:
+        return super().unary(m, op) if self.base not in (int, float) else self.payload.unary(m, op)
+
+    def hash_key(self, m: Machine) -> Any:
+        if isinstance(mro_lookup(self.cls, "__hash__"), types.FunctionType) or mro_lookup(self.cls, "__eq__") is not self.base.__eq__:
+            raise Break("operator", name="hash()", value=self.describe())
+        return self.payload.hash_key(m)
+
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
+        return self.payload.as_arg(m)
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.new_native(self, self.base, self.base in IMMUTABLE)
+
+
+# -- the builtin part ---------------------------------------------------------------------------------------------------
+for _base in (dict, collections.OrderedDict, list, set, frozenset, tuple):
+    PAYLOADS.add(_base, lambda m, args, kwargs, base=_base: CALLS[base](m, args, kwargs))
+PAYLOADS.add(collections.defaultdict, lambda m, args, kwargs: CALLS[collections.defaultdict](m, args, kwargs))
+for _base in (int, float, str, bytes):
+    PAYLOADS.add(_base, lambda m, args, kwargs, base=_base: ConstValue(m.run_real(base, *map(m.known, args))))
+
+
+@INSTANTIATE.row("native")
+def new_native(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
+    """cls(*args, **kwargs) for a class over a builtin; None where it is none."""
+    base = native_base(cls)
+    if base is None or base is cls or cls.__new__ is not base.__new__ or type(cls).__call__ is not type.__call__:
+        return None
+    init = mro_lookup(cls, "__init__")
+    own_init = isinstance(init, types.FunctionType)
+    made = make_native(m, cls, base, args, {} if own_init else kwargs)
+    if own_init:
+        return m.call_returning(m.constant_object(init), [made, *args], kwargs, made)
+    made.fill(m, args, kwargs)
+    return made
+
+
+def make_native(m: Machine, cls: type, base: type, args: Args, kwargs: Kwargs) -> NativeObject:
+    """base.__new__(cls, *args)"""
+    payload = PAYLOADS[base](m, args, kwargs) if base in IMMUTABLE else PAYLOADS[base](m, [], {})
+    if type(payload) is TupleValue or isinstance(payload, (Sequence, SetValue)):
+        payload = own_copy(payload)
+    return NativeObject(cls, base, payload)
+
+
+def own_copy(payload: Value) -> Value:
+    """tuple(t) is t: the payload of an object must be its own."""
+    if isinstance(payload, TupleValue):
+        return TupleValue(list(payload.items))
+    return ListValue(list(payload.items)) if isinstance(payload, ListValue) else payload
+
+
+def wrap_native(m: Machine, obj: Any, source: Source, base: type, payload: Any) -> Value:
+    """An object of the user's; `payload` stands for its builtin part."""
+    payload.native = base
+    return NativeObject(type(obj), base, payload, obj, source)
+
+
+# -- builtin methods, unbound -------------------------------------------------------------------------------------------
+@NATIVE_CALLS.row("containers")
+def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """dict.update(d, ...), list.__len__(x): None where the first argument has no such part."""
+    if not args or not isinstance(args[0], (NativeObject, Container)) or fn.__objclass__ not in PAYLOADS:
+        return None
+    payload, name = builtin_part(args[0]), fn.__name__
+    if name == "__init__" and isinstance(args[0], NativeObject):
+        args[0].fill(m, args[1:], kwargs)
+        return ConstValue(None)
+    if name in SPECIAL:
+        return SPECIAL[name](m, payload, *args[1:]) or ConstValue(None)
+    return payload.getattr(m, name).call(m, args[1:], kwargs)
+
+
+def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """list.__new__(cls, ...)"""
+    cls = args[0].cls if isinstance(args[0], ClassValue) else None
+    base = native_base(cls) if cls is not None else None
+    if base is None:
+        raise Break("call", name="__new__ of a builtin")
+    return PAYLOADS[base](m, args[1:], kwargs) if base is cls else make_native(m, cls, base, args[1:], kwargs)
+
+
+for _new in dict.fromkeys(base.__new__ for base in PAYLOADS):
+    CALLS.add(_new, call_native_new)
+
+
+def is_native_instance(cls: type) -> bool:
+    """Are instances of cls an object over one builtin, all other bases being Python classes?"""
+    base = native_base(cls)
+    if base is None or base is cls:
+        return False
+    return all(b in (object, *base.__mro__) or b.__flags__ & (1 << 9) for b in cls.__mro__) and mro_lookup(cls, "__class__") is not MISSING
+
+
