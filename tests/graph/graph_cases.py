@@ -172,7 +172,7 @@ case("roll, flip, tril", lambda a: a.roll(2, 1).flip(0).tril() + a.triu(1), x(4,
 case("repeat", lambda a: (a.repeat(2, 3), a.repeat_interleave(2, 0)), x(2, 3))
 case("cumulative", lambda a: (a.cumsum(0), a.cumprod(1), torch.logcumsumexp(a, 1)), x(3, 4))
 case("sort", lambda a: (a.sort(1)[0], a.topk(2, 0)[0]), x(3, 4))
-case("extremes", lambda a: (a.amax(1), a.max(0)[0], a.min(), a.aminmax(dim=1)[0], a.argmax(1)), x(3, 4))
+case("extremes", lambda a: (a.amax(1), a.max(0)[0], a.min(), a.detach().aminmax(dim=1)[0], a.argmax(1)), x(3, 4))
 case("moments", lambda a: (a.var(1), a.std(), torch.var_mean(a, (0, 1), correction=0)[0], a.norm(), a.norm(3, 1), a.mean(1)), x(3, 4))
 case("products", lambda a: (a.prod(1), a.prod(), torch.nansum(a, 0)), x(3, 4))
 case("lerp and addc", lambda a, b, c: (a.lerp(b, 0.3), a.lerp(b, c), a.addcmul(b, c, value=2), a.addcdiv(b, c.abs() + 1, value=0.5)), x(3, 4), x(3, 4, seed=1), x(3, 4, seed=2))

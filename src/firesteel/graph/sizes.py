@@ -14,7 +14,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from firesteel.sym.expr import Expr, Size, eq, lt
+from firesteel.config import config
+from firesteel.errors import DataDependentError
+from firesteel.sym.expr import Expr, Size, eq, le, lt
+
+
+class DataShape(DataDependentError):
+    """The size of an operator's result depends on data, and settings do not ask for a symbol."""
+
+    def __init__(self, operator: str):
+        super().__init__(f"The output size of {operator} depends on data.", hint="Set fs.config.capture_dynamic_output_shape_ops.")
+        self.operator = operator
 
 
 class _Current(threading.local):
@@ -54,6 +64,50 @@ def less(a: Size, b: Size) -> bool:
     if type(a) is Expr or type(b) is Expr:
         return ask(lt(a, b))
     return a < b
+
+
+def must(condition: Expr | bool, message: str) -> None:
+    """What eager would raise an error for: a question where the sizes are known now, else a fact that is checked at run time."""
+    if not (current.env.assume(condition, message) if type(condition) is Expr else condition):
+        raise RuntimeError(message)
+
+
+def must_match(a: Size, b: Size, message: str) -> None:
+    if a is not b:
+        must(eq(a, b), message)
+
+
+def unknown(*sizes: Any) -> bool:
+    """Does one of them depend on what only run time knows?"""
+    return any(type(s) is Expr and not current.env.is_backed(current.env.simplify(s)) for s in sizes)
+
+
+def layout_same(a: Size, b: Size) -> bool:
+    """`same` for layouts, where "no" is a safe answer: asked of sizes that only run time knows, they are neither 0 nor 1."""
+    if a is b:
+        return True
+    if type(a) is Expr or type(b) is Expr:
+        condition = eq(a, b)
+        return current.env.decide_layout(condition) if type(condition) is Expr else bool(condition)
+    return a == b
+
+
+def layout_less(a: Size, b: Size) -> bool:
+    if type(a) is Expr or type(b) is Expr:
+        condition = lt(a, b)
+        return current.env.decide_layout(condition) if type(condition) is Expr else bool(condition)
+    return a < b
+
+
+def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: str = "i64") -> Expr:
+    """A fresh symbol for a number that `operator` reads from data."""
+    env = current.env
+    if env is None or not (env.replaying or config.capture_dynamic_output_shape_ops):
+        raise DataShape(operator)
+    size = env.create_unbacked(lo, hi if type(hi) is int else None, operator, dtype)
+    if type(hi) is Expr and not env.replaying:
+        env.learn(le(size, hi))
+    return size
 
 
 def hint(size: Size) -> int:

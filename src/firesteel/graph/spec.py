@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from firesteel.graph.sizes import less, product, same
+from firesteel.graph.sizes import layout_less as less, product, layout_same as same
 from firesteel.sym.expr import Expr, Size
 
 Shape = tuple[Size, ...]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from firesteel.graph.decomp.table import aten, cast, decomposition, in_format_of, shaped, widen, wrap
-from firesteel.graph.rules.nn import stats_dtype
+from firesteel.graph.rules.nn import group_stats_dtype, stats_dtype
 
 
 def _optional(x: Tensor | None) -> Tensor | None:
@@ -103,7 +103,7 @@ def native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: 
     normal = shaped((wide - mean) * rstd, list(x.shape))
     channel = [1, c] + [1] * (x.dim() - 2)
     out = _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias)))
-    stats = stats_dtype(x, weight)
+    stats = group_stats_dtype(x, weight)
     return in_format_of(cast(out, x.dtype), x), *(cast(aten.view.default(s, [n, group]), stats) for s in (mean, rstd))
 
 
@@ -150,7 +150,8 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Ten
             new_var = cast(aten.mul.Tensor(batch_var, momentum * count / (count - 1)) + widen(var) * (1 - momentum), var.dtype)
     else:
         batch_mean, invstd = cast(mean, wide.dtype), aten.rsqrt.default(cast(var, wide.dtype) + eps)
-        save_mean = save_invstd = aten.new_empty.default(x, [0], dtype=stats_dtype(x, weight))
+        shape = [x.shape[1]] if x.device.type == "cuda" else [0]        # nobody reads them, but eager makes them
+        save_mean = save_invstd = aten.new_empty.default(x, shape, dtype=stats_dtype(x, weight))
     normal = (wide - _channel(batch_mean, ndim)) * _channel(invstd, ndim)
     out = _scaled(normal, *(None if p is None else _channel(widen(p), ndim) for p in (weight, bias)))
     return in_format_of(cast(out, x.dtype), x), save_mean, save_invstd, new_mean, new_var
@@ -206,7 +207,7 @@ def native_batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, m
         if train:
             share = 1.0 / (x.numel() // x.shape[1])
             inner = wide - _channel(bias_sum, ndim) * share - normal * (_channel(weight_sum, ndim) * share)
-        grad_x = in_format_of(cast(inner * factor, x.dtype), x)
+        grad_x = in_format_of(cast(inner * factor, x.dtype), grad if x.device.type == "cuda" and not train else x)
     kind = stats_dtype(x, None) if weight is None else weight.dtype
     return grad_x, cast(weight_sum, kind) if mask[1] else None, cast(bias_sum, kind) if mask[2] else None
 

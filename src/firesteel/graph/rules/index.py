@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import DataAccess, broadcast, broadcast_all, check, promote, rule, wrap_dim
+from firesteel.graph.rules.base import broadcast, broadcast_all, check, promote, rule, wrap_dim
+from firesteel.graph.rules.data import masked_places
 from firesteel.graph.rules.views import transpose
-from firesteel.graph.sizes import less, same
+from firesteel.graph.sizes import less, must_match, unbacked
 from firesteel.graph.spec import (
     Shape,
     Spec,
@@ -30,8 +31,8 @@ def index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
     check(len(indices) <= len(x.shape), f"too many indices for tensor of dimension {len(x.shape)} (got {len(indices)})")
     check(all(i is None or not i.dtype.is_floating_point for i in indices),
           "tensors used as indices must be long, int, byte or bool tensors")
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
-        raise DataAccess("indexing with a mask")
+    indices = masked_places(indices)
+    check(len(indices) <= len(x.shape), f"too many indices for tensor of dimension {len(x.shape)} (got {len(indices)})")
     shape, strides = _indexed(x, list(indices) + [None] * (len(x.shape) - len(indices)))
     return Spec(shape, strides, 0, x.dtype, x.device)
 
@@ -174,9 +175,7 @@ def repeat(x: Spec, repeats: Sequence[Size]) -> Spec:
 
 @rule("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Spec, *, output_size: Size | None = None) -> Spec:
-    if output_size is None:
-        raise DataAccess("repeat_interleave without output_size")
-    return fresh(repeats, (output_size,))
+    return fresh(repeats, (unbacked("repeat_interleave") if output_size is None else output_size,), torch.int64)
 
 
 @rule("roll")

@@ -156,6 +156,13 @@ def _attention_output(q: Spec, v: Spec) -> Spec:
     return Spec(shape, _transposed_heads(shape), 0, q.dtype, q.device)
 
 
+def _attention_like(q: Spec, v: Spec) -> Spec:
+    """An output in the layout of the queries."""
+    shape = (*q.shape[:3], v.shape[3])
+    strides = preserved_strides(q) if same(q.shape[3], v.shape[3]) else contiguous_strides(shape)
+    return Spec(shape, strides, 0, q.dtype, q.device)
+
+
 @rule("_scaled_dot_product_flash_attention_for_cpu")
 def flash_attention_cpu(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Spec | None = None,
                         scale: float | None = None) -> tuple[Spec, Spec]:
@@ -180,7 +187,7 @@ def flash_attention_cuda(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_c
     lse = fresh(q, q.shape[:3], torch.float32)
     empty = fresh(q, (0,))
     rng = _seed(q, (2,), torch.uint64, q.device)
-    return (_attention_output(q, v), lse, None, None, q.shape[2], k.shape[2], rng, _seed(q, (), torch.uint64, q.device), empty)
+    return (_attention_like(q, v), lse, None, None, q.shape[2], k.shape[2], rng, _seed(q, (), torch.uint64, q.device), empty)
 
 
 @rule("_scaled_dot_product_efficient_attention")
@@ -206,9 +213,9 @@ def _like_order(q: Spec, shape: Shape) -> Shape:
     return strides_in_order(shape, (3, 1, 2, 0)) if q.strides != contiguous_strides(q.shape) else contiguous_strides(shape)
 
 
-@rule("_scaled_dot_product_flash_attention_backward")
-def flash_attention_cuda_backward(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
-    return tuple(Spec(x.shape, _transposed_heads(x.shape), 0, x.dtype, x.device) for x in (q, k, v))
+@rule("_scaled_dot_product_flash_attention_backward _scaled_dot_product_cudnn_attention_backward")
+def attention_backward_like(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
+    return tuple(Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device) for x in (q, k, v))
 
 
 @rule("_scaled_dot_product_efficient_attention_backward")
@@ -216,14 +223,3 @@ def efficient_attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, bias: Sp
                                  offset: Spec, dropout_p: float, mask: Sequence[bool], *args: Any, **kwargs: Any) -> tuple:
     grads = [Spec(x.shape, _transposed_heads(x.shape), 0, x.dtype, x.device) for x in (q, k, v)]
     return (*grads, fresh(bias) if bias is not None and mask[3] else None)
-
-
-@rule("_scaled_dot_product_cudnn_attention_backward")
-def cudnn_attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
-    return tuple(Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device) for x in (q, k, v))
-
-
-@rule("_fused_sdp_choice")
-def _no_rule_for_choice(*args: Any, **kwargs: Any) -> int:
-    """Which attention eager would choose; see `abstract.py`, which asks with meta tensors of the real device's kind."""
-    return 0

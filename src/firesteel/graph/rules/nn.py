@@ -60,6 +60,11 @@ def stats_dtype(x: Any, weight: Any) -> torch.dtype:
     return accumulate_dtype(x.dtype) if x.device.type != "cpu" or _mixed(x, weight) else x.dtype
 
 
+def group_stats_dtype(x: Any, weight: Any) -> torch.dtype:
+    """The same for group normalisation, which saves in the input's dtype on every device."""
+    return accumulate_dtype(x.dtype) if _mixed(x, weight) else x.dtype
+
+
 def _mixed(x: Spec, weight: Spec | None) -> bool:
     return weight is not None and weight.dtype is not x.dtype
 
@@ -85,7 +90,7 @@ def fused_rms_norm_backward(grad: Spec, x: Spec, normalized, rstd: Spec, weight:
 
 @rule("native_group_norm")
 def native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n: Size, c: Size, hxw: Size, group: int, eps: float) -> tuple:
-    stats = fresh(x, (n, group), stats_dtype(x, weight))
+    stats = fresh(x, (n, group), group_stats_dtype(x, weight))
     return suggested(x), stats, stats
 
 
@@ -96,7 +101,7 @@ def native_group_norm_backward(grad: Spec, x: Spec, mean: Spec, rstd: Spec, weig
 
 
 def _batch_stats(x: Spec, weight: Spec | None, training: bool) -> Spec:
-    return fresh(x, (x.shape[1],) if training else (0,), stats_dtype(x, weight))
+    return fresh(x, (x.shape[1],) if training or x.device.type == "cuda" else (0,), stats_dtype(x, weight))
 
 
 @rule("native_batch_norm _native_batch_norm_legit")
@@ -129,7 +134,8 @@ def native_batch_norm_functional(x: Spec, weight, bias, mean: Spec, var: Spec, t
 def native_batch_norm_backward(grad: Spec, x: Spec, weight: Spec | None, mean, var, save_mean, save_invstd, train: bool, eps: float,
                                mask: Sequence[bool]) -> tuple[Spec | None, ...]:
     parameter = fresh(weight) if weight is not None else fresh(x, (x.shape[1],), stats_dtype(x, None))
-    return batch_norm_output(x) if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
+    grad_x = like(grad) if x.device.type == "cuda" and not train else batch_norm_output(x)
+    return grad_x if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
 
 
 @rule("cudnn_batch_norm")
@@ -355,6 +361,19 @@ def rrelu_with_noise_functional(x: Spec, noise: Spec, *args: Any, **kwargs: Any)
 @rule("_thnn_fused_lstm_cell")
 def fused_lstm_cell(input_gates: Spec, hidden_gates: Spec, cx: Spec, input_bias=None, hidden_bias=None) -> tuple[Spec, Spec, Spec]:
     return like(cx), like(cx), fresh(cx, (cx.shape[0], cx.shape[1] * 4))
+
+
+@rule("_thnn_fused_gru_cell")
+def fused_gru_cell(input_gates: Spec, hidden_gates: Spec, hx: Spec, input_bias=None, hidden_bias=None) -> tuple[Spec, Spec]:
+    return like(hx), fresh(hx, (hx.shape[0], hx.shape[1] * 5))
+
+
+@rule("_thnn_fused_gru_cell_backward")
+def fused_gru_cell_backward(grad: Spec, workspace: Spec, has_bias: bool) -> tuple[Spec | None, ...]:
+    batch, width = workspace.shape[0], workspace.shape[1] // 5
+    gates = fresh(workspace, (batch, width * 3))
+    bias = fresh(workspace, (width * 3,)) if has_bias else None
+    return gates, gates, fresh(workspace, (batch, width)), bias, bias
 
 
 @rule("im2col")

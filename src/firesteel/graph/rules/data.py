@@ -1,0 +1,73 @@
+"""Rules of operators whose result's size depends on data: each such size is a fresh unbacked symbol with what is known of its range."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from firesteel.graph.rules.base import check, rule, wrap_dim
+from firesteel.graph.sizes import product, unbacked
+from firesteel.graph.spec import Spec, contiguous_strides, fresh
+from firesteel.sym.expr import Size
+
+
+def _vector(like: Spec, size: Size, dtype: torch.dtype | None = None) -> Spec:
+    return Spec((size,), (1,), 0, dtype or like.dtype, like.device)
+
+
+@rule("nonzero")
+def nonzero(x: Spec) -> Spec:
+    """One row an element, stored by columns as eager does."""
+    count = unbacked("nonzero", 0, product(x.shape))
+    return Spec((count, len(x.shape)), (1, count), 0, torch.int64, x.device)
+
+
+@rule("masked_select")
+def masked_select(x: Spec, mask: Spec) -> Spec:
+    check(mask.dtype is torch.bool, f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
+    return _vector(x, unbacked("masked_select"))
+
+
+@rule("_unique2")
+def unique(x: Spec, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Spec, Spec, Spec]:
+    count = unbacked("unique", 0, product(x.shape))
+    inverse = fresh(x, x.shape, torch.int64) if return_inverse or return_counts else _vector(x, 0, torch.int64)
+    return _vector(x, count), inverse, _vector(x, count if return_counts else 0, torch.int64)
+
+
+@rule("unique_dim unique_dim_consecutive")
+def unique_dim(x: Spec, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Spec, Spec, Spec]:
+    dim = wrap_dim(dim, len(x.shape))
+    count = unbacked("unique", 0, x.shape[dim])
+    shape = (*x.shape[:dim], count, *x.shape[dim + 1:])
+    order = [dim, *(d for d in range(len(shape)) if d != dim)]      # sorted with that dimension in front
+    strides = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order))))
+    values = Spec(shape, tuple(strides[d] for d in range(len(shape))), 0, x.dtype, x.device)
+    return values, _vector(x, x.shape[dim], torch.int64), _vector(x, count, torch.int64)
+
+
+@rule("unique_consecutive")
+def unique_consecutive(x: Spec, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> tuple[Spec, Spec, Spec]:
+    if dim is not None:
+        return unique_dim(x, dim)
+    count = unbacked("unique_consecutive", 0, product(x.shape))
+    inverse = fresh(x, x.shape, torch.int64) if return_inverse else _vector(x, 0, torch.int64)
+    return _vector(x, count), inverse, _vector(x, count if return_counts else 0, torch.int64)
+
+
+@rule("bincount")
+def bincount(x: Spec, weights: Spec | None = None, minlength: Size = 0) -> Spec:
+    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return _vector(x, unbacked("bincount", minlength if type(minlength) is int else 0), dtype)
+
+
+def masked_places(indices: Sequence[Spec | None]) -> list[Spec | None]:
+    """Indices in which each mask is replaced by the places of its true elements, one index a dimension of the mask."""
+    result: list[Spec | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            result.append(index)
+        else:
+            count = unbacked("indexing with a mask", 0, product(index.shape))
+            result += [_vector(index, count, torch.int64)] * len(index.shape)
+    return result
