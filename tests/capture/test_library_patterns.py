@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import inspect
 from typing import Any
@@ -154,3 +155,41 @@ def test_tuple_and_int_subclasses() -> None:
         return pair.total(), len(pair), x * Size(3).double()
 
     check(fn, torch.ones(3), fullgraph=True)
+
+
+# -- copies -------------------------------------------------------------------------------------------------------------
+def test_deepcopy_of_settings() -> None:
+    class Plain:
+        pass
+
+    def fn(x: torch.Tensor, settings: Plain) -> Any:
+        mine = copy.deepcopy(settings)
+        mine.sizes.append(4)
+        mine.width = 5
+        return x * mine.width + sum(mine.sizes), settings.sizes, mine.again is mine.sizes, mine
+
+    settings = Plain()
+    settings.sizes, settings.width, settings.name = [1, 2], 3, "s"
+    settings.again = settings.sizes
+    check(fn, torch.ones(3), settings, fullgraph=True)
+
+
+def test_copy_shares_the_parts() -> None:
+    def fn(x: torch.Tensor, parts: dict) -> Any:
+        mine = copy.copy(parts)
+        mine["a"].append(x)
+        mine["b"] = 2
+        return x + len(parts["a"]), mine
+
+    check(fn, torch.ones(3), {"a": []}, fullgraph=True)
+
+
+def test_missing_attribute_of_a_tensor() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if hasattr(x, "jitted") else x - getattr(x + 1, "jitted", 2)
+
+    compiled, backend = capture(fn, fullgraph=True)
+    x = torch.ones(3)
+    assert torch.equal(compiled(x), x - 2)
+    x.jitted = True
+    assert torch.equal(compiled(x), x + 1)

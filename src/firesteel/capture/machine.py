@@ -24,7 +24,7 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values import builtin_calls, copies, known_names, natives  # noqa: F401  their rows are registered by importing them
 from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue

@@ -67,8 +67,10 @@ class Reader:
 
     def read_own(self, owner: Any, name: str, obj: Any) -> Value:
         """An attribute in the instance's own dict; generated code does not run a __getattribute__ of the class."""
-        custom = has_custom_getattribute(owner.cls)
-        return builder.build(self, obj, Item(dict_source(owner), name) if custom else Attr(owner.source, name))
+        return builder.build(self, obj, own_source(owner, name))
+
+    def lazy_own(self, owner: Any, name: str, obj: Any) -> Value:
+        return LazyValue(obj, own_source(owner, name))
 
     def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
         return builder.build(self, obj, Attr(Fixed(cls), name))
@@ -300,6 +302,10 @@ def has_custom_getattribute(cls: type) -> bool:
 def dict_source(owner: Any) -> Source:
     """Where the instance's own dict is found."""
     return Call(owner.source, instance_dict) if has_custom_getattribute(owner.cls) else Attr(owner.source, "__dict__")
+
+
+def own_source(owner: Any, name: str) -> Source:
+    return Item(dict_source(owner), name) if has_custom_getattribute(owner.cls) else Attr(owner.source, name)
 
 
 def is_variable(value: Value) -> bool:

@@ -340,6 +340,15 @@ class InstanceDict(DictValue):
         names = [*own, *(n for n in m.effects.attributes(self.owner) if n not in own)]
         return {n: (ConstValue(n), v) for n in names if (v := self.owner.own_attribute(m, n)) is not None}
 
+    def unread(self, m: Machine) -> dict[str, Value]:
+        """All entries as they are, looked at or not."""
+        own = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
+        if self.owner.source is not None:
+            m.guard_own_names(self.owner, tuple(own))
+        found = {name: m.lazy_own(self.owner, name, obj) for name, obj in own.items()}
+        found.update(m.effects.attributes(self.owner))
+        return {name: value for name, value in found.items() if value is not DELETED}
+
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
         m.effects.store_attr(self.owner, m.known(key), value, "set_own")
 

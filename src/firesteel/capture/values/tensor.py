@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from firesteel.capture.guards import Guard
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import SizeValue, TupleValue
@@ -79,6 +80,10 @@ class TensorValue(Value):
             return m.read_attribute(self, name)
         if name == "grad" and not self.abstract.requires_grad:
             return NONE
+        if not hasattr(torch.Tensor, name):
+            if self.source is not None:
+                m.guard(Guard(self.source, "no_attr", name))
+            raise m.raise_real(AttributeError(f"{self.python_type().__name__!r} object has no attribute {name!r}"))
         raise Break("attribute", name=name, value=self.describe())
 
     def _metadata(self, name: str) -> Value:

@@ -1,0 +1,134 @@
+"""copy.copy and copy.deepcopy on Values: structure is copied, what cannot change is shared.
+
+A class's own `__copy__` / `__deepcopy__` runs; objects of Python classes get their attributes copied; tensors, modules and anything
+unknown break, so that the real copy is made.  An attribute nobody has looked at yet and that cannot change stays unread: only its type is guarded.
+"""
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.guards import Guard
+from firesteel.capture.values.base import FixedObject, LazyValue, Value
+from firesteel.capture.values.const import ConstValue, is_constant_object
+from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
+from firesteel.capture.values.functions import CALLS, Args, BuiltinValue, FunctionValue, Kwargs
+from firesteel.capture.values.mappings import DictValue, SetValue
+from firesteel.capture.values.modules import ModuleValue
+from firesteel.capture.values.natives import IMMUTABLE, NativeObject
+from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.objects import MISSING, ClassValue, ExceptionValue, InstanceDict, ObjectValue, PythonModuleValue, mro_lookup
+from firesteel.capture.values.torch_calls import TorchFunctionValue
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+ATOMS = (ConstValue, SymNumber, ClassValue, FunctionValue, BuiltinValue, TorchFunctionValue, FixedObject, SizeValue, PythonModuleValue)
+PICKLING = {"__reduce_ex__": object.__reduce_ex__, "__reduce__": object.__reduce__, "__getstate__": getattr(object, "__getstate__", MISSING),
+            "__setstate__": MISSING}
+Each = Callable[[Value], Value]
+
+
+class Copier:
+    """One call of deepcopy: the same object is copied once."""
+
+    def __init__(self, m: Machine):
+        self.m = m
+        self.done: dict[int, tuple[Value, Value]] = {}
+
+    def __call__(self, value: Value) -> Value:
+        if type(value) is LazyValue and is_constant_object(value.obj):
+            self.m.guard(Guard(value.source, "type", type(value.obj)))
+            return value
+        value = self.m.look(value)
+        if isinstance(value, ATOMS):
+            return value
+        known = self.done.get(id(value))
+        return known[1] if known is not None else self._remember(value, copied(self.m, value, self, self.done))
+
+    def _remember(self, value: Value, made: Value) -> Value:
+        self.done[id(value)] = (value, made)
+        return made
+
+
+def copied(m: Machine, value: Value, each: Each, done: dict[int, tuple[Value, Value]]) -> Value:
+    """A copy whose parts are `each` of its parts; `done` is told of an object before its parts are copied."""
+    if isinstance(value, ObjectValue) and not isinstance(value, (ModuleValue, ExceptionValue)):
+        return copied_object(m, value, each, done)
+    if isinstance(value, InstanceDict):
+        return DictValue({k: (key, each(item)) for k, (key, item) in value.know_all(m).items()})
+    if isinstance(value, DictValue):
+        made = DictValue({}, cls=value.cls, factory=value.factory)
+        done[id(value)] = (value, made)
+        made.entries.update({k: (key, each(item)) for k, (key, item) in value.know_all(m).items()})
+        return made
+    if isinstance(value, ListValue):
+        made = ListValue([])
+        done[id(value)] = (value, made)
+        made.items.extend(each(item) for item in value.items)
+        return made
+    if isinstance(value, NamedTupleValue):
+        return NamedTupleValue(value.cls, [each(item) for item in value.items])
+    if isinstance(value, TupleValue):
+        return TupleValue([each(item) for item in value.items])
+    if isinstance(value, SetValue):
+        return SetValue(dict(value.entries), cls=value.cls)
+    if isinstance(value, SliceValue):
+        return value
+    raise Break("call", name=f"a copy of {value.describe()}")
+
+
+def copied_object(m: Machine, value: ObjectValue, each: Each, done: dict[int, tuple[Value, Value]]) -> Value:
+    for name, plain in PICKLING.items():
+        if mro_lookup(value.cls, name) is not plain:
+            raise Break("call", name=f"a copy of {value.describe()}, which has {name}")
+    if any(isinstance(vars(c).get(n), types.MemberDescriptorType) for c in value.cls.__mro__ for n in vars(c) if c is not object):
+        raise Break("call", name=f"a copy of {value.describe()}, which has slots")
+    if isinstance(value, NativeObject):
+        if value.base in IMMUTABLE:
+            raise Break("call", name=f"a copy of {value.describe()}")
+        made: ObjectValue = NativeObject(value.cls, value.base, copied(m, value.payload, each, {}))
+    else:
+        made = ObjectValue(value.cls)
+    done[id(value)] = (value, made)
+    for name, attribute in own_attributes(m, value).items():
+        m.effects.store_attr(made, name, each(attribute))
+    return made
+
+
+def own_attributes(m: Machine, value: ObjectValue) -> dict[str, Value]:
+    """The instance's attributes, unread where nobody looked at them; their names are guarded."""
+    return InstanceDict(value).unread(m)
+
+
+def own_method(m: Machine, value: Value, name: str) -> Value | None:
+    if not isinstance(value, ObjectValue) or not isinstance(mro_lookup(value.cls, name), types.FunctionType):
+        return None
+    return value.method(m, name)
+
+
+@CALLS.row(copy.copy)
+def call_copy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    value = args[0]
+    method = own_method(m, value, "__copy__")
+    if method is not None:
+        return method.call(m, [], {})
+    if isinstance(value, ATOMS) or type(value) is TupleValue:
+        return value
+    return copied(m, value, lambda item: item, {})
+
+
+@CALLS.row(copy.deepcopy)
+def call_deepcopy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) > 1 or kwargs:
+        raise Break("call", name="deepcopy with a memo")
+    value = args[0]
+    method = own_method(m, value, "__deepcopy__")
+    if method is not None:
+        return method.call(m, [DictValue({})], {})
+    return Copier(m)(value)
+
+
