@@ -294,7 +294,7 @@ def _phase(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | No
     extent = _extent(phase.axes)
     one_tile = isinstance(extent, int) and extent <= block
     w.sweep = Sweep(phase.axes, block)
-    aligned = isinstance(extent, int) and extent % block == 0
+    aligned = isinstance(extent, int) and extent > 0 and extent % block == 0
     if one_tile:
         _tile(w, phase, "", None if aligned else str(extent))
     elif window is not None and window[1]:

@@ -1,0 +1,185 @@
+"""The nests of tests/codegen/test_llvm_nests.py as GPU kernels: emulated without a GPU, on it where there is one."""
+from __future__ import annotations
+
+import gpu_nests
+import pytest
+import test_llvm_nests as llvm_nests
+import torch
+from native_nests import buffer, contiguous, layernorm, pointwise, reduction, softmax
+
+# what does not ask how the CPU does it: no null pointers, threads or LLVM text
+from test_llvm_nests import (  # noqa: F401
+    test_a_float_symbol_and_a_size_as_value,
+    test_a_phase_reads_what_an_earlier_one_stored,
+    test_add_with_collisions,
+    test_an_axis_as_a_value,
+    test_argmax_as_two_reductions,
+    test_broadcast_of_a_bias_and_a_scalar,
+    test_cat_with_masks_reads_nothing_outside,
+    test_deep_chain_does_not_recurse,
+    test_div_and_mod_of_an_axis,
+    test_embedding,
+    test_extremes_keep_nan,
+    test_full_reduction_then_use,
+    test_index_into_nothing_is_reported,
+    test_index_out_of_range_is_reported,
+    test_long_column_sums_are_accurate,
+    test_long_sums_are_accurate,
+    test_masked_scalar_load,
+    test_masked_storage_types,
+    test_pointwise_shapes,
+    test_reductions,
+    test_reductions_of_other_types,
+    test_scan,
+    test_scan_without_parallel_axes,
+    test_scatter_store,
+    test_softmax_and_layernorm,
+    test_strided_inputs_and_outputs,
+    test_symbolic_reductions,
+    test_symbolic_sizes_and_zero,
+    test_symbolic_strides,
+    test_two_accumulators_in_one_sweep,
+    test_two_stores_of_different_dtypes,
+)
+
+from firesteel.codegen.triton import choose, print_nest
+from firesteel.codegen.flat import flatten
+from firesteel.errors import InternalError
+from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, load
+from firesteel.loops.ops import S
+from firesteel.sym.expr import symbol
+
+
+@pytest.fixture(autouse=True)
+def _on_gpu(monkeypatch):
+    monkeypatch.setattr(llvm_nests, "run", gpu_nests.run)
+    monkeypatch.setattr(llvm_nests, "Runner", gpu_nests.Runner)
+
+
+def tiling(nest_and_buffers):
+    return choose(flatten(*nest_and_buffers)[0])
+
+
+# ---------------------------------------------------------------- how nests become tiles
+
+def test_a_short_row_is_read_once():
+    text = print_nest(*softmax(1000, 512)).text
+    assert text.count("tl.load") == 1 and "for " not in text
+
+
+def test_a_long_row_is_swept():
+    text = print_nest(*softmax(1000, 50_000)).text
+    assert text.count("for start in range") == 3
+
+
+def test_few_points_and_long_sweeps_are_split():
+    kernel = print_nest(*reduction("sum", contiguous("x", (1000, 1000)), (0, 1)))
+    assert len(kernel.passes) == 2 and kernel.passes[0].programs >= 100 and kernel.scratch == (("f32", kernel.passes[0].programs),)
+    assert tiling(softmax(100_000, 512)).split is False
+
+
+def test_columns_are_read_side_by_side():
+    assert tiling(reduction("sum", contiguous("x", (4096, 4096)), (0,))).points >= 16
+    assert tiling(reduction("sum", contiguous("x", (4096, 4096)), (1,))).points == 1
+
+
+def test_small_addresses_are_int32_and_large_ones_int64():
+    small = print_nest(*pointwise(lambda v: S.exp(v), contiguous("y", (1000,)), contiguous("x", (1000,)))).text
+    large = print_nest(*pointwise(lambda v: S.exp(v), contiguous("y", (3, 2**30)), contiguous("x", (3, 2**30)))).text
+    unknown = print_nest(*pointwise(lambda v: S.exp(v), contiguous("y", (symbol("s0"),)), contiguous("x", (symbol("s0"),)))).text
+    assert "int64" not in small and "program_id(0).to(tl.int64)" in large and "program_id(0).to(tl.int64)" in unknown
+
+
+def test_equal_nests_give_one_kernel():
+    first = print_nest(*reduction("sum", contiguous("x", (64, 32)), (1,)))
+    nest, buffers = reduction("sum", contiguous("x", (64, 32)), (1,))
+    second = print_nest(Nest("other", nest.axes, nest.phases), buffers)
+    assert first.symbol == second.symbol and second.name == "other"
+
+
+def test_adding_to_small_elements_is_refused():
+    X, Y = contiguous("x", (8,), "i8"), contiguous("y", (4,), "i8")
+    nest = Nest("n", (Axis("i", 8),), (Phase("map", (), (), (Store("y", (S.mod(axis("i"), 4),), load(X, (axis("i"),)), "add"),)),))
+    with pytest.raises(InternalError, match="cannot add"):
+        print_nest(nest, {"x": X, "y": Y})
+
+
+# ---------------------------------------------------------------- split nests
+
+@pytest.mark.parametrize("shape,dims", [((8, 16, 2000), (0, 2)), ((20_000, 3), (0,)), ((3, 20_000), (1,)), ((50, 1000), (0, 1)), ((2, 3, 9000), (2,))])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_split_reductions(shape, dims, op):
+    x = llvm_nests.randn(*shape)
+    want = {"sum": torch.sum, "max": torch.amax}[op](x.double(), dims).float()
+    y = torch.full(want.shape, 99.0)
+    nest = reduction(op, buffer("x", x), dims)
+    assert len(print_nest(*nest).passes) == 2
+    assert gpu_nests.run(*nest, {"x": x, "y": y}) == 0
+    llvm_nests.near(y, want, 3e-5)
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+def test_batch_norm_of_few_channels(channels):
+    """Mean, variance, statistics kept, normalised: five phases, a function for each sweep."""
+    n, hw = 6, 1700
+    x, y = llvm_nests.randn(n, channels, hw), torch.empty(n, channels, hw)
+    mean, var = torch.empty(channels), torch.empty(channels)
+    X, Y, c = buffer("x", x), buffer("y", y), axis("c")
+    total = Reduce("t", "sum", load(X, (axis("a"), c, axis("b"))), "f32")
+    middle = S.mul(acc(total), 1 / (n * hw))
+    away = S.sub(load(X, (axis("d"), c, axis("e"))), middle)
+    square = Reduce("q", "sum", S.mul(away, away), "f32")
+    spread = S.mul(acc(square), 1 / (n * hw))
+    value = S.mul(S.sub(load(X, (axis("g"), c, axis("h"))), middle), S.rsqrt(S.add(spread, 1e-5)))
+    phases = (Phase("reduce", (Axis("a", n), Axis("b", hw)), (total,)), Phase("map", (), (), (Store("mean", (c,), middle),)),
+              Phase("reduce", (Axis("d", n), Axis("e", hw)), (square,)), Phase("map", (), (), (Store("var", (c,), spread),)),
+              Phase("map", (Axis("g", n), Axis("h", hw)), (), (Store("y", (axis("g"), c, axis("h")), value),)))
+    buffers = {"x": X, "y": Y, "mean": buffer("mean", mean), "var": buffer("var", var)}
+    nest = Nest("bn", (Axis("c", channels),), phases)
+    assert len(print_nest(nest, buffers).passes) == 3
+    gpu_nests.run(nest, buffers, {"x": x, "y": y, "mean": mean, "var": var})
+    llvm_nests.near(mean, x.mean((0, 2)), 1e-5)
+    llvm_nests.near(var, x.var((0, 2), unbiased=False), 1e-5)
+    llvm_nests.near(y, torch.nn.functional.batch_norm(x, None, None, training=True), 1e-5)
+
+
+def test_a_split_nest_of_unknown_length():
+    s = symbol("s0")
+    runner = gpu_nests.Runner(*reduction("sum", contiguous("x", (s, 10)), (0,)))
+    assert len(runner.kernel.passes) == 2
+    for n in (0, 1, 5, 4097, 30_000):
+        x, y = llvm_nests.randn(n, 10), torch.full((10,), 7.0)
+        runner({"x": x, "y": y}, {"s0": n})
+        llvm_nests.near(y, x.double().sum(0).float(), 1e-4)
+
+
+# ---------------------------------------------------------------- storage types
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_computed_in_float(dtype):
+    from firesteel.loops.ops import to
+    x, y = llvm_nests.randn(70, 300).to(dtype), torch.empty(70, 300, dtype=dtype)
+    short = "bf16" if dtype is torch.bfloat16 else "f16"
+    nest = pointwise(lambda v: to(S.exp(S.mul(to(v, "f32"), 0.5)), short), buffer("y", y), buffer("x", x))
+    gpu_nests.run(*nest, {"x": x, "y": y})
+    torch.testing.assert_close(y, (x.float() * 0.5).exp().to(dtype), rtol=1e-2, atol=0)
+    assert (y != (x.float() * 0.5).exp().to(dtype)).float().mean() < 0.01
+
+
+def test_layernorm_of_many_rows():
+    x, g, y = llvm_nests.randn(700, 300), llvm_nests.randn(300, seed=1), torch.empty(700, 300)
+    gpu_nests.run(*layernorm(700, 300), {"x": x, "g": g, "y": y})
+    llvm_nests.near(y, torch.nn.functional.layer_norm(x, (300,), g), 1e-5)
+
+
+@pytest.mark.parametrize("length", [100, 5000])
+@pytest.mark.parametrize("op,dtype", [("sum", torch.int64), ("max", torch.uint8), ("sum", torch.int8)])
+def test_scans_of_integers(op, dtype, length):
+    from firesteel.loops.ops import SHORT, REDUCE_OPS
+    x = torch.randint(0, 5, (3, length), generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = torch.zeros_like(x)
+    X, index = buffer("x", x), (axis("i"), axis("r"))
+    running = Reduce("s", op, load(X, index), SHORT[dtype])
+    nest = Nest("scan", (Axis("i", 3),), (Phase("scan", (Axis("r", length),), (running,), (Store("y", index, acc(running)),)),))
+    gpu_nests.run(nest, {"x": X, "y": buffer("y", y)}, {"x": x, "y": y})
+    assert torch.equal(y, REDUCE_OPS[op].running(x, 1))
