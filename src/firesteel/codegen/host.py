@@ -25,7 +25,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,12 +40,33 @@ from firesteel.table import Table
 CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
 
 
+Word = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
+
+
 @dataclass(frozen=True)
 class Launch:
     """How one Nest is run: the address of its kernel, the buffers whose addresses it wants, and the names of its symbols."""
     address: int
     buffers: tuple[str, ...]
     symbols: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceLaunch(Launch):
+    """A kernel of another device, run by a native function at `address`, which takes words before the buffers' addresses, then
+    the addresses of scratch memory, symbols, and words at the end.  Launches of one nest share its scratch memory."""
+    device: str = ""
+    before: tuple[Word, ...] = ()
+    scratch: tuple[Size, ...] = ()      # places in it, in bytes
+    scratch_bytes: Size = 0
+    after: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Lines at the start of the host function, and the names they use."""
+    lines: tuple[str, ...] = ()
+    scope: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- fast doors of torch, with their plain twins
@@ -91,6 +112,10 @@ def as_dtype(x: torch.Tensor, dtype: torch.dtype, shape: tuple, strides: tuple, 
 
 def index_error() -> IndexError:
     return IndexError("index out of range in self")
+
+
+def launch_error(code: int) -> RuntimeError:
+    return RuntimeError(f"a kernel could not be launched: CUDA driver error {code}")
 
 
 def as_word(value: int | float) -> int:
@@ -239,26 +264,28 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 
 SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "Tensor": torch.Tensor,
-    "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "as_word": as_word, "math": math,
+    "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error, "as_word": as_word, "math": math,
     "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
 }
 
 
-def build(plan: Plan, launches: Mapping[str, Launch], compile_text: CompileText | None = None) -> Callable[..., tuple]:
-    """The callable of a Plan.  `launches` has an entry for each Nest by its name."""
-    return _Writer(plan, launches, compile_text).build()
+def build(plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], compile_text: CompileText | None = None,
+          setup: Setup | None = None) -> Callable[..., tuple]:
+    """The callable of a Plan.  `launches` has an entry for each Nest by its name: one launch, or several in order."""
+    return _Writer(plan, launches, compile_text, setup or Setup()).build()
 
 
 class _Writer:
     """Writes the function line by line; a builder."""
 
-    def __init__(self, plan: Plan, launches: Mapping[str, Launch], compile_text: CompileText | None):
+    def __init__(self, plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], compile_text: CompileText | None, setup: Setup):
         self.plan, self.program, self.launches, self.compile_text = plan, plan.program, launches, compile_text
         self.buffers = plan.program.buffers
-        self.lines: list[str] = []
+        self.lines: list[str] = list(setup.lines)
+        self.moved: dict[tuple[str, str], str] = {}     # (CPU buffer, device) -> variable of its copy there
         self.names: dict[str, str] = {}             # buffer -> Python variable
         self.taken: set[str] = set()                # variables in use
-        self.scope: dict[str, Any] = dict(SCOPE)
+        self.scope: dict[str, Any] = {**SCOPE, **setup.scope}
         self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
@@ -376,18 +403,49 @@ class _Writer:
         if not self.group:
             return
         frame: dict[str, int] = {}      # text of a value -> its slot
-        recipe = [len(self.group), 0]
-        for nest in self.group:
-            launch = self.launches[nest.name]
-            slots = [*(self._address(name, frame) for name in launch.buffers), *(self._value(s, frame) for s in launch.symbols), (-1, 0)]
-            recipe[1] = max(recipe[1], len(slots))
-            recipe += [launch.address, len(slots), *itertools.chain.from_iterable(slots)]
+        rows = [(launch.address, [*slots, (-1, 0)]) for nest in self.group for launch, slots in self._rows(nest, frame)]
+        recipe = [len(rows), max(len(slots) for _, slots in rows)]
+        for address, slots in rows:
+            recipe += [address, len(slots), *itertools.chain.from_iterable(slots)]
         name = f"run_{self.launched}"
         self.scope[name] = launcher(recipe, self.compile_text)
-        self.lines.append(f"if {name}({', '.join(frame)}): raise index_error()")
+        call = f"{name}({', '.join(frame)})"
+        far = any(isinstance(self.launches[nest.name], tuple) for nest in self.group)
+        self.lines.append(f"if code := {call}: raise launch_error(code)" if far else f"if {call}: raise index_error()")
         self.launched += 1
         self.group.clear()
         self._let_go()
+
+    def _rows(self, nest: Nest, frame: dict[str, int]) -> list[tuple[Launch, list[tuple[int, int]]]]:
+        """The launches of a nest, each with (slot, addend) of its arguments."""
+        found = self.launches[nest.name]
+        if not isinstance(found, tuple):
+            return [(found, [*(self._address(name, frame) for name in found.buffers), *(self._value(s, frame) for s in found.symbols)])]
+        scratch = ""
+        if found and found[0].scratch:
+            scratch = f"scratch_{len(self.lines)}"
+            self.lines.append(f"{scratch} = empty_strided(({self._size(found[0].scratch_bytes)},), (1,), dtype={self._dtype('u8')}, device={found[0].device!r})")
+        return [(launch, self._far_slots(launch, scratch, frame)) for launch in found]
+
+    def _far_slots(self, launch: DeviceLaunch, scratch: str, frame: dict[str, int]) -> list[tuple[int, int]]:
+        places = [(_slot(f"{scratch}.data_ptr()", frame), place) if isinstance(place, int) else
+                  (_slot(f"{scratch}.data_ptr() + {self._size(place)}", frame), 0) for place in launch.scratch]
+        addresses = [self._far_address(name, launch.device, frame) for name in launch.buffers]
+        symbols = [self._value(s, frame) for s in launch.symbols]
+        before, after = ([self._word(w, frame) for w in words] for words in (launch.before, launch.after))
+        return [*before, *addresses, *places, *symbols, *after]
+
+    def _word(self, word: Word, frame: dict[str, int]) -> tuple[int, int]:
+        return (-2, word) if isinstance(word, int) else (_slot(word if isinstance(word, str) else self._size(word), frame), 0)
+
+    def _far_address(self, buffer: str, device: str, frame: dict[str, int]) -> tuple[int, int]:
+        """The address on a device; a number that lies on the CPU is copied there."""
+        if self.buffers[buffer].device != "cpu":
+            return self._address(buffer, frame)
+        if (buffer, device) not in self.moved:
+            self.moved[buffer, device] = f"far_{len(self.moved)}"
+            self.lines.append(f"{self.moved[buffer, device]} = {self._variable(buffer)}.to({device!r})")
+        return _slot(f"{self.moved[buffer, device]}.data_ptr()", frame), 0
 
     def _address(self, buffer: str, frame: dict[str, int]) -> tuple[int, int]:
         """(slot, addend) that give the buffer's address."""
