@@ -91,6 +91,8 @@ def merge_equal(graph: Graph) -> int:
 
 def is_mergeable(node: Node) -> bool:
     target = node.target
+    if "unbacked" in node.meta:     # each has symbols of its own
+        return False
     if isinstance(target, OpOverload):
         return not facts(target).random and not target._schema.is_mutable and bool(target._schema.returns)
     return True
@@ -125,19 +127,24 @@ def remove_noops(graph: Graph) -> int:
             continue
         test = NOOPS.get(node.target)
         same = test(node) if test is not None else None
-        if same is not None and spec(same) == spec(node) and same.meta.get("phase") is not None:
+        if same is not None and _alike(spec(same), spec(node)):
             node.replace_all_uses_with(same)
             graph.erase_node(node)
             removed += 1
     return removed
 
 
+def _alike(a: Spec | None, b: Spec | None) -> bool:
+    """The same but for the place in the storage, which is no part of a value."""
+    return a is not None and b is not None and a._replace(offset=0) == b._replace(offset=0)
+
+
 @NOOPS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.expand.default, aten.view.default, aten._unsafe_view.default,
            aten.slice.Tensor, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.as_strided.default)
 def _same_spec(node: Node) -> Node | None:
-    """A view with the Spec of its argument shows the same elements."""
+    """A view with the Spec of its argument, the offset included, shows the same elements."""
     base = node.args[0]
-    return base if isinstance(base, Node) else None
+    return base if isinstance(base, Node) and spec(base) == spec(node) else None
 
 
 @NOOPS.row(aten.permute.default)
