@@ -14,6 +14,7 @@ from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store
 from firesteel.loops.ops import S
 from firesteel.loops.plan import plan
 from firesteel.pipeline import compile_native
+from firesteel.runtime import cpu
 from firesteel.sym.expr import symbol
 
 aten = torch.ops.aten
@@ -22,19 +23,8 @@ KERNELS: dict[str, object] = {}
 
 @pytest.fixture(scope="module")
 def compile_text():
-    """JIT of a piece of LLVM text, as the runtime gives it."""
-    llvm = pytest.importorskip("llvmlite.binding")
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    engines = []
-
-    def compile_(text: str, name: str) -> int:
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
-        engine.finalize_object()
-        engines.append(engine)
-        return engine.get_function_address(name)
-    return compile_
+    """JIT of a piece of LLVM text.  The runtime's own: the host keeps the launcher's address for the life of the process."""
+    return cpu.compile_text
 
 
 def buffer(name, shape, kind="temp", dtype="f32"):
