@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.artifacts import counters
+from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, same
@@ -156,6 +157,8 @@ class AbstractWorld:
         """How an operator is run here."""
         if fact.composite:
             return _run_composite
+        if is_foreach(fact):
+            return run_foreach
         return HANDLERS.get(fact.op) or KINDS[fact.kind]
 
     # ------------------------------------------------------------ what capture needs

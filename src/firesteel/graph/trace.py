@@ -44,6 +44,7 @@ from firesteel.graph.abstract import (
     set_spec,
 )
 from firesteel.graph.build import append_call, make_module
+from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functional import Cell, Place, Step, parts, show, spec_of_node, write
 from firesteel.graph.ops import EMPTY_VIEWS, HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same
@@ -254,6 +255,8 @@ class TraceWorld(AbstractWorld):
     def _plain_way(self, fact: Facts) -> Way:
         if fact.composite:
             return _record_composite
+        if is_foreach(fact):
+            return run_foreach
         return RECORDERS.get(fact.op) or HANDLERS.get(fact.op) or _KINDS[fact.kind]
 
     def _record_pure(self, fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -178,6 +178,12 @@ def call_autocast(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ContextValue(torch.autocast, args, kwargs, changes)
 
 
+@CALLS.row(torch.autograd.profiler.record_function)
+def call_record_function(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """A label for the profiler, which has no meaning inside of one graph: compiled code carries its own."""
+    return ContextValue(torch.autograd.profiler.record_function, args, kwargs, [])
+
+
 def context_of(obj: Any, source: Source) -> Value:
     """A context manager object of the user's; the caller guards its type."""
     if type(obj) is torch.no_grad or type(obj) is torch.enable_grad:

@@ -230,6 +230,22 @@ def method_requires_grad_(m: Machine, tensor: TensorValue, args: Args, kwargs: K
     raise Break("call", name="Tensor.requires_grad_")
 
 
+def _with_tensor_value(name: str, combine: Any) -> Callable[..., Value]:
+    """x.addcdiv_(a, b, value=t) with a tensor t: torch would read it as a number, which is known at run time only."""
+    def call(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+        value = kwargs.get("value")
+        if not isinstance(value, TensorValue) or len(args) != 2:
+            return call_graph(m, "call_method", name, [tensor, *args], kwargs)
+        change = call_graph(m, "call_function", operator.mul, [value, call_graph(m, "call_function", combine, args, {})], {})
+        return call_graph(m, "call_method", "add_" if name.endswith("_") else "add", [tensor, change], {})
+    return call
+
+
+for _name, _combine in {"addcdiv": torch.div, "addcmul": torch.mul}.items():
+    TENSOR_METHODS.add(_name, _with_tensor_value(_name, _combine))
+    TENSOR_METHODS.add(_name + "_", _with_tensor_value(_name + "_", _combine))
+
+
 def wrap_output(m: Machine, out: Any, node: torch.fx.Node) -> Value:
     """The Value of what a torch call gave, `node` being its node."""
     if isinstance(out, torch.Tensor):

@@ -1,0 +1,61 @@
+"""The `_foreach_` operators as what they mean: the plain operator on each tensor of the lists.
+
+`run_foreach` is how both worlds run them, so a graph holds only plain operators, which fuse; symbols among the scalars stay symbols.
+
+    _foreach_add_.List(xs, ys, alpha=a)       # aten.add_(x, y, alpha=a) for each x, y
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.ops import Facts
+
+aten = torch.ops.aten
+PREFIX = "aten::_foreach_"
+VALUES = ("addcdiv", "addcmul", "addcdiv_", "addcmul_")     # their last argument is a keyword of the plain operator
+LEFT_ALONE = ("powsum",)
+
+
+def is_foreach(fact: Facts) -> bool:
+    name = fact.op._schema.name
+    return name.startswith(PREFIX) and fact.kind != "out" and name[len(PREFIX):] not in LEFT_ALONE
+
+
+def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
+    op = fact.op
+    name, arguments = op._schema.name[len(PREFIX):], op._schema.arguments
+    lists = [str(a.type).endswith("[]") or "[]" in str(a.type) or str(a.type).startswith("List") for a in arguments]
+    count = len(args[lists.index(True)])
+    single = single_operator(name)
+    results = []
+    for n in range(count):
+        given = [a[n] if lists[i] else a for i, a in enumerate(args)]
+        if op._overloadname == "Tensor" and name in VALUES:
+            given[-1] = given[-1][n]        # one tensor with a number for each
+        results.append(single(*given, **kwargs))
+    return results if op._schema.returns else None
+
+
+def single_operator(name: str) -> Callable[..., Any]:
+    """The plain operator with the arguments of the list operator."""
+    if name in VALUES:
+        return lambda x, a, b, value=1: scaled(name, x, a, b, value)
+    if name == "norm":
+        return lambda x, ord=2, dtype=None: aten.linalg_vector_norm.default(x, ord, None, False, dtype=dtype)
+    packet = getattr(aten, name, None)
+    if packet is None and name.endswith("_"):
+        pure = getattr(aten, name[:-1])
+        return lambda x, *rest, **more: aten.copy_.default(x, pure(x, *rest, **more))
+    return packet
+
+
+def scaled(name: str, x: Tensor, a: Tensor, b: Tensor, value: Any) -> Tensor:
+    """addcdiv and addcmul, also where the number is a tensor."""
+    if not isinstance(value, Tensor):
+        return getattr(aten, name)(x, a, b, value=value)
+    change = value * (a / b if name.startswith("addcdiv") else a * b)
+    return aten.add_.Tensor(x, change) if name.endswith("_") else aten.add.Tensor(x, change)

@@ -1,0 +1,64 @@
+"""`fs.compile(opt.step)`: one graph, states made by the first call, no recompile when the learning rate changes."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import firesteel as fs
+from firesteel.artifacts import counters
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "foreach": False}),
+    "sgd_foreach": (torch.optim.SGD, {"momentum": 0.9, "foreach": True, "nesterov": True}),
+    "adam": (torch.optim.Adam, {"foreach": False}),
+    "adam_foreach": (torch.optim.Adam, {"foreach": True}),
+    "adamw": (torch.optim.AdamW, {"foreach": False, "amsgrad": True}),
+    "adamw_foreach": (torch.optim.AdamW, {"foreach": True, "weight_decay": 0.1}),
+}
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(4, 5)), torch.nn.Parameter(torch.randn(7))]
+
+
+def set_step(optimizer: torch.optim.Optimizer, n: int) -> None:
+    torch.manual_seed(n)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (n + 1)
+        for p in group["params"]:
+            p.grad = torch.randn_like(p)
+
+
+def same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> None:
+    ours, theirs = a.state_dict()["state"], b.state_dict()["state"]
+    assert list(ours) == list(theirs)
+    for key in theirs:
+        assert list(ours[key]) == list(theirs[key])
+        for name, value in theirs[key].items():
+            assert type(ours[key][name]) is type(value)
+            torch.testing.assert_close(ours[key][name], value)
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_step_is_one_graph(name: str, backend: str) -> None:
+    cls, settings = OPTIMIZERS[name]
+    check(cls, settings, backend)
+
+
+def check(cls: Any, settings: dict[str, Any], backend: str) -> None:
+    mine, theirs = (cls(parameters(), lr=0.1, **settings) for _ in range(2))
+    counters.clear()
+    step = fs.compile(mine.step, backend=backend, fullgraph=True)
+    for n in range(4):
+        for optimizer in (mine, theirs):
+            set_step(optimizer, n)
+        step()
+        theirs.step()
+        for p, q in zip(mine.param_groups[0]["params"], theirs.param_groups[0]["params"]):
+            torch.testing.assert_close(p, q)
+    same_state(mine, theirs)
+    assert counters["stats"]["unique_graphs"] == 2      # before and after the states exist; the rate is a symbol in the second
