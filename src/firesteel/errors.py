@@ -88,14 +88,17 @@ BREAKS: Table[BreakKind] = Table("break kind", "errors.py")
 class Break(Exception):
     """Raised in capture where a thing cannot be captured.  `kind` is a row of BREAKS; `values` fill its sentence."""
 
-    def __init__(self, kind: str, location: Location | None = None, **values: object):
+    def __init__(self, kind: str, location: Location | None = None, error: DataDependentError | None = None, **values: object):
         row = BREAKS[kind]
+        self.error = error      # what it is under fullgraph=True, where that says more
         self.kind, self.location, self.hint = kind, location, row.hint
         self.sentence = row.sentence.format(**values)
         super().__init__(self.sentence)
 
-    def unsupported(self) -> Unsupported:
+    def unsupported(self) -> FiresteelError:
         """The same text as an error, for fullgraph=True."""
+        if self.error is not None:
+            return DataDependentError(self.error.reason, self.location, self.error.hint)
         return Unsupported(self.sentence, self.location, self.hint)
 
 

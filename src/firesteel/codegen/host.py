@@ -83,12 +83,19 @@ _doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
 _reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
 
+def check_number(condition: bool, message: str) -> None:
+    """A condition that the program stated, or that a shape relies on."""
+    if not condition:
+        raise RuntimeError(message)
+
+
 _aten = torch.ops.aten
 QUICK_CALLS: Table[Callable] = Table("quick call", "codegen/host.py")   # torch's own functions cost 1.5 us less than an OpOverload
 for _overload, _function in {
     _aten.mm.default: torch.mm, _aten.mm.out: torch.mm, _aten.addmm.default: torch.addmm, _aten.addmm.out: torch.addmm,
     _aten.bmm.default: torch.bmm, _aten.bmm.out: torch.bmm, _aten.baddbmm.default: torch.baddbmm,
-    _aten.convolution.default: torch.convolution,
+    _aten.convolution.default: torch.convolution, _aten._assert_scalar.default: check_number,
+    _aten._local_scalar_dense.default: torch.Tensor.item,
 }.items():
     QUICK_CALLS.add(_overload, _function)
 
@@ -477,6 +484,7 @@ class _Writer:
             return
         targets = ["_" if name is None else self._variable(name) if name in self.buffers else name for name in step.outputs]
         self.lines.append(f"{', '.join(targets)} = {call}" if _returns_one(step) else f"{', '.join(targets)}, = {call}")
+        self.lines += [f"{symbol} = {_SYMBOL_SOURCES[kind].format(x=self._variable(name), d=dim)}" for symbol, name, kind, dim in step.binds]
         if _call_stem(step.target) not in _ROW_MAJOR_RESULTS:
             self.lines += [f"{target} = laid_out({target}, {self._sizes(self.buffers[name].strides)})"
                            for target, name in zip(targets, step.outputs) if name in self.buffers]

@@ -23,16 +23,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firesteel.artifacts import counters
 from firesteel.graph.foreach import is_foreach, run_foreach
+from firesteel.artifacts import counters
+from firesteel.config import config
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
-from firesteel.graph.sizes import asking, current, fixed, same
+from firesteel.graph.sizes import asking, current, fixed, must, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
 
 aten = torch.ops.aten
@@ -361,13 +363,41 @@ KINDS: dict[str, Way] = {"pure": _run_pure, "update": _run_update, "view": _run_
 # ---------------------------------------------------------------- operators that read data, and literals
 
 def _local_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    if type(args[0]) is not AbstractTensor:
+    """A number that is read from data: known for a literal of the program, else a symbol that run time fills in."""
+    tensor = args[0]
+    if type(tensor) is not AbstractTensor:
         return fact.op(*args)
-    return args[0]._literal("Tensor.item").item()
+    if tensor.value is not None:
+        return tensor.value.item()
+    return to_symint(scalar_symbol(world.env, tensor.spec.dtype), world.env)
+
+
+INTEGER_RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-2**15, 2**15 - 1), torch.int32: (-2**31, 2**31 - 1)}
+
+
+def scalar_symbol(env: Any, dtype: torch.dtype) -> Expr:
+    if env is None or not (env.replaying or config.capture_scalar_outputs) or dtype.is_complex:
+        raise DataAccess("Tensor.item")
+    if dtype.is_floating_point or dtype is torch.bool:
+        return env.create_unbacked(None, None, "Tensor.item", "bool" if dtype is torch.bool else "f64")
+    return env.create_unbacked(*INTEGER_RANGES.get(dtype, (None, None)), "Tensor.item")
 
 
 def _no_data(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     raise DataAccess(str(fact.op).removeprefix("aten."))
+
+
+def _assert_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
+    """The program states a condition."""
+    condition, message = from_sym(args[0]), args[1]
+    if not (world.env.assume(condition, message) if type(condition) is Expr else condition):
+        raise RuntimeError(message)
+
+
+def _constrain_range(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
+    size, (low, high) = from_sym(args[0]), (kwargs.get("min"), kwargs.get("max"))
+    for condition in ((ge(size, low) if low is not None else True), (le(size, high) if high is not None else True)):
+        must(condition, f"{size} is outside of [{low}, {high}]")
 
 
 def _lift(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
@@ -390,12 +420,9 @@ HANDLERS: dict[OpOverload, Way] = {
     aten.equal.default: _no_data,
     aten.allclose.default: _no_data,
     aten.is_nonzero.default: _no_data,
-    aten.nonzero.default: _no_data,
-    aten.masked_select.default: _no_data,
-    aten._unique2.default: _no_data,
-    aten.unique_dim.default: _no_data,
-    aten.unique_consecutive.default: _no_data,
-    aten.bincount.default: _no_data,
+    aten._assert_scalar.default: _assert_scalar,
+    aten.sym_constrain_range.default: _constrain_range,
+    aten.sym_constrain_range_for_size.default: _constrain_range,
     aten.lift_fresh.default: _lift,
     aten._fused_sdp_choice.default: _sdp_choice,
 }
@@ -417,8 +444,46 @@ def as_meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
+class FakeContext:
+    """What `torch.library.get_ctx()` gives in the fake of a custom operator."""
+
+    def __init__(self, op: OpOverload, env: Any):
+        self.op, self.env = op, env
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+        return to_symint(unbacked(str(self.op), min, max), self.env)
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def fake_specs(fake: Callable, op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """The Specs of the results by the function that the user registered for that: it sees symbolic sizes."""
+    env = current.env
+    world = AbstractWorld(env)
+    inner = [_in_world(world, v) for v in (args, kwargs)]
+    with fake_impl.set_ctx_getter(lambda: FakeContext(op, env)), world.active(), torch._C._AutoDispatchBelowAutograd():
+        return to_spec(fake(*inner[0], **inner[1]))
+
+
+def _in_world(world: AbstractWorld, value: Any) -> Any:
+    """Arguments as tensors of another world, which records nothing."""
+    if type(value) is AbstractTensor:
+        return world.make(value.spec)
+    if isinstance(value, dict):
+        return {k: _in_world(world, v) for k, v in value.items()}
+    return type(value)(_in_world(world, v) for v in value) if type(value) in (list, tuple) else value
+
+
+def registered_fake(op: OpOverload) -> Callable | None:
+    entry = simple_registry.singleton.find(op.name().split(".")[0]) if op.namespace != "aten" else None
+    return entry.fake_impl.kernel.func if entry is not None and entry.fake_impl.kernel is not None else None
+
+
 def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
     """The Specs of the results by torch's meta kernel."""
+    fake = registered_fake(op)
+    if fake is not None:
+        return fake_specs(fake, op, args, kwargs)
     counters["aot"]["meta_kernels"] += 1
     if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in t.spec.shape):
         counters["aot"]["specialized_by_op"] += 1

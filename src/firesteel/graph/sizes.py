@@ -77,6 +77,17 @@ def must_match(a: Size, b: Size, message: str) -> None:
         must(eq(a, b), message)
 
 
+def expands_alone(a: Size, b: Size) -> bool:
+    """Are two sizes that meet in broadcasting equal?  Neither is the number 1.  Where only run time knows, they have to be, since a
+    size of 1 would give another program."""
+    if a is b:
+        return True
+    if not unknown(a, b):
+        return same(a, b)
+    must_match(a, b, f"The size {a} must match the size {b}: sizes that depend on data are not broadcast")
+    return True
+
+
 def unknown(*sizes: Any) -> bool:
     """Does one of them depend on what only run time knows?"""
     return any(type(s) is Expr and not current.env.is_backed(current.env.simplify(s)) for s in sizes)

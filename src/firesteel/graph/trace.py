@@ -49,7 +49,9 @@ from firesteel.graph.functional import Cell, Place, Step, parts, show, spec_of_n
 from firesteel.graph.ops import EMPTY_VIEWS, HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same
 from firesteel.graph.spec import Spec, spec_of
-from firesteel.sym.expr import Expr
+from firesteel.sym.env import ShapeEnv
+from firesteel.sym.expr import Expr, free_symbols
+from firesteel.sym.meaning import MATH_FUNCTIONS, MEANING
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
 
@@ -90,7 +92,7 @@ class TraceWorld(AbstractWorld):
     """The world inside a trace: a graph builder.  Mutable while tracing; `fn` may ask it through `current_trace()`."""
 
     def __init__(self, env: Any, decompositions: Mapping[OpOverload, Callable] | None = None):
-        super().__init__(env)
+        super().__init__(env if env is not None else ShapeEnv())
         self.graph = Graph()
         self.decompositions = decompositions or {}
         self.origin: Node | None = None         # the torch-level node being interpreted
@@ -100,6 +102,8 @@ class TraceWorld(AbstractWorld):
         self._sizes: dict[Expr, Any] = {}       # a node, a number, or where to read it: (operator, input node, dimension)
         self._origins: dict[int, dict[str, Any]] = {}   # seq_nr -> meta of the forward node
         self._carried: dict[Node, dict[str, Any]] = {}
+        self._asserted = 0                      # how many of the environment's conditions have been looked at
+        self._waiting: list[Any] = []           # those whose symbols no node has given yet
 
     # ------------------------------------------------------------ nodes
 
@@ -111,8 +115,45 @@ class TraceWorld(AbstractWorld):
         meta["val"] = value
         if type(value) is AbstractTensor:
             value.born = node
+        if self.env.has_unbacked:
+            self._bind(node, value)
         if meta["phase"] == "forward" and any(n.meta["phase"] == "backward" for n in node._input_nodes):
             meta["phase"] = "backward"      # made after the gradients, from them
+        return node
+
+    def _bind(self, node: Node, value: Any) -> None:
+        """Notes the unbacked symbols that this node is the first to give, and checks the conditions that can be checked now."""
+        env = self.env
+        found = [s for s in free_symbols(*sizes_in(value)) if s not in self._sizes and env.symbols[s].hint is None]
+        if found:
+            node.meta["unbacked"] = found       # such a node is neither merged with an equal one nor run twice
+            if type(value) is AbstractTensor:
+                self._learn_sizes(node, value.spec)
+            elif type(value) in _SYMBOLIC:
+                self._sizes[from_sym(value)] = node
+        if found or len(env.asserts) > self._asserted:
+            self._check()
+
+    def _check(self) -> None:
+        """Nodes for the conditions whose symbols are all known."""
+        env = self.env
+        pending = self._waiting + env.asserts[self._asserted:]
+        self._asserted, self._waiting = len(env.asserts), []
+        for guard in pending:
+            if all(s in self._sizes for s in free_symbols(guard.expr) if env.symbols[s].hint is None):
+                node = append_call(self.graph, aten._assert_scalar.default, (self._raw_size(guard.expr), guard.why), {})
+                self._describe(node.meta)
+                node.meta.update(val=None, phase="forward")
+            else:
+                self._waiting.append(guard)
+
+    def _raw_size(self, size: Expr) -> Any:
+        """The node of a condition as it was stated: what has been concluded from it since must not decide it."""
+        if size in self._sizes or size.op in ("const", "symbol"):
+            return self.size_node(size)
+        args = tuple([self._raw_size(a) for a in size.args])
+        node = append_call(self.graph, size_function(size), args, {})
+        node.meta.update(val=to_symint(size, self.env), phase="forward")
         return node
 
     def _describe(self, meta: dict[str, Any]) -> None:
@@ -389,6 +430,8 @@ def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, spe
 def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     if fact.twin is None:
         raise NotImplementedError(f"{fact.op} writes its argument and has no functional twin")
+    if fact.twin in world.decompositions:
+        return _record_decomposed(world, fact, args, kwargs)
     twin = facts(fact.twin)
     values = call_rule(twin, args, kwargs)
     target = args[fact.writes[0]]
@@ -401,6 +444,19 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
         world.assign(target, node)
     else:
         _assign_all(world, fact, args, node, result)
+    return returned(fact, args, kwargs)
+
+
+def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """An in-place operator whose twin has a decomposition: that is run, and its results are written."""
+    with world._mode:
+        results = fact.twin(*args, **kwargs)
+    written = [args[p] for p in fact.writes]
+    if len(written) == 1 and isinstance(written[0], (list, tuple)):
+        written = written[0]
+    for target, result in zip(written, results if isinstance(results, (list, tuple)) else [results]):
+        check_written(fact, target, result.spec)
+        world.assign(target, world.to_node(result))
     return returned(fact, args, kwargs)
 
 
@@ -547,6 +603,22 @@ def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     return result
 
 
+@RECORDERS.row(aten._local_scalar_dense.default)
+def _record_number(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """A number read from data: the node that reads it gives the symbol."""
+    number = HANDLERS[fact.op](world, fact, args, kwargs)
+    if type(number) in _SYMBOLIC:
+        world.node(fact.op, (world.to_node(args[0]),), {}, number)
+    return number
+
+
+@RECORDERS.row(aten._assert_scalar.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+def _record_condition(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
+    """The environment learns it; what it cannot know becomes a check."""
+    HANDLERS[fact.op](world, fact, args, kwargs)
+    world._check()
+
+
 @RECORDERS.row(*HIDDEN_WRITES)
 def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """Batch normalisation updates its running statistics without saying so: recorded as the functional form that returns them."""
@@ -564,6 +636,17 @@ def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
 
 # ---------------------------------------------------------------- functions of sizes
 
+def sizes_in(value: Any) -> list[Expr]:
+    """The symbolic sizes of an abstract value."""
+    if type(value) is AbstractTensor:
+        spec = value.spec
+        return [s for s in (*spec.shape, *spec.strides, spec.offset) if type(s) is Expr]
+    if isinstance(value, (list, tuple)):
+        return [s for v in value for s in sizes_in(v)]
+    size = from_sym(value) if type(value) in _SYMBOLIC else None
+    return [size] if type(size) is Expr else []
+
+
 SIZE_FUNCTIONS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "floordiv": operator.floordiv,
     "mod": operator.mod, "truediv": operator.truediv, "pow": operator.pow, "abs": operator.abs, "min": torch.sym_min,
@@ -571,6 +654,9 @@ SIZE_FUNCTIONS = {
     "and": operator.and_, "or": operator.or_, "where": torch.sym_ite, "lshift": operator.lshift, "rshift": operator.rshift,
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
 }
+for _op in MATH_FUNCTIONS:
+    SIZE_FUNCTIONS[_op] = getattr(torch, f"_sym_{_op}", None) or MEANING[_op].compute
+SIZE_FUNCTIONS.update({_op: row.compute for _op, row in MEANING.items() if _op not in SIZE_FUNCTIONS})
 _CONVERSIONS = {"f64": torch.sym_float, "i64": torch.sym_int}
 
 
@@ -647,6 +733,7 @@ def interpret(gm: GraphModule, *args: Any) -> Any:
     for node in gm.graph.nodes:
         if world is not None:
             world.origin = node
+            world.env.replay(node.meta.get("unbacked"))
         if node.op == "placeholder":
             values[node] = next(supplied)
         elif node.op == "output":

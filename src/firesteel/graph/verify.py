@@ -76,8 +76,11 @@ def _check_operator(node: Node) -> None:
         _fail(node, "the operator writes to its arguments")
     if fact.rule is None:
         return
-    world = next((n.meta["val"].world for n in node.all_input_nodes if type(n.meta.get("val")) is AbstractTensor), None)
-    with asking(world.env if world is not None else None):
+    world = next((n.meta["val"].world for n in (node, *node.all_input_nodes) if type(n.meta.get("val")) is AbstractTensor), None)
+    env = world.env if world is not None else None
+    with asking(env):
+        if env is not None:
+            env.replay(node.meta.get("unbacked"))
         found = fact.rule(*_specs(node.args), **{k: _specs(v) for k, v in node.kwargs.items()})
     _compare(node, found, _specs(node.meta["val"]))
 

@@ -8,10 +8,10 @@ each costs the number of distinct nodes, not the size of the tree written out; a
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from firesteel.loops.ir import Extern, Nest, Phase, Program, Store, View
+from firesteel.loops.ir import Buffer, Extern, Nest, Phase, Program, Store, View
 from firesteel.sym.expr import Expr, make
 
 LOADS = ("load", "masked")
@@ -124,6 +124,35 @@ def writes(step: Nest | Extern) -> tuple[str, ...]:
     if isinstance(step, Extern):
         return tuple(dict.fromkeys((*(name for name in step.outputs if name is not None), *step.mutates)))
     return tuple(dict.fromkeys(store.buffer for store in stores(step)))
+
+
+def bound_symbols(step: Nest | Extern, buffers: Mapping[str, Buffer]) -> tuple[str, ...]:
+    """Symbols whose values a library call gives: those read off its results, and results that are numbers themselves."""
+    if not isinstance(step, Extern):
+        return ()
+    return (*[bind[0] for bind in step.binds], *[name for name in step.outputs if name is not None and name not in buffers])
+
+
+def step_symbols(step: Nest | Extern, buffers: Mapping[str, Buffer]) -> tuple[str, ...]:
+    """Symbols whose values must be known before the step runs."""
+    if isinstance(step, Extern):
+        values = _numbers((*step.args, *step.kwargs.values()))
+        touched = [name for name in step.outputs if name in buffers] if step.out else []
+    else:
+        values = [axis.extent for phase in (step, *step.phases) for axis in phase.axes] + list(nest_exprs(step))
+        touched = [name for name in (*reads(step), *writes(step)) if name in buffers]
+    for name in touched:
+        values += [*buffers[name].shape, *buffers[name].strides]
+    return symbols(values)
+
+
+def _numbers(value: Any) -> list[Any]:
+    """All sizes and numbers among the arguments of a library call."""
+    if isinstance(value, View):
+        return [*value.shape, *value.strides, value.offset]
+    if isinstance(value, (tuple, list)):
+        return [number for item in value for number in _numbers(item)]
+    return [value]
 
 
 def output_buffers(program: Program) -> set[str]:

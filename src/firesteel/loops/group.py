@@ -24,6 +24,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Program, Reduce, Store
@@ -31,6 +33,7 @@ from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unu
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
 
+CHECK = torch.ops.aten._assert_scalar.default
 MOST_STATEMENTS = 96
 MOST_BUFFERS = 48
 HEAD_START = 24         # steps by which a kernel may overtake library calls
@@ -139,6 +142,7 @@ class Grouper:
         self.direct: dict[int, set[int]] = {}       # group number -> steps it depends on directly
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
+        self.told: dict[str, int] = {}              # symbol that only run time knows -> the step after which it may be used
 
     def run(self) -> Program:
         for number, step in enumerate(self.program.steps):
@@ -154,6 +158,12 @@ class Grouper:
             group.frozen = True
         reads = group.reads if not group.frozen else access.reads(step)
         direct = {self.writer[name] for name in reads if name in self.writer}
+        if self.told:
+            used = [name for name in access.step_symbols(step, self.program.buffers) if name in self.told]
+            direct.update(self.told[name] for name in used)
+            if isinstance(step, Extern) and step.target is CHECK:       # nobody relies on a condition before it is checked
+                self.told.update(dict.fromkeys(used, number))
+        self.told.update(dict.fromkeys(access.bound_symbols(step, self.program.buffers), number))
         for name in writes:
             if name in self.rewritten:
                 direct.update(n for n in (self.writer.get(name), *self.readers.get(name, ())) if n is not None)

@@ -125,6 +125,8 @@ class Interpreter:
             step.target(*args, **kwargs, out=self.tensor(step.outputs[0]))      # type: ignore[arg-type]
             return
         results = _flat(step.target(*args, **kwargs))
+        made = dict(zip(step.outputs, results))
+        self.symbols.update({symbol: _read(made[name], kind, dim) for symbol, name, kind, dim in step.binds})
         for name, result in zip(step.outputs, results):
             if name in self.buffers:
                 self.memory[name] = self.fitted(self.buffers[name], result)

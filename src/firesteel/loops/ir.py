@@ -151,6 +151,9 @@ class Extern:
     mutates: tuple[str, ...] = ()
     out: bool = False           # the target takes out=: it writes into preallocated outputs
     origin: tuple[str, ...] = field(default=(), compare=False)
+    # symbols that only the results tell: (symbol, output buffer, "shape" | "stride", dimension).  An output that is no buffer
+    # is a symbol too: the call returns its value.
+    binds: tuple[tuple[str, str, str, int], ...] = ()
 
     def __str__(self) -> str:
         given = [_shown(arg) for arg in self.args] + [f"{key}={_shown(value)}" for key, value in self.kwargs.items()]

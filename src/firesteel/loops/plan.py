@@ -203,7 +203,10 @@ class _Planner:
                 self.tensors.update(reads, writes)
                 if _target_name(step) not in _PURE_CALLS:
                     self.lent.update(reads, writes)
+        told = {name for step, _, _ in self.uses for name in access.bound_symbols(step, self.buffers)}
         for name, buffer in self.buffers.items():
+            if told and not told.isdisjoint(access.symbols((*buffer.shape, *buffer.strides))):
+                self.tensors.add(name)      # the arena is made before its size is known
             if buffer.kind not in ("temp", "output") or buffer.device != "cpu":
                 self.tensors.add(name)
 
@@ -220,7 +223,7 @@ class _Planner:
         return Plan(self.program, tuple(self._placed(step, offsets) for step in self.steps), offsets[-1])
 
     def _owned(self, name: str) -> bool:
-        return self.buffers[name].kind in ("temp", "output")
+        return name in self.buffers and self.buffers[name].kind in ("temp", "output")
 
     def _allocate(self, name: str, step: Nest | Extern) -> None:
         if name in self.made or not self._owned(name):

@@ -44,7 +44,7 @@ def _require(holds: bool, rule: str, *shown: Any) -> None:
 def _symbols_of(program: Program) -> set[str]:
     """Symbols that run time can know: read from inputs, or given by a library call."""
     given = {name for step in program.steps if isinstance(step, Extern) for name in step.outputs if name is not None and name not in program.buffers}
-    return set(program.symbols) | given
+    return set(program.symbols) | given | {bind[0] for step in program.steps if isinstance(step, Extern) for bind in step.binds}
 
 
 # ---------------------------------------------------------------- buffers and library calls

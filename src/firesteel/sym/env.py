@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +105,7 @@ class ShapeEnv:
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
         self._lazy_context: Context | None = None
         self._replaced: dict[Expr, Any] = {}    # what `_replacements` make of an expression
+        self._again: list[Expr] | None = None   # unbacked symbols that a second run of the same call gives again
 
     # ------------------------------------------------------------ symbols
 
@@ -118,7 +119,27 @@ class ShapeEnv:
 
     def create_unbacked(self, lo: int | None = 0, hi: int | None = None, source: str = "", dtype: str = "i64") -> Expr:
         """A symbol whose value only run time knows, such as the number of nonzero elements."""
+        if self._again:
+            known = self._again.pop(0)
+            if known in self.symbols and known.dtype == dtype:
+                return known
         return self._create("u", None, source, lo if dtype == "i64" else None, hi, dtype)
+
+    def unbacked_since(self, count: int) -> list[Expr]:
+        """The unbacked symbols made since there were `count` symbols."""
+        return [info.expr for info in list(self.symbols.values())[count:] if info.hint is None]
+
+    def replay(self, symbols: Sequence[Expr] | None) -> None:
+        """A call that made these symbols runs again, at another stage: it gets the same ones.  None: no such call."""
+        self._again = list(symbols) if symbols else None
+
+    @property
+    def has_unbacked(self) -> bool:
+        return self._counts["u"] > 0
+
+    @property
+    def replaying(self) -> bool:
+        return self._again is not None
 
     def _create(self, prefix: str, hint: Number | None, source: str, lo: int | None, hi: int | None, dtype: str) -> Expr:
         expr = symbol(f"{prefix}{self._counts[prefix]}", dtype)
@@ -190,14 +211,20 @@ class ShapeEnv:
     def decide_oblivious(self, condition: bool | Expr) -> bool:
         """Like `decide`; a size that only run time knows counts as neither 0 nor 1."""
         known = self.known(condition)
+        return known if known is not None else self.decide(self._without_small_sizes(self.simplify(condition)))
+
+    def decide_layout(self, condition: bool | Expr) -> bool:
+        """Like `decide_oblivious`, for questions where "no" is never wrong: is it contiguous, is this stride the smaller one?"""
+        known = self.known(condition)
         if known is not None:
             return known
-        simple = self.simplify(condition)
+        return self.decide_or(self._without_small_sizes(self.simplify(condition)), False)
+
+    def _without_small_sizes(self, simple: Any) -> Any:
+        """Simplified as if unbacked sizes were 2 or more."""
         unbacked = [s for s in free_symbols(simple) if self.symbols[s].hint is None]
-        if unbacked:
-            sizes = {s: (max(low, 2), high) for s in unbacked for low, high in (self._ranges.get(s, (None, None)),) if low is not None and low >= 0}
-            simple = Context({**self._ranges, **sizes}, self._facts).simplify(simple)
-        return self.decide(simple)
+        sizes = {s: (max(low, 2), high) for s in unbacked for low, high in (self._ranges.get(s, (None, None)),) if low is not None and low >= 0}
+        return Context({**self._ranges, **sizes}, self._facts).simplify(simple) if sizes else simple
 
     def assume(self, condition: bool | Expr, why: str = "torch._check") -> bool:
         """The program states that the condition holds.  Of backed symbols this is a question like any other; of unbacked ones
@@ -254,6 +281,11 @@ class ShapeEnv:
             size = found
         return self._context.simplify(size)
 
+    def as_stated(self, condition: Expr) -> Any:
+        """A condition in the symbols that run time reads, nothing of it decided by what was concluded about unbacked symbols."""
+        backed = {s: value for s, value in self._replacements.items() if self.symbols[s].hint is not None}
+        return substitute(condition, backed) if backed else condition
+
     def interval(self, size: Size) -> tuple[int | None, int | None]:
         """Bounds of an integer in plain ints."""
         return self._context.bounds.interval(self.simplify(size))
@@ -273,6 +305,10 @@ class ShapeEnv:
         self._learn(fact)
         if self._replacements is not before:
             self._defining.add(guard)
+
+    def learn(self, fact: bool | Expr) -> None:
+        """What holds by an operator's own meaning: no guard, no check."""
+        self._learn(self.simplify(fact))
 
     def _learn(self, fact: bool | Expr) -> None:
         """Makes later answers follow from a true fact."""
@@ -315,7 +351,7 @@ class ShapeEnv:
             if count not in (1, -1):
                 continue
             rest = from_poly(scale({m: n for m, n in terms.items() if m != (candidate,)}, -count))
-            if candidate not in free_symbols(rest):
+            if candidate not in free_symbols(rest) and (self.symbols[candidate].hint is None or self.is_backed(rest)):
                 return candidate, rest
         return None
 

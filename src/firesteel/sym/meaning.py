@@ -32,6 +32,18 @@ def _float_ceil(x: float) -> float:
     return float(math.ceil(x)) if math.isfinite(x) else x
 
 
+def _float_trunc(x: float) -> float:
+    return float(math.trunc(x))
+
+
+def _float_round(x: float) -> float:
+    return float(round(x))
+
+
+def _is_integer(x: float) -> bool:
+    return x.is_integer()
+
+
 def _where(condition: bool, yes, no):
     return yes if condition else no
 
@@ -64,10 +76,10 @@ for _op, _row in {
     "where": Meaning(3, _where, "({1} if {0} else {2})"),
     "floor": Meaning(1, _float_floor, "float(math.floor({0}))"),
     "ceil": Meaning(1, _float_ceil, "float(math.ceil({0}))"),
-    "trunc": Meaning(1, lambda x: float(math.trunc(x)), "float(math.trunc({0}))"),
-    "round": Meaning(1, lambda x: float(round(x)), "float(round({0}))"),
+    "trunc": Meaning(1, _float_trunc, "float(math.trunc({0}))"),
+    "round": Meaning(1, _float_round, "float(round({0}))"),
     "round_digits": Meaning(2, round, "round({0}, {1})"),
-    "is_integer": Meaning(1, lambda x: x.is_integer(), "{0}.is_integer()"),
+    "is_integer": Meaning(1, _is_integer, "{0}.is_integer()"),
 }.items():
     MEANING.add(_op, _row)
 

@@ -17,9 +17,9 @@ from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, 
 from firesteel.capture.values.functions import CALLS, Args, Kwargs, PartialValue
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
-from firesteel.capture.values.number import SymNumber, symbolic_call
+from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ExceptionValue, ObjectValue
-from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNARY_OPERATORS, call_graph
 from firesteel.errors import Break
 
@@ -132,11 +132,9 @@ def call_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def _converts(cls: type) -> Callable[..., Value]:
     def convert(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], TensorValue):
-            raise Break("data_scalar", name=f"{cls.__name__}()")
+            return converted(m, read_number(m, args[0], f"{cls.__name__}()"), cls)
         if args and isinstance(args[0], SymNumber) and cls in (int, float):
-            if args[0].python_type() is cls:
-                return args[0]
-            return symbolic_call(m, torch.sym_int if cls is int else torch.sym_float, args)
+            return converted(m, args[0], cls)
         if args and isinstance(args[0], ObjectValue):
             return m.constant_object(getattr(args[0].python_type(), f"__{cls.__name__}__")).call(m, args, kwargs)
         return fold(m, cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})

@@ -6,8 +6,6 @@ only where it is used as an argument of a torch call.
 """
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +23,6 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PYTHON_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 CONVERSIONS: dict[type, Callable[[Any], Any]] = {int: torch.sym_int, float: torch.sym_float}
-
-MATH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    math.floor: torch.sym_int, math.sqrt: torch.sym_sqrt if hasattr(torch, "sym_sqrt") else math.sqrt, abs: operator.abs,
-}
 
 MakeNode = Callable[[], torch.fx.Node]
 
@@ -54,7 +48,19 @@ def ask(fn: Callable[..., Any], *args: Any) -> Any:
     try:
         return fn(*args)
     except DataDependentError as error:
-        raise Break("data_branch", value=error.reason) from None
+        raise Break("data_branch", error=error, value=error.reason) from None
+
+
+def converted(m: Machine, value: Value, cls: type) -> Value:
+    """int(value) or float(value) of a number."""
+    if not isinstance(value, SymNumber):
+        return ConstValue(cls(value.constant()))
+    if value.python_type() is cls:
+        return value
+    if value.python_type() is bool:
+        value = symbolic_call(m, torch.sym_ite, [value, ConstValue(1), ConstValue(0)])
+        return value if cls is int else symbolic_call(m, torch.sym_float, [value])
+    return symbolic_call(m, CONVERSIONS[cls], [value])
 
 
 class SymNumber(Value):

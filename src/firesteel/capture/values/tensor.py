@@ -14,12 +14,11 @@ import torch
 from firesteel.capture.guards import Guard
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
-from firesteel.capture.values.containers import SizeValue, TupleValue
-from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, number
+from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
+from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.config import config
 from firesteel.errors import Break
-from firesteel.sym.symint import to_symint
 from firesteel.table import Table
 
 if TYPE_CHECKING:
@@ -121,9 +120,15 @@ class TensorValue(Value):
         return call_graph(m, "call_function", m.unary_operators[op], [self], {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
-        return call_graph(m, "call_function", operator.getitem, [self, key], {})
+        part, key = select_symbols(m, self, key)
+        return part if key is None else call_graph(m, "call_function", operator.getitem, [part, key], {})
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        part, key = select_symbols(m, self, key)
+        if part is not self:
+            key = ConstValue(Ellipsis) if key is None else key
+            call_graph(m, "call_function", operator.setitem, [part, key, value], {})
+            return
         call_graph(m, "call_function", operator.setitem, [self, key, value], {})
 
     # -- as a sequence ---------------------------------------------------------------------------------------------
@@ -146,6 +151,29 @@ class TensorValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return e.graph_output(self)
+
+
+def select_symbols(m: Machine, tensor: TensorValue, key: Value) -> tuple[TensorValue, Value | None]:
+    """The tensor and the rest of the key, after the symbolic ints in the key (which torch's own indexing refuses) have been applied."""
+    items = [m.look(item) for item in key.items] if isinstance(key, TupleValue) else [key]
+    places = [i for i, item in enumerate(items) if isinstance(item, SymNumber) and item.python_type() is int]
+    if not places:
+        return tensor, key
+    for i in reversed(places):
+        after = [d for d in map(_dims_taken, items[i + 1:]) if d]
+        from_end = any(item.is_constant() and item.constant() is Ellipsis for item in items[:i])
+        dim = -1 - sum(after) if from_end else sum(map(_dims_taken, items[:i]))
+        tensor = call_graph(m, "call_method", "select", [tensor, ConstValue(dim), items[i]], {})
+    rest = [item for i, item in enumerate(items) if i not in places]
+    return tensor, TupleValue(rest) if rest else None
+
+
+def _dims_taken(item: Value) -> int:
+    """How many dimensions of the tensor one item of a key stands for."""
+    if item.is_constant():
+        return 0 if item.constant() is None or item.constant() is Ellipsis or isinstance(item.constant(), bool) else 1
+    mask = isinstance(item, TensorValue) and item.abstract.dtype in (torch.bool, torch.uint8)
+    return item.abstract.dim() if mask else 1
 
 
 def can_be_argument(value: Value) -> bool:
@@ -208,13 +236,33 @@ def method_dim(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> V
 
 @TENSOR_METHODS.row("item")
 def method_item(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    dtype = tensor.abstract.dtype
-    if not config.capture_scalar_outputs or m.world.env is None or dtype.is_complex or dtype is torch.bool:
-        raise Break("data_scalar", name="Tensor.item")
-    expr = m.world.env.create_unbacked(None, None, "item", "f64" if dtype.is_floating_point else "i64")
-    sym = to_symint(expr, m.world.env)
-    node = m.record.call_method("item", (tensor.node,), {}, sym)
-    return SymNumber(sym, lambda: node)
+    return read_number(m, tensor, "Tensor.item")
+
+
+def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
+    """The one element as a number: a symbol, where settings ask for that."""
+    if not config.capture_scalar_outputs or m.world.env is None or tensor.abstract.dtype.is_complex:
+        raise Break("data_scalar", name=name)
+    return call_graph(m, "call_method", "item", [tensor], {})
+
+
+@TENSOR_METHODS.row("tolist")
+def method_tolist(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    if tensor.abstract.dim() == 0:
+        return read_number(m, tensor, "Tensor.tolist")
+    if not config.capture_scalar_outputs:
+        raise Break("data_scalar", name="Tensor.tolist")
+    return ListValue([method_tolist(m, row, [], {}) for row in tensor.iterate(m)])
+
+
+@TENSOR_METHODS.row("__int__", "__index__")
+def method_int(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return converted(m, read_number(m, tensor, "int() of a tensor"), int)
+
+
+@TENSOR_METHODS.row("__float__")
+def method_float(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return converted(m, read_number(m, tensor, "float() of a tensor"), float)
 
 
 @TENSOR_METHODS.row("__len__")

@@ -71,11 +71,15 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     for name, value in kwargs.items():
         node_kwargs[name], real_kwargs[name] = value.as_arg(m)
     fn = getattr(real_args[0], target) if kind == "call_method" else target
+    symbols = len(m.world.env.symbols) if m.world.env is not None else 0
     out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
     if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
         return m.fresh(out)
     make = m.record.call_method if kind == "call_method" else m.record.call_function
-    return m.wrap_output(out, make(target, tuple(node_args), node_kwargs, out))
+    node = make(target, tuple(node_args), node_kwargs, out)
+    if m.world.env is not None and len(m.world.env.symbols) > symbols:
+        node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that makes the call again gives the same symbols
+    return m.wrap_output(out, node)
 
 
 def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
@@ -86,7 +90,7 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
     except Break:
         raise
     except DataDependentError as error:
-        raise Break("data_shape", name=name_of(target)) from error
+        raise Break("data_shape", error=error, name=name_of(target)) from error
     except Exception as error:      # eager's own error, or a rule that is missing: the real call tells
         raise Break("abstract_failure", name=name_of(target), text=f"{type(error).__name__}: {error}") from error
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.sizes import less, same
+from firesteel.graph.sizes import current, expands_alone, less, same, unknown
 from firesteel.graph.spec import Shape, Spec
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, max_, min_
 from firesteel.table import Table
 
 aten = torch.ops.aten
@@ -62,10 +62,16 @@ def wrap_dims(dims: Iterable[int], ndim: int) -> list[int]:
     return result
 
 
-def clamp_size(value: Size, low: Size, high: Size) -> Size:
-    if less(value, low):
-        return low
-    return high if less(high, value) else value
+def clamp_size(value: Size, low: Size | None, high: Size | None) -> Size:
+    """The value, not below `low` nor above `high`.  Where only run time knows which it is, the result is a min or max."""
+    for bound, choose, below in ((low, max_, True), (high, min_, False)):
+        if bound is None or bound is value:
+            continue
+        if unknown(value, bound):
+            value = current.env.simplify(choose(value, bound))
+        elif less(value, bound) if below else less(bound, value):
+            value = bound
+    return value
 
 
 def check(condition: bool, message: str) -> None:
@@ -80,7 +86,7 @@ def broadcast_size(a: Size, b: Size) -> Size:
         return a
     if type(a) is int and a == 1:
         return b
-    if same(a, b):
+    if expands_alone(a, b):
         return b if type(a) is Expr else a
     if type(a) is Expr and same(a, 1):
         return b

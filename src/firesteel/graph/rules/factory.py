@@ -1,24 +1,32 @@
 """Rules of factories: tensors made from sizes and numbers."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from firesteel.graph.rules.base import check, rule, scalar_dtype
-from firesteel.graph.spec import Spec, contiguous_strides, device_of, fresh, like, make_spec
-from firesteel.sym.expr import Expr, Size
+from firesteel.graph.sizes import ask, must
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, fresh, like, make_spec
+from firesteel.sym.expr import Expr, Size, ceil, ge, gt, truediv
 
 CPU = torch.device("cpu")
 
 
 def _made(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: torch.memory_format | None = None) -> Spec:
-    shape = tuple(shape)
-    check(all(type(s) is Expr or s >= 0 for s in shape), f"Trying to create tensor with negative dimension: {list(shape)}")
+    shape = as_sizes(shape)
     spec = make_spec(shape, dtype or torch.get_default_dtype(), device_of(device, default_device()))
     return spec if memory_format is None else like(spec, memory_format=memory_format)
+
+
+def as_sizes(shape: Sequence[Size]) -> Shape:
+    """A shape that the program computed: no size may be negative."""
+    shape = tuple(shape)
+    for size in shape:
+        if type(size) is Expr or size < 0:
+            must(ge(size, 0), f"Trying to create tensor with negative dimension {size}: {list(shape)}")
+    return shape
 
 
 def default_device() -> torch.device:
@@ -74,17 +82,17 @@ def randint_like_low(x: Spec, low: Any, high: Any, *, dtype=None, layout=None, d
 
 @rule("new_empty new_zeros new_ones")
 def new_empty(x: Spec, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec(tuple(size), dtype or x.dtype, device_of(device, x.device))
+    return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
 
 
 @rule("new_full")
 def new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec(tuple(size), dtype or x.dtype, device_of(device, x.device))
+    return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
 
 
 @rule("new_empty_strided")
 def new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return Spec(tuple(size), tuple(stride), 0, dtype or x.dtype, device_of(device, x.device))
+    return Spec(as_sizes(size), tuple(stride), 0, dtype or x.dtype, device_of(device, x.device))
 
 
 # ---------------------------------------------------------------- ranges
@@ -94,16 +102,20 @@ def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: A
     if dtype is None:
         kinds = [scalar_dtype(v) for v in (start, end, step)]
         dtype = torch.int64 if all(not k.is_floating_point for k in kinds) else torch.get_default_dtype()
-    if all(isinstance(v, (int, Expr)) for v in (start, end, step)):
+    if all(_is_integer(v) for v in (start, end, step)):
         count = (end - start) if type(step) is int and step == 1 else (end - start + step + (-1 if _positive(step) else 1)) // step
     else:
-        count = math.ceil((end - start) / step)
-    check(type(count) is Expr or count >= 0, "upper bound and lower bound inconsistent with step sign")
+        count = ceil(truediv(end - start, step))
+    must(ge(count, 0), "upper bound and lower bound inconsistent with step sign")
     return make_spec((count,), dtype, device_of(device, default_device()))
 
 
 def _positive(step: Any) -> bool:
-    return type(step) is Expr or step > 0
+    return ask(gt(step, 0)) if type(step) is Expr else step > 0
+
+
+def _is_integer(value: Any) -> bool:
+    return value.dtype == "i64" if type(value) is Expr else isinstance(value, int)
 
 
 @rule("arange")

@@ -9,7 +9,7 @@ import torch
 from firesteel.graph.rules.base import broadcast, broadcast_all, check, promote, rule, wrap_dim
 from firesteel.graph.rules.data import masked_places
 from firesteel.graph.rules.views import transpose
-from firesteel.graph.sizes import less, must_match, unbacked
+from firesteel.graph.sizes import must, must_match, unbacked
 from firesteel.graph.spec import (
     Shape,
     Spec,
@@ -22,7 +22,7 @@ from firesteel.graph.spec import (
     strides_in_order,
     suggests_channels_last,
 )
-from firesteel.sym.expr import Size
+from firesteel.sym.expr import Size, ge
 
 # ---------------------------------------------------------------- index
 
@@ -146,8 +146,11 @@ def cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     dim = wrap_dim(dim, len(first.shape))
     total: Size = 0
     for t in parts:
-        check(len(t.shape) == len(first.shape) and all(same(a, b) for d, (a, b) in enumerate(zip(t.shape, first.shape)) if d != dim),
-              f"Sizes of tensors must match except in dimension {dim}. Expected {first.shape} but got {t.shape}.")
+        message = f"Sizes of tensors must match except in dimension {dim}. Expected {first.shape} but got {t.shape}."
+        check(len(t.shape) == len(first.shape), message)
+        for d, (a, b) in enumerate(zip(t.shape, first.shape)):
+            if d != dim:
+                must_match(a, b, message)
         total = total + t.shape[dim]
     shape = (*first.shape[:dim], total, *first.shape[dim + 1:])
     last = len(shape) in (4, 5) and all(suggests_channels_last(t) for t in tensors)
@@ -160,8 +163,10 @@ def stack(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     first, dtype = tensors[0], None
     dim = wrap_dim(dim, len(first.shape) + 1)
     for t in tensors:
-        check(len(t.shape) == len(first.shape) and all(map(same, t.shape, first.shape)),
-              f"stack expects each tensor to be equal size, but got {first.shape} and {t.shape}")
+        message = f"stack expects each tensor to be equal size, but got {first.shape} and {t.shape}"
+        check(len(t.shape) == len(first.shape), message)
+        for a, b in zip(t.shape, first.shape):
+            must_match(a, b, message)
         dtype = promote(dtype, t.dtype)
     return fresh(first, (*first.shape[:dim], len(tensors), *first.shape[dim:]), dtype)
 
@@ -208,7 +213,7 @@ def constant_pad_nd(x: Spec, pad: Sequence[Size], value: Any = 0) -> Spec:
         d = len(shape) - 1 - i
         only_cuts = only_cuts and all(type(p) is int and p <= 0 for p in pad[2 * i:2 * i + 2])
         shape[d] = shape[d] + pad[2 * i] + pad[2 * i + 1]
-        check(not less(shape[d], 0), f"The input size {x.shape[d]}, plus negative padding, resulted in a negative output size")
+        must(ge(shape[d], 0), f"The input size {x.shape[d]}, plus negative padding, resulted in a negative output size")
     if only_cuts and pad:       # a copy of a slice
         return like(x._replace(shape=tuple(shape)))
     spec = fresh(x, tuple(shape))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from firesteel.graph.rules.base import check, expands_to, rule
-from firesteel.graph.sizes import same
+from firesteel.graph.sizes import must_match, same
 from firesteel.graph.spec import (
     Shape,
     Spec,
@@ -30,7 +30,7 @@ def _same_dtype(a: Spec, b: Spec) -> None:
 @rule("mm")
 def mm(a: Spec, b: Spec) -> Spec:
     check(len(a.shape) == 2 and len(b.shape) == 2, f"self and mat2 must be matrices, got {len(a.shape)}-D and {len(b.shape)}-D")
-    check(same(a.shape[1], b.shape[0]), f"mat1 and mat2 shapes cannot be multiplied ({a.shape} and {b.shape})")
+    must_match(a.shape[1], b.shape[0], f"mat1 and mat2 shapes cannot be multiplied ({a.shape} and {b.shape})")
     _same_dtype(a, b)
     shape = (a.shape[0], b.shape[1])
     return Spec(shape, contiguous_strides(shape), 0, a.dtype, a.device)
@@ -44,8 +44,9 @@ def mm_dtype(a: Spec, b: Spec, out_dtype: torch.dtype) -> Spec:
 @rule("bmm")
 def bmm(a: Spec, b: Spec) -> Spec:
     check(len(a.shape) == 3 and len(b.shape) == 3, "batch1 and batch2 must be 3D tensors")
-    check(same(a.shape[0], b.shape[0]) and same(a.shape[2], b.shape[1]),
-          f"Expected size for first two dimensions of batch2 tensor to be: {[a.shape[0], a.shape[2]]} but got: {list(b.shape[:2])}.")
+    message = f"Expected size for first two dimensions of batch2 tensor to be: {[a.shape[0], a.shape[2]]} but got: {list(b.shape[:2])}."
+    must_match(a.shape[0], b.shape[0], message)
+    must_match(a.shape[2], b.shape[1], message)
     _same_dtype(a, b)
     shape = (a.shape[0], a.shape[1], b.shape[2])
     return Spec(shape, contiguous_strides(shape), 0, a.dtype, a.device)
@@ -73,7 +74,8 @@ def addbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
 
 @rule("mv")
 def mv(a: Spec, b: Spec) -> Spec:
-    check(len(a.shape) == 2 and len(b.shape) == 1 and same(a.shape[1], b.shape[0]), f"size mismatch, got {a.shape} and {b.shape}")
+    check(len(a.shape) == 2 and len(b.shape) == 1, f"size mismatch, got {a.shape} and {b.shape}")
+    must_match(a.shape[1], b.shape[0], f"size mismatch, got {a.shape} and {b.shape}")
     return fresh(a, (a.shape[0],))
 
 
@@ -89,7 +91,8 @@ def addr(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
 
 @rule("dot vdot")
 def dot(a: Spec, b: Spec) -> Spec:
-    check(len(a.shape) == 1 and len(b.shape) == 1 and same(a.shape[0], b.shape[0]), f"inconsistent tensor size, got {a.shape} and {b.shape}")
+    check(len(a.shape) == 1 and len(b.shape) == 1, f"inconsistent tensor size, got {a.shape} and {b.shape}")
+    must_match(a.shape[0], b.shape[0], f"inconsistent tensor size, got {a.shape} and {b.shape}")
     _same_dtype(a, b)
     return fresh(a, ())
 
@@ -126,7 +129,7 @@ def convolution(x: Spec, weight: Spec, bias: Spec | None, stride, padding, dilat
     _same_dtype(x, weight)
     channels = x.shape[len(x.shape) - n - 1]
     wanted = weight.shape[0] if transposed else weight.shape[1] * groups
-    check(same(channels, wanted), f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
+    must_match(channels, wanted, f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
           f"{wanted} channels, but got {channels} channels instead")
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     last = len(shape) in (4, 5) and (suggests_channels_last(x) or suggests_channels_last(weight))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from firesteel.graph.rules.base import check, clamp_size, rule, wrap_dim, wrap_dims
-from firesteel.graph.sizes import fixed, less, product, same
+from firesteel.graph.sizes import current, expands_alone, fixed, layout_less, layout_same, less, must, must_match, product, same, unknown
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_contiguous, like
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, and_, ge, le, lt, where
 
 
 def _viewed(x: Spec, shape: Shape, strides: Shape, offset: Size | None = None) -> Spec:
@@ -30,7 +30,7 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Shape:
         check(type(others) is Expr or others != 0,
               f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be any value")
         shape = (*shape[:place], numel // others, *shape[place + 1:])
-    check(same(product(shape), numel), f"shape '{list(shape)}' is invalid for input of size {numel}")
+    must_match(product(shape), numel, f"shape '{list(shape)}' is invalid for input of size {numel}")
     return shape
 
 
@@ -162,7 +162,7 @@ def _expand_dim(x: Spec, i: int, dim: int, shape: list[Size], strides: list[Size
             strides[i] = shape[i + 1] * strides[i + 1]
         return
     old = x.shape[dim]
-    if type(size) is int and size == -1 or same(size, old):
+    if type(size) is int and size == -1 or (not (type(old) is int and old == 1) and expands_alone(size, old)) or size == 1 == old:
         shape[i], strides[i] = old, x.strides[dim]
         return
     check(same(old, 1), f"The expanded size of the tensor ({size}) must match the existing size ({old}) at non-singleton dimension {i}.")
@@ -179,7 +179,7 @@ def unsqueeze(x: Spec, dim: int) -> Spec:
 def squeeze(x: Spec, dim: int | Sequence[int] | None = None) -> Spec:
     ndim = len(x.shape)
     dims = range(ndim) if dim is None else wrap_dims([dim] if isinstance(dim, int) else dim, ndim)
-    keep = [d for d in range(ndim) if d not in dims or not same(x.shape[d], 1)]
+    keep = [d for d in range(ndim) if d not in dims or not same(x.shape[d], 1)]     # an answer that only run time knows is an error: the rank depends on it
     return _viewed(x, tuple(x.shape[d] for d in keep), tuple(x.strides[d] for d in keep))
 
 
@@ -193,8 +193,8 @@ def slice_(x: Spec, dim: int = 0, start: Size | None = None, end: Size | None = 
     size = x.shape[dim]
     start = _slice_bound(0 if start is None else start, size)
     end = size if end is None or (type(end) is int and end >= 2**62) else _slice_bound(end, size)
-    if end is not size and less(end, start):
-        end = start
+    if end is not size:
+        end = clamp_size(end, start, None)
     length = end - start if type(step) is int and step == 1 else (end - start + step - 1) // step
     return _viewed(x, (*x.shape[:dim], length, *x.shape[dim + 1:]), (*x.strides[:dim], x.strides[dim] * step, *x.strides[dim + 1:]),
                    x.offset + start * x.strides[dim])
@@ -203,9 +203,14 @@ def slice_(x: Spec, dim: int = 0, start: Size | None = None, end: Size | None = 
 def _slice_bound(bound: Size, size: Size) -> Size:
     if type(bound) is int and bound == 0 or bound is size:
         return bound
-    if less(bound, 0):
-        bound = bound + size
-    return clamp_size(bound, 0, size)
+    return clamp_size(_counted_from_end(bound, size), 0, size)
+
+
+def _counted_from_end(bound: Size, size: Size) -> Size:
+    """Negative bounds count from the end; where only run time knows the sign, both cases stay in the expression."""
+    if unknown(bound) and current.env.known(ge(bound, 0)) is None:
+        return where(lt(bound, 0), bound + size, bound)
+    return bound + size if less(bound, 0) else bound
 
 
 @rule("select.int")
@@ -214,10 +219,12 @@ def select(x: Spec, dim: int, index: Size) -> Spec:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
     dim = wrap_dim(dim, len(x.shape))
     size = x.shape[dim]
-    if less(index, -size) or not less(index, size):
-        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}")
-    if less(index, 0):
-        index = index + size
+    text = f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}"
+    if unknown(index, size):
+        must(and_(le(-size, index), lt(index, size)), text)
+    elif less(index, -size) or not less(index, size):
+        raise IndexError(text)
+    index = _counted_from_end(index, size)
     return _viewed(x, x.shape[:dim] + x.shape[dim + 1:], x.strides[:dim] + x.strides[dim + 1:], x.offset + index * x.strides[dim])
 
 
@@ -230,7 +237,7 @@ def unbind(x: Spec, dim: int = 0) -> list[Spec]:
 @rule("split.Tensor")
 def split(x: Spec, size: Size, dim: int = 0) -> list[Spec]:
     dim = wrap_dim(dim, len(x.shape))
-    check(not less(size, 0), "split expects split_size be non-negative")
+    must(ge(size, 0), "split expects split_size be non-negative")
     if same(x.shape[dim], 0) and same(size, 0):
         return [slice_(x, dim, 0, 0)]
     count = max(fixed((x.shape[dim] + size - 1) // size), 1)
@@ -246,7 +253,7 @@ def split_with_sizes(x: Spec, sizes: Sequence[Size], dim: int = 0) -> list[Spec]
     for size in sizes:
         result.append(slice_(x, dim, total, total + size))
         total = total + size
-    check(same(total, x.shape[dim]), f"split_with_sizes expects split_sizes to sum exactly to {x.shape[dim]}, but got {list(sizes)}")
+    must_match(total, x.shape[dim], f"split_with_sizes expects split_sizes to sum exactly to {x.shape[dim]}, but got {list(sizes)}")
     return result
 
 
@@ -257,16 +264,16 @@ def diagonal(x: Spec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Spec:
     check(a != b, "diagonal dimensions cannot be identical")
     rows, columns = x.shape[a], x.shape[b]
     length = _least(rows, columns - offset) if offset >= 0 else _least(rows + offset, columns)
-    length = 0 if less(length, 0) else length
+    length = clamp_size(length, 0, None)
     start = x.offset
-    if not same(length, 0):
+    if layout_less(0, length) or not layout_same(length, 0):
         start = start + (offset * x.strides[b] if offset >= 0 else -offset * x.strides[a])
     keep = [d for d in range(ndim) if d not in (a, b)]
     return _viewed(x, (*(x.shape[d] for d in keep), length), (*(x.strides[d] for d in keep), x.strides[a] + x.strides[b]), start)
 
 
 def _least(a: Size, b: Size) -> Size:
-    return b if less(b, a) else a
+    return clamp_size(a, None, b)
 
 
 @rule("unfold")
@@ -275,7 +282,7 @@ def unfold(x: Spec, dim: int, size: Size, step: Size) -> Spec:
     if not x.shape:
         check(not less(1, size), f"maximum size for tensor at dimension 0 is 1 but size is {size}")
         return _viewed(x, (size,), (1,))
-    check(not less(x.shape[dim], size), f"maximum size for tensor at dimension {dim} is {x.shape[dim]} but size is {size}")
+    must(le(size, x.shape[dim]), f"maximum size for tensor at dimension {dim} is {x.shape[dim]} but size is {size}")
     check(less(0, step), f"step is {step} but must be > 0")
     count = (x.shape[dim] - size) // step + 1
     return _viewed(x, (*x.shape[:dim], count, *x.shape[dim + 1:], size),

@@ -19,7 +19,7 @@ from firesteel.config import config
 from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, Store, StoreMode
 from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec, row_major
 from firesteel.loops.ops import LOOP_DTYPES, SHORT, compute_dtype, short_dtype, to
-from firesteel.sym.expr import Expr, Size, as_expr
+from firesteel.sym.expr import Expr, Size, as_expr, lt
 from firesteel.table import Table
 
 LOWERINGS: Table[Callable[..., Any]] = Table("lowering", "loops/lower/")
@@ -53,13 +53,20 @@ def exprs(index: Index) -> tuple[Expr, ...]:
 class Builder:
     """Grows a Program.  `node` is the graph node being lowered: nests and buffers are named after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Any = None) -> None:
+        self.env = env                          # the ShapeEnv that knows what the sizes may be
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Nest | Extern] = []
         self.node: str = ""
         self.target: Any = None
         self.used: set[int] | None = None       # of the results of the node, if it has several; None: all
         self.loose = not config.eager_rounding
+
+    def is_negative(self, number: Size) -> bool | None:
+        """Is an index negative?  None where only run time knows; without an environment symbols are sizes."""
+        if type(number) is not Expr:
+            return number < 0
+        return False if self.env is None else self.env.known(lt(number, 0))
 
     # ------------------------------------------------------------ buffers
 

@@ -12,7 +12,7 @@ import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Index, IndexMap, Tensor
-from firesteel.loops.lower.views import reshape_index
+from firesteel.loops.lower.views import first_place, from_end, reshape_index
 from firesteel.loops.ops import SHORT, S, compute_dtype, literal, number, to
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_, product
 
@@ -91,7 +91,7 @@ def lower_slice_scatter(b: Builder, out: Any, x: Tensor, source: Tensor, dim: in
     x, source = b.readable(x), b.readable(source)
     dim = dim + len(x.shape) if dim < 0 else dim
     size = x.shape[dim]
-    first = 0 if start is None else start if isinstance(start, Expr) or start >= 0 else max_(size + start, 0)
+    first = first_place(b, start, size)
     length, dtype = source.shape[dim], SHORT[out.dtype]
 
     def element(i: Index) -> Expr:
@@ -109,7 +109,7 @@ def lower_select_scatter(b: Builder, out: Any, x: Tensor, source: Tensor, dim: i
         return NotImplemented
     x, source = b.readable(x), b.readable(source)
     dim = dim + len(x.shape) if dim < 0 else dim
-    at = index if isinstance(index, Expr) or index >= 0 else x.shape[dim] + index
+    at = from_end(b, index, x.shape[dim])
     dtype = SHORT[out.dtype]
     return b.map(out, lambda i: _choose(_equal(i[dim], at), source, (*i[:dim], *i[dim + 1:]), x.load(i), dtype))
 

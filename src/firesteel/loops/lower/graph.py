@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
 from firesteel.errors import InternalError
-from firesteel.loops.ir import Program
+from firesteel.loops.ir import Extern, Program
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
 from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
@@ -68,9 +68,10 @@ class Facts:
     """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers.  Sizes are written as the ShapeEnv knows
     them now: symbols that turned out equal after a node was recorded are one symbol here, known ones are numbers."""
 
-    def __init__(self, nodes: Sequence[Node]):
+    def __init__(self, nodes: Iterable[Node]):
         self.env = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
+        self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
 
     def of(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -112,8 +113,8 @@ class Walk:
     """The state of one lowering: the Builder, and what each node's value is."""
 
     def __init__(self, gm: GraphModule, wanted: set[Node]):
-        self.gm, self.wanted, self.b = gm, wanted, Builder()
-        self.facts = Facts(gm.graph.find_nodes(op="placeholder"))
+        self.facts = Facts(gm.graph.nodes)
+        self.gm, self.wanted, self.b = gm, wanted, Builder(self.facts.env)
         self.values: dict[Node, Any] = {}
         self.inputs: list[str | None] = []
         self.outputs: tuple[Any, ...] = ()
@@ -127,6 +128,7 @@ class Walk:
         if isinstance(value, torch.Tensor) or hasattr(value, "spec"):
             spec = self.facts.of(value)
             self._read_symbols(number, spec)
+            self._read_symbols(number, spec_of(value), self.facts.unbacked)
             buffer = self.b.buffer(spec, "input", node.name)
             self.values[node] = Tensor.of(buffer, spec)
             self.inputs.append(buffer.name if wanted else None)
@@ -137,11 +139,13 @@ class Walk:
             self.symbols[value.attr] = (number, "value", 0)
         self.inputs.append(value.attr if named else None)
 
-    def _read_symbols(self, number: int, spec: Any) -> None:
-        """Where each symbol of the input's Spec can be read; the first place found stays."""
+    def _read_symbols(self, number: int, spec: Any, only: Collection[Expr] | None = None) -> None:
+        """Where each symbol of the input's Spec (of those in `only`) can be read; the first place found stays."""
+        if only is not None and not only:
+            return
         for kind, sizes in (("shape", spec.shape), ("stride", spec.strides), ("offset", (spec.offset,))):
             for dim, size in enumerate(sizes):
-                if isinstance(size, Expr) and size.op == "symbol":
+                if isinstance(size, Expr) and size.op == "symbol" and (only is None or size in only):
                     self.symbols.setdefault(size.attr, (number, kind, dim))
 
     def attribute(self, node: Node) -> None:
@@ -163,6 +167,9 @@ class Walk:
         out = self.facts.of(node.meta.get("val"))
         b, target = self.b, node.target
         row = LOWERINGS.get(target)
+        if target is CHECK:
+            b.steps.append(Extern(node.name, (), target, (self.condition(node.args[0]), node.args[1]), origin=(node.name,)))
+            return
         if row is None and computes_size(target):
             self.values[node] = out
             return
@@ -171,8 +178,34 @@ class Walk:
         if target is operator.getitem:
             self.values[node] = args[0][args[1]]
             return
+        if "unbacked" in node.meta:
+            self.values[node] = self.telling(node, out, args, kwargs)
+            return
         result = row(b, out, *args, **kwargs) if row is not None else NotImplemented
         self.values[node] = lower_call(b, out, target, args, kwargs) if result is NotImplemented else result
+
+    def condition(self, value: Any) -> Any:
+        """What a check looks at: as stated, not as concluded from it."""
+        raw = from_sym(value.meta["val"]) if type(value) is Node else value
+        return self.facts.env.as_stated(raw) if type(raw) is Expr else raw
+
+    def telling(self, node: Node, out: Any, args: tuple, kwargs: dict) -> Any:
+        """A library call that tells symbols which only run time knows.  They are bound by their own names, also where the environment
+        has concluded what they must be: that is what the program's conditions check."""
+        b, raw = self.b, node.meta["val"]
+        if isinstance(raw, NUMBERS):
+            views = tuple([b.argument(a) for a in args])
+            b.steps.append(Extern(node.name, (from_sym(raw).attr,), node.target, views, dict(kwargs), origin=(node.name,)))
+            return out
+        result = lower_call(b, out, node.target, args, kwargs)
+        call = cast(Extern, b.steps[-1])
+        specs = [spec_of(v) for v in (raw if isinstance(raw, (tuple, list)) else (raw,))]
+        binds = [(size.attr, name, kind, dim) for name, spec in zip(call.outputs, specs) if name is not None
+                 for kind, sizes in (("shape", spec.shape), ("stride", spec.strides)) for dim, size in enumerate(sizes)
+                 if type(size) is Expr and size.op == "symbol" and size in node.meta["unbacked"]]
+        first = {bind[0]: bind for bind in reversed(binds)}
+        b.steps[-1] = dataclasses.replace(call, binds=tuple(first.values()))
+        return result
 
     def used(self, node: Node) -> set[int] | None:
         """Which of several results somebody reads; None where somebody takes them all."""
@@ -217,6 +250,7 @@ class Walk:
         return Program(buffers, tuple(self.b.steps), tuple(self.inputs), self.outputs, self.symbols)
 
 
+CHECK = torch.ops.aten._assert_scalar.default
 PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
@@ -227,4 +261,5 @@ def computes_size(target: Any) -> bool:
     return target is not operator.getitem
 
 
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 WALK = {"call_function": Walk.call, "get_attr": Walk.attribute, "output": Walk.output}

@@ -16,7 +16,7 @@ import torch
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, IndexMap, Tensor, row_major
 from firesteel.loops.ops import LOOP_DTYPES
-from firesteel.sym.expr import Expr, Size, max_, product, sum_
+from firesteel.sym.expr import Expr, Size, lt, max_, min_, product, sum_, where
 
 aten = torch.ops.aten
 
@@ -174,13 +174,21 @@ def _group_index(old: tuple[Size, ...], old_dims: list[int], new: tuple[Size, ..
 
 # ---------------------------------------------------------------- parts
 
-def _start(start: Size | None, size: Size) -> Size:
+def first_place(b: Builder, start: Size | None, size: Size) -> Size:
     """Where a slice begins.  A start beyond the end makes the view empty: then nothing is loaded and it does not matter."""
     if start is None:
         return 0
-    if isinstance(start, Expr) or start >= 0:
-        return start
-    return max_(size + start, 0)
+    if b.is_negative(start) is None:        # only run time knows: the view may be one of memory, so it must begin inside
+        return min_(max_(from_end(b, start, size), 0), size)
+    return max_(size + start, 0) if b.is_negative(start) else start
+
+
+def from_end(b: Builder, index: Size, size: Size) -> Size:
+    """An index that counts from the end where it is negative."""
+    negative = b.is_negative(index)
+    if negative is None:
+        return where(lt(index, 0), index + size, index)
+    return index + size if negative else index
 
 
 def _part(out: Any, x: Tensor, dim: int, start: Size, step: Size = 1, strided: bool = True) -> Tensor:
@@ -196,19 +204,19 @@ def _part(out: Any, x: Tensor, dim: int, start: Size, step: Size = 1, strided: b
 @LOWERINGS.row(aten.slice.Tensor)
 def lower_slice(b: Builder, out: Any, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1) -> Tensor:
     dim = _dim(dim, len(x.shape))
-    return _part(out, x, dim, _start(start, x.shape[dim]), step)
+    return _part(out, x, dim, first_place(b, start, x.shape[dim]), step)
 
 
 @LOWERINGS.row(aten.narrow.default)
 def lower_narrow(b: Builder, out: Any, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
     dim = _dim(dim, len(x.shape))
-    return _part(out, x, dim, _start(start, x.shape[dim]))
+    return _part(out, x, dim, first_place(b, start, x.shape[dim]))
 
 
 @LOWERINGS.row(aten.select.int)
 def lower_select(b: Builder, out: Any, x: Tensor, dim: int, index: Size) -> Tensor:
     dim = _dim(dim, len(x.shape))
-    at = index if isinstance(index, Expr) or index >= 0 else x.shape[dim] + index
+    at = from_end(b, index, x.shape[dim])
     return x.through(out, lambda i: (*i[:dim], at, *i[dim:]))
 
 
