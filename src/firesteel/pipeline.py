@@ -15,7 +15,7 @@ import torch.fx
 
 from firesteel import artifacts
 from firesteel.artifacts import counters, timed
-from firesteel.codegen import host, llvm
+from firesteel.codegen import host, llvm, triton
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.loops.fuse import fuse
@@ -24,7 +24,7 @@ from firesteel.loops.lower.graph import lower_graph
 from firesteel.loops.plan import Plan, Run, plan
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
-from firesteel.runtime import cpu
+from firesteel.runtime import cpu, gpu
 from firesteel.table import Table
 
 
@@ -94,3 +94,21 @@ def compile_for_cpu(plan: Plan) -> Callable[..., tuple]:
     launches = {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, addresses)}
     with timed("host"):
         return host.build(plan, launches, cpu.compile_text)
+
+
+@TARGETS.row("cuda")
+def compile_for_cuda(plan: Plan) -> Callable[..., tuple]:
+    """Triton text for every nest, equal ones once; then the host function."""
+    buffers = plan.program.buffers
+    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
+    with timed("print"):
+        kernels = [triton.print_nest(nest, buffers) for nest in nests]
+    devices = [buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests]
+    counters["native"]["kernels"] += len(kernels)
+    counters["native"]["distinct_kernels"] += len({k.symbol for k in kernels})
+    for kernel in kernels:
+        artifacts.log("kernels", lambda: kernel.text)
+        artifacts.dump("print", "triton.py", lambda: kernel.text)
+    launches = gpu.load(list(zip(kernels, devices)))
+    with timed("host"):
+        return host.build(plan, launches, cpu.compile_text, gpu.setup(devices))

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 import emulated
 import torch
 
+from firesteel.codegen import host
 from firesteel.codegen.triton import print_nest
 from firesteel.loops.ir import Buffer, Nest
+from firesteel.runtime import cpu, gpu
+from firesteel.sym.expr import evaluate
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -19,8 +22,7 @@ class Runner:
     def __init__(self, nest: Nest, buffers: Mapping[str, Buffer]):
         self.kernel = print_nest(nest, buffers)
         if device == "cuda":
-            from firesteel.runtime import gpu
-            self.launch = gpu.launcher(self.kernel)
+            (self.launches,) = gpu.load([(self.kernel, "cuda")]).values()
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], symbols: Mapping[str, int | float] = {}) -> int:
         if device == "cpu":
@@ -31,6 +33,21 @@ class Runner:
             if not 0 in tensor.stride():
                 tensor.copy_(moved[name])
         return error
+
+
+    def launch(self, tensors: Mapping[str, torch.Tensor], symbols: Mapping[str, int | float]) -> int:
+        """The kernel's functions through the native launcher, one after the other."""
+        scratch = torch.empty(max(evaluate(self.launches[0].scratch_bytes, symbols), 1), dtype=torch.uint8, device="cuda")
+        for launch in self.launches:
+            stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+            words = [stream if isinstance(w, str) else evaluate(w, symbols) for w in launch.before]
+            words += [tensors[b].data_ptr() for b in launch.buffers] + [scratch.data_ptr() + evaluate(p, symbols) for p in launch.scratch]
+            words += [host.as_word(symbols[s]) for s in launch.symbols] + list(launch.after)
+            recipe = [1, len(words) + 1, launch.address, len(words) + 1, *(part for word in words for part in (-2, word)), -1, 0]
+            assert host.launcher(recipe, cpu.compile_text)() == 0
+        torch.cuda.synchronize()
+        result, gpu.flag().word.value = gpu.flag().word.value, 0
+        return result
 
 
 def _to_gpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,54 @@
-"""Triton text -> loaded CUDA functions."""
+"""Triton text -> CUDA functions, and how they are launched.
+
+In: GpuKernels (codegen/triton.py).  Out: launches for the host function: machine code (`LAUNCHER`) that hands a kernel to the
+driver on the stream that is current at the call, without the GIL.
+ - One text is compiled once in a process, and once for a machine where fs.config.cache_dir allows it: cubins are kept under a
+   digest of the text, the Triton version, the processor's kind and the settings that change code.  Triton is imported
+   only to compile: a process that finds all its kernels in the cache never loads it.
+ - Several kernels are compiled at the same time.
+ - Kernels are compiled for addresses that are multiples of 16, which all fresh tensors have.  A launch with another address
+   (an input that is a view) runs a twin that assumes nothing, compiled when it is first needed.
+ - An index out of range sets a flag in host memory.  A launch does not wait, so neither does the check: IndexError is raised by the
+   next call of a program compiled for a GPU, or logged when the process ends.  (Eager's assertion on the device would end the process's use of it.)
+
+    launches = load([(kernel, "cuda:0")])
+"""
 from __future__ import annotations
 
+import atexit
+import concurrent.futures
+import ctypes
 import functools
+import importlib.metadata
+import json
 import linecache
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from firesteel.codegen.triton import GpuKernel
-from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
+import torch
 
+import firesteel.runtime.diskcache as diskcache
+from firesteel.artifacts import counters, logger, timed
+from firesteel.codegen.host import DeviceLaunch, Setup
+from firesteel.codegen.triton import GpuKernel, Pass
+from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
+from firesteel.config import config
+from firesteel.loops.ops import ITEMSIZE
+from firesteel.runtime import cpu
+from firesteel.sym.expr import Size
+
+ALIGNMENT = 16          # of the addresses that kernels are compiled for
+SCRATCH_ALIGNMENT = 256
+_VERSION = 1            # of what is done to a text before it is code
+
+
+# ---------------------------------------------------------------- Triton text -> cubin
 
 def executed(name: str, text: str, scope: dict[str, Any]) -> dict[str, Any]:
-    """Runs a text whose functions Triton will read: it asks `inspect`, which asks `linecache`."""
+    """Runs a text whose functions Triton will read: it asks `inspect`, which asks `linecache`, so no file is needed."""
     file = f"<firesteel {name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope["__name__"] = f"firesteel.kernels.{name}"
@@ -29,8 +67,320 @@ def _common() -> dict[str, Any]:
     return {name: scope[name] for name in ("tl", "libdevice", *HELPER_NAMES)}
 
 
-def functions(kernel: GpuKernel) -> list[Any]:
-    """The functions of a kernel as Triton's jit makes them."""
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Machine code of one function."""
+    name: str
+    shared: int         # bytes of shared memory
+    cubin: bytes
+
+
+def compile_pass(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> Binary:
+    """One function of a kernel, by Triton."""
     import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
     scope = executed(kernel.symbol, kernel.text, dict(_common()))
-    return [triton.jit(scope[p.function]) for p in kernel.passes]
+    function = triton.jit(scope[one.function])
+    pointers = [i for i, kind in enumerate(kernel.signature[:-1]) if kind.startswith("*")]
+    source = ASTSource(function, dict(zip(function.arg_names, kernel.signature)), {},
+                       {(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers} if aligned else {})
+    options = {"num_warps": one.warps, "enable_fp_fusion": not config.eager_rounding, "enable_reflect_ftz": False}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return Binary(compiled.metadata.name, compiled.metadata.shared, compiled.asm["cubin"])
+
+
+def _cached(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> Binary:
+    """The function out of the disk cache, or compiled."""
+    cache = diskcache.kernels(".cubin")
+    key = repr((_VERSION, kernel.text, kernel.signature, one.function, one.warps, aligned, capability, _triton_version(), config.code_key()))
+    found = cache.get(key)
+    if found is not None:
+        head, _, cubin = found.partition(b"\n")
+        name, shared = json.loads(head)
+        counters["native"]["cache_hits"] += 1
+        return Binary(name, shared, cubin)
+    binary = compile_pass(kernel, one, aligned, capability)
+    counters["native"]["compiled"] += 1
+    cache.put(key, json.dumps([binary.name, binary.shared]).encode() + b"\n" + binary.cubin)
+    return binary
+
+
+@functools.cache
+def _triton_version() -> str:
+    """Without importing Triton."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "?"
+
+
+# ---------------------------------------------------------------- the driver
+
+class Driver:
+    """The CUDA driver's library, loaded once."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, name: str, *args: Any) -> None:
+        code = getattr(self.library, name)(*args)
+        if code:
+            raise RuntimeError(f"{name} failed: CUDA driver error {code}")
+
+    def address(self, name: str) -> int:
+        return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def driver() -> Driver:
+    return Driver()
+
+
+class Device:
+    """One GPU: its context, and the functions that were loaded into it."""
+
+    def __init__(self, index: int):
+        torch.cuda.init()
+        self.index = index
+        major, minor = torch.cuda.get_device_capability(index)
+        self.capability = 10 * major + minor
+        self.context = ctypes.c_void_p()
+        handle = ctypes.c_int()
+        driver().call("cuInit", 0)
+        driver().call("cuDeviceGet", ctypes.byref(handle), index)
+        driver().call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), handle)
+        self.lock = threading.Lock()
+        self.loaded: dict[tuple[str, bool], tuple[int, int]] = {}    # (function, aligned) -> (handle, shared bytes)
+
+    def load(self, wanted: Sequence[tuple[GpuKernel, Pass, bool]]) -> None:
+        """Compiles what is new, several at a time, and loads it."""
+        new = {(one.function, aligned): (kernel, one) for kernel, one, aligned in wanted if (one.function, aligned) not in self.loaded}
+        if not new:
+            return
+        jobs = [(kernel, one, aligned, self.capability) for (_, aligned), (kernel, one) in new.items()]
+        if len(jobs) == 1:
+            binaries = [_cached(*jobs[0])]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(min(len(jobs), max(config.compile_threads, os.cpu_count() or 1, 1))) as pool:
+                binaries = list(pool.map(lambda job: _cached(*job), jobs))
+        with self.lock:
+            for key, binary in zip(new, binaries):
+                self.loaded.setdefault(key, (self._function(binary), binary.shared))
+
+    def _function(self, binary: Binary) -> int:
+        """The handle of a function, loaded into this device's context."""
+        module, function, popped = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        call = driver().call
+        call("cuCtxPushCurrent_v2", self.context)
+        try:
+            call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(binary.cubin))
+            call("cuModuleGetFunction", ctypes.byref(function), module, binary.name.encode())
+            if binary.shared > 48 * 1024:
+                call("cuFuncSetAttribute", function, 8, binary.shared)      # the most dynamic shared memory that it may have
+        finally:
+            call("cuCtxPopCurrent_v2", ctypes.byref(popped))
+        return function.value or 0
+
+
+@functools.cache
+def device(index: int) -> Device:
+    return Device(index)
+
+
+# ---------------------------------------------------------------- launching
+
+# Arguments of the launcher, each an i64: the table of functions; the kernel, and the number of its twin for any address; how many
+# addresses there are, programs, threads, bytes of shared memory; stream, context; the number of parameters, and the parameters,
+# addresses first; the host's error slot.
+LAUNCHER = r"""
+define void @fs_cuda_launch(ptr %args) {
+entry:
+  %table = load ptr, ptr %args
+  %function.at = getelementptr i64, ptr %args, i64 1
+  %function = load ptr, ptr %function.at
+  %twin.at = getelementptr i64, ptr %args, i64 2
+  %twin = load i64, ptr %twin.at
+  %addresses.at = getelementptr i64, ptr %args, i64 3
+  %addresses = load i64, ptr %addresses.at
+  %programs.at = getelementptr i64, ptr %args, i64 4
+  %programs = load i64, ptr %programs.at
+  %threads.at = getelementptr i64, ptr %args, i64 5
+  %threads = load i64, ptr %threads.at
+  %shared.at = getelementptr i64, ptr %args, i64 6
+  %shared = load i64, ptr %shared.at
+  %stream.at = getelementptr i64, ptr %args, i64 7
+  %stream = load ptr, ptr %stream.at
+  %context.at = getelementptr i64, ptr %args, i64 8
+  %context = load ptr, ptr %context.at
+  %count.at = getelementptr i64, ptr %args, i64 9
+  %count = load i64, ptr %count.at
+  %first = getelementptr i64, ptr %args, i64 10
+  %places = alloca ptr, i64 %count
+  %popped = alloca ptr
+  %some = icmp sgt i64 %programs, 0
+  br i1 %some, label %next, label %done
+next:
+  %i = phi i64 [0, %entry], [%i.next, %take]
+  %bits = phi i64 [0, %entry], [%bits.next, %take]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %take, label %ready
+take:
+  %place = getelementptr i64, ptr %first, i64 %i
+  %slot = getelementptr ptr, ptr %places, i64 %i
+  store ptr %place, ptr %slot
+  %value = load i64, ptr %place
+  %is.address = icmp slt i64 %i, %addresses
+  %low = select i1 %is.address, i64 %value, i64 0
+  %bits.next = or i64 %bits, %low
+  %i.next = add i64 %i, 1
+  br label %next
+ready:
+  %rest = and i64 %bits, 15
+  %aligned = icmp eq i64 %rest, 0
+  br i1 %aligned, label %launch, label %unaligned
+unaligned:
+  %find.at = getelementptr ptr, ptr %table, i64 3
+  %find = load ptr, ptr %find.at
+  %found = call ptr %find(i64 %twin)
+  br label %launch
+launch:
+  %chosen = phi ptr [%function, %ready], [%found, %unaligned]
+  %push.at = getelementptr ptr, ptr %table, i64 1
+  %push = load ptr, ptr %push.at
+  %pop.at = getelementptr ptr, ptr %table, i64 2
+  %pop = load ptr, ptr %pop.at
+  %run = load ptr, ptr %table
+  %x = trunc i64 %programs to i32
+  %t = trunc i64 %threads to i32
+  %s = trunc i64 %shared to i32
+  %pushed = call i32 %push(ptr %context)
+  %result = call i32 %run(ptr %chosen, i32 %x, i32 1, i32 1, i32 %t, i32 1, i32 1, i32 %s, ptr %stream, ptr %places, ptr null)
+  %gone = call i32 %pop(ptr %popped)
+  %failed = icmp ne i32 %result, 0
+  br i1 %failed, label %report, label %done
+report:
+  %error.at = getelementptr i64, ptr %first, i64 %count
+  %error = load ptr, ptr %error.at
+  %code = zext i32 %result to i64
+  store i64 %code, ptr %error
+  br label %done
+done:
+  ret void
+}
+"""
+
+
+class Twins:
+    """Kernels by number, for launches whose addresses are not aligned."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[GpuKernel, Pass, int]] = []
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(self.find)
+
+    def number(self, kernel: GpuKernel, one: Pass, index: int) -> int:
+        key = (one.function, index)
+        if key not in self.numbers:
+            self.known.append((kernel, one, index))
+            self.numbers[key] = len(self.known) - 1
+        return self.numbers[key]
+
+    def find(self, number: int) -> int:
+        """The function that takes any address; called from machine code."""
+        kernel, one, index = self.known[number]
+        counters["native"]["unaligned_launches"] += 1
+        device(index).load([(kernel, one, False)])
+        return device(index).loaded[one.function, False][0]
+
+
+twins = Twins()
+
+
+@functools.cache
+def _table() -> Any:
+    """Addresses of the functions that the launcher calls."""
+    names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+    callback = ctypes.cast(twins.callback, ctypes.c_void_p).value or 0
+    return (ctypes.c_int64 * 4)(*(driver().address(name) for name in names), callback)
+
+
+@functools.cache
+def _launcher() -> int:
+    return cpu.compile_text(LAUNCHER, "fs_cuda_launch")
+
+
+def load(kernels: Sequence[tuple[GpuKernel, str]]) -> dict[str, tuple[DeviceLaunch, ...]]:
+    """The launches of kernels on their devices, by the nests' names."""
+    with timed("compile_kernels"):
+        by_device: dict[int, list[tuple[GpuKernel, Pass, bool]]] = {}
+        for kernel, where in kernels:
+            by_device.setdefault(device_index(where), []).extend((kernel, one, True) for one in kernel.passes)
+        for index, wanted in by_device.items():
+            device(index).load(wanted)
+        return {kernel.name: launches(kernel, where) for kernel, where in kernels}
+
+
+def launches(kernel: GpuKernel, where: str) -> tuple[DeviceLaunch, ...]:
+    """How the functions of a loaded kernel are launched."""
+    index = device_index(where)
+    own = device(index)
+    places, total = _scratch_places(kernel)
+    return tuple(_launch(kernel, one, own, where, places, total) for one in kernel.passes)
+
+
+def _launch(kernel: GpuKernel, one: Pass, own: Device, where: str, places: tuple[Size, ...], total: Size) -> DeviceLaunch:
+    handle, shared = own.loaded[one.function, True]
+    # Triton's functions have two more parameters, scratch memory that ours never use
+    before = (ctypes.addressof(_table()), handle, twins.number(kernel, one, own.index), len(kernel.buffers), one.programs, 32 * one.warps,
+              shared, f"stream_{own.index}", own.context.value or 0, len(kernel.signature) + 2)
+    return DeviceLaunch(_launcher(), kernel.buffers, kernel.symbols, where, before, places, total, (flag().address, 0, 0))
+
+
+def _scratch_places(kernel: GpuKernel) -> tuple[tuple[Size, ...], Size]:
+    """(byte offset of each piece of scratch memory, bytes of all)"""
+    places, total = [], 0
+    for dtype, count in kernel.scratch:
+        places.append(total)
+        total = total + (count * ITEMSIZE[dtype] + SCRATCH_ALIGNMENT - 1) // SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT
+    return tuple(places), total
+
+
+def device_index(where: str) -> int:
+    found = torch.device(where).index
+    return torch.cuda.current_device() if found is None else found
+
+
+# ---------------------------------------------------------------- errors of kernels, and the host function's start
+
+class Flag:
+    """A number in host memory that kernels can write."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(1, dtype=torch.int64).pin_memory()
+        self.address = self.memory.data_ptr()
+        self.word = ctypes.c_int64.from_address(self.address)
+        atexit.register(self.report)
+
+    def take(self) -> IndexError:
+        """Lowers the flag; the error that it stands for."""
+        self.word.value = 0
+        return IndexError("index out of range in self (found by a kernel of an earlier call)")
+
+    def report(self) -> None:
+        if self.word.value:
+            logger.error("an index was out of range in a GPU kernel of the last compiled calls")
+
+
+@functools.cache
+def flag() -> Flag:
+    return Flag()
+
+
+def setup(devices: Sequence[str]) -> Setup:
+    """The start of a host function: late errors, and the streams that are current."""
+    indices = sorted({device_index(where) for where in devices})
+    lines = ("if flag.value: raise index_error_of_earlier()", *(f"stream_{i} = current_stream({i})" for i in indices))
+    return Setup(lines, {"flag": flag().word, "index_error_of_earlier": flag().take, "current_stream": torch._C._cuda_getCurrentRawStream})
