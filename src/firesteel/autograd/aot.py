@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
-from firesteel.autograd.joint import Joint, Program, gradient_program, trace_program
+from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.config import config
@@ -76,17 +77,27 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
-    with timed("joint"):
-        joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
+    if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in example_inputs):
+        return run_by_eager("sparse_inputs", "an input is sparse", eager)
+    try:
+        with timed("joint"):
+            joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
+    except Undifferentiable as error:
+        return run_by_eager("untraceable_backwards", str(error), eager)
     with timed("clean"):
         clean(joint.gm)
     if joint.reshaped_inputs:
-        counters["aot"]["reshaped_inputs"] += 1
-        artifacts.log("aot", lambda: f"inputs {joint.reshaped_inputs} change their sizes or strides in place: the program runs in eager")
-        return eager
+        return run_by_eager("reshaped_inputs", f"inputs {joint.reshaped_inputs} change their sizes or strides in place", eager)
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return compiled
+
+
+def run_by_eager(counter: str, reason: str, eager: Callable) -> Callable:
+    """What cannot be compiled runs as it is; it is counted, and logged."""
+    counters["aot"][counter] += 1
+    artifacts.log("aot", lambda: f"{reason}: the program runs in eager")
+    return eager
 
 
 class Later:
@@ -142,7 +153,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
         compile_backward=lambda: _compile_backward(bw, compilers),
-        second_order=SecondOrder(program, joint, compilers), unstored=SecondOrder(program, joint, Compilers.of(nop)), copied=_read_and_written(joint),
+        second_order=SecondOrder(program, joint, compilers, eager), unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
 
 
@@ -208,8 +219,9 @@ def _read_and_written(joint: Joint) -> list[int]:
 class SecondOrder:
     """Differentiable gradients of a program, compiled for each kind of call: (inputs, tangents) -> one gradient an input."""
 
-    def __init__(self, program: Program, joint: Joint, compilers: Compilers):
-        self.program, self.compilers = program, compilers
+    def __init__(self, program: Program, joint: Joint, compilers: Compilers, eager: Callable):
+        self.program, self.compilers, self.eager = program, compilers, eager
+        self.joint = dataclasses.replace(joint, gm=None, example_inputs=[])     # the graph and its tensors are not kept
         self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
         self.count = joint.plan.num_inputs
         self.autocast = autocast_state()        # the program is traced again, later, perhaps outside of the region it was met in
@@ -226,11 +238,14 @@ class SecondOrder:
         return [found.get(i) for i in range(self.count)]
 
     def _compile(self, args: list[Any], present: list[int]) -> Callable:
-        program = gradient_program(self.program, self.count, self.wanted, present)
+        program, eager = (gradient_program(p, self.joint, self.wanted, present) for p in (self.program, self.eager))
         with contextlib.ExitStack() as stack:
             for device, dtype, enabled in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            return compile_program(program, [_example(a) for a in args], self.compilers, eager=program)
+            try:
+                return compile_program(program, [_example(a) for a in args], self.compilers, eager)
+            except UNTRACEABLE as error:
+                return run_by_eager("untraceable_gradients", str(error), eager)
 
 
 def autocast_state() -> list[tuple[str, torch.dtype, bool]]:
@@ -250,7 +265,23 @@ def _kind(value: Any) -> Any:
     """What a compiled program depends on, of one input."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf
-    return value
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), repr(value) if type(value) is slice else Identity(value)
+    return type(value), value
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key that equals itself only, kept alive by being a key."""
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 # ---------------------------------------------------------------- public functions

@@ -26,17 +26,37 @@ from torch.fx import GraphModule, Node
 from firesteel.artifacts import timed
 from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
 from firesteel.autograd.function import Tangent
+from firesteel.errors import DataDependentError
 from firesteel.graph.abstract import AbstractTensor, find_world
 from firesteel.graph.build import make_module
 from firesteel.graph.functional import Cell, Step
+from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense
-from firesteel.graph.trace import TraceWorld, current_trace, tracing
+from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import from_sym
 
 aten = torch.ops.aten
 Program = Callable[..., Sequence[Any]]
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+UNTRACEABLE = (DataAccess, DataDependentError, NotImplementedError)     # what tracing raises for programs that it cannot follow
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program shows one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
+    ("output"), or what output `place` is a view of ("base")."""
+    kind: str
+    place: int
+
+    def find(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        if self.kind == "input":
+            return inputs[self.place]
+        return outputs[self.place] if self.kind == "output" else outputs[self.place]._base
+
+
+class Undifferentiable(Exception):
+    """The forward could be traced, its backward not; the cause says why."""
 
 
 @dataclass
@@ -47,6 +67,7 @@ class Joint:
     tangents: list[Tangent]
     differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
     non_differentiable: list[int]           # forward values that are floating but carry no gradient
+    origins: list[Origin]                   # for each tangent: where the program shows the value that it is the gradient of
     example_inputs: list[Any]               # abstract, of the placeholders
     reshaped_inputs: list[int] = field(default_factory=list)     # inputs whose metadata the program changes: not supported
 
@@ -71,7 +92,10 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
         grads: list[Any] = []
         if wanted and any(v.differentiable for v in outcome.values):
             with timed("trace_backward"):
-                tangents, grads = _differentiate(world, outcome, leaves)
+                try:
+                    tangents, grads = _differentiate(world, outcome, leaves)
+                except UNTRACEABLE as error:
+                    raise Undifferentiable(str(error)) from error
     return _finish(world, outcome, tangents, grads, len(inputs))
 
 
@@ -126,6 +150,8 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
 def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Sequence[Any], create_graph: bool = False) -> Sequence[Any]:
     """torch.autograd.grad with allow_unused, straight from the engine: the public function first imports a symbolic algebra
     package (2 s) in order to compare the shapes of outputs and tangents, which agree here."""
+    if not inputs:
+        return ()
     engine = torch.autograd.Variable._execution_engine
     return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
@@ -150,7 +176,7 @@ def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads:
         placeholders[write.input].meta["mutated"] = True
     quiet = [k for k, v in enumerate(outcome.values) if v.quiet and k in outcome.plan.recorded_values()]
     return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * count,
-                 quiet, [node.meta["val"] for node in placeholders], outcome.reshaped)
+                 quiet, [outcome.values[t.value].origin for t in tangents], [node.meta["val"] for node in placeholders], outcome.reshaped)
 
 
 # ---------------------------------------------------------------- what a program did
@@ -160,6 +186,7 @@ class Value:
     """One output of the forward graph; `tensor` is what autograd knows of it (None for sizes and for unseen bases)."""
     node: Any
     tensor: Any = None
+    origin: Any = None
 
     @property
     def differentiable(self) -> bool:
@@ -192,7 +219,7 @@ class Outcome:
         self.bases: dict[Cell, tuple[int, AbstractTensor | None]] = {}
         self.sizes: dict[Expr, int] = {}
         self.members = self._members(outputs)
-        self.plan.results = [self._result(output) for output in outputs]
+        self.plan.results = [self._result(output, place) for place, output in enumerate(outputs)]
         self.plan.num_values = len(self.values)
         self.plan.prepare()
 
@@ -205,56 +232,61 @@ class Outcome:
             return None
         recorded = tensor.requires_grad and tensor.grad_fn is not history
         how = "grad" if recorded else "no_grad" if tensor._version != counter else "data"
-        return Write(index, self._add(self.world.to_node(tensor), tensor if recorded else None), how)
+        return Write(index, self._add(self.world.to_node(tensor), tensor if recorded else None, Origin("input", index)), how)
 
     # ------------------------------------------------------------ outputs (rules 1 to 6)
 
-    def _members(self, outputs: list[Any]) -> dict[Cell, list[AbstractTensor]]:
-        """The outputs that lie in each storage which the program made, each once."""
-        members: dict[Cell, dict[int, AbstractTensor]] = {}
-        for output in outputs:
+    def _members(self, outputs: list[Any]) -> dict[Cell, list[tuple[int, AbstractTensor]]]:
+        """The outputs that lie in each storage which the program made, each once, with their places."""
+        members: dict[Cell, dict[int, tuple[int, AbstractTensor]]] = {}
+        for place, output in enumerate(outputs):
             if type(output) is AbstractTensor and output.record.cell not in self.owner:
-                members.setdefault(output.record.cell, {})[id(output)] = output
+                members.setdefault(output.record.cell, {}).setdefault(id(output), (place, output))
         return {cell: list(group.values()) for cell, group in members.items()}
 
-    def _result(self, output: Any) -> Result:
+    def _result(self, output: Any, place: int) -> Result:
         if type(output) in _SYMBOLIC:
             size = from_sym(output)
             return Fresh(self._size(size)) if type(size) is Expr else Constant(size)
         if type(output) is not AbstractTensor:
             return Constant(output)
         if id(output) not in self.made:
-            self.made[id(output)] = self._tensor_result(output)
+            self.made[id(output)] = self._tensor_result(output, Origin("output", place))
         return self.made[id(output)]
 
-    def _tensor_result(self, output: AbstractTensor) -> Result:
+    def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
         cell = output.record.cell
         if cell in self.owner:
             index = self.owner[cell]
-            return self._replay("i", index, self.inputs[index], output, output.record.steps)
+            return self._replay("i", index, self.inputs[index], output, output.record.steps, origin)
         if len(self.members[cell]) == 1 and not (output.requires_grad and output._is_view()):
-            return Fresh(self._add(self.world.to_node(output), output))
+            return Fresh(self._add(self.world.to_node(output), output, origin))
         value, base = self._base(cell)
         if output is base:
             return Fresh(value)
         inner = base.record.steps if base is not None else ()
         if output.record.steps[:len(inner)] != inner:       # not reached from the base: the graph computes it apart
-            return Fresh(self._add(self.world.to_node(output), output))
-        return self._replay("v", value, base, output, output.record.steps[len(inner):])
+            return Fresh(self._add(self.world.to_node(output), output, origin))
+        return self._replay("v", value, base, output, output.record.steps[len(inner):], origin)
 
     def _base(self, cell: Cell) -> tuple[int, AbstractTensor | None]:
         """The tensor that the outputs in a storage are made from, as (forward value, what autograd knows of it)."""
         if cell not in self.bases:
-            base: Any = next((t._base if t._is_view() else t for t in self.members[cell] if t.requires_grad), None)
-            base = base if base is not None else next((t for t in self.members[cell] if not t.record.steps), None)
+            place, base = self._find_base(cell)
             node = cell.node if base is None else self.world.to_node(base)
-            self.bases[cell] = self._add(node, base), base
+            self.bases[cell] = self._add(node, base, place), base
         return self.bases[cell]
 
-    def _replay(self, kind: str, place: int, base: AbstractTensor | None, output: AbstractTensor, steps: Sequence[Step]) -> Replay:
+    def _find_base(self, cell: Cell) -> tuple[Origin | None, Any]:
+        for place, t in self.members[cell]:
+            if t.requires_grad:
+                return (Origin("base", place), t._base) if t._is_view() else (Origin("output", place), t)
+        return next(((Origin("output", place), t) for place, t in self.members[cell] if not t.record.steps), (None, None))
+
+    def _replay(self, kind: str, place: int, base: AbstractTensor | None, output: AbstractTensor, steps: Sequence[Step], origin: Origin) -> Replay:
         calls = [self._call(step) for step in steps] or [(_alias, (), {})]
         how = _history(base, output)
-        value = self._add(self.world.to_node(output), output) if how == "own" else -1
+        value = self._add(self.world.to_node(output), output, origin) if how == "own" else -1
         self.views.append(View(_maker(kind, place, calls), how, value))
         return Replay(len(self.views) - 1)
 
@@ -278,10 +310,10 @@ class Outcome:
             self.sizes[size] = len(self.values) - 1
         return self.sizes[size]
 
-    def _add(self, node: Node, tensor: AbstractTensor | None) -> int:
+    def _add(self, node: Node, tensor: AbstractTensor | None, origin: Origin | None) -> int:
         if node.op in ("placeholder", "get_attr") or any(value.node is node for value in self.values):
             node = self.world.emit(aten.clone.default, node)
-        self.values.append(Value(node, tensor))
+        self.values.append(Value(node, tensor, origin))
         return len(self.values) - 1
 
 
@@ -348,19 +380,22 @@ def _fill(value: Any, values: Sequence[Any]) -> Any:
 
 # ---------------------------------------------------------------- gradients as a program
 
-def gradient_program(program: Program, count: int, wanted: Sequence[int], present: Sequence[int]) -> Program:
-    """The program (inputs, tangents) -> gradients of the inputs `wanted`, itself differentiable.  `present` says which of the
-    tangents, in the order of Joint.tangents, arrive; torch's create_graph does the rest."""
+def gradient_program(program: Program, joint: Joint, wanted: Sequence[int], present: Sequence[int]) -> Program:
+    """The program (inputs, tangents) -> gradients of the inputs `wanted`, itself differentiable; it runs on abstract and on real
+    tensors.  `present` says which of the tangents, in the order of Joint.tangents, arrive; torch's create_graph does the rest."""
+    count, written = joint.plan.num_inputs, {w.input for w in joint.plan.writes}
+    origins = [joint.origins[k] for k in present]
+
     def gradients(*args: Any) -> list[Any]:
         inputs, tangents = args[:count], args[count:]
         with torch.enable_grad():
-            copies = [_unwritten(t) for t in inputs]
-            outcome = Outcome(current_trace(), program, copies)
-            outputs = [value.tensor for value in outcome.values if value.differentiable]
-            return list(engine_gradients([outputs[k] for k in present], [inputs[i] for i in wanted], tangents, create_graph=True))
+            passed = [_unwritten(t) if i in written else t for i, t in enumerate(inputs)]
+            outputs = list(program(*passed))
+            starts = [origin.find(passed, outputs) for origin in origins]
+            return list(engine_gradients(starts, [inputs[i] for i in wanted], tangents, create_graph=True))
     return gradients
 
 
-def _unwritten(value: Any) -> Any:
+def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that the program may overwrite: the caller's tensor was written by the first forward already."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -66,6 +66,7 @@ class Roles:
     outputs: list[Any]              # of the forward
     gradients: list[Any]            # nodes or None
     effects: list[Node]             # what runs although nobody reads its result: assertions, and draws of random numbers
+    late_effects: list[Node]        # those of the backward
     forward: set[Node]              # what the outputs are computed from
     after_tangents: set[Node]       # what is computed from a tangent
     backward: set[Node]             # what the gradients are computed from
@@ -82,10 +83,13 @@ class Roles:
         placeholders = [node for node in nodes if node.op == "placeholder"]
         tangents = [node for node in placeholders if is_tangent(node)]
         effects = [node for node in nodes if not node.users and node.op == "call_function" and has_effect(node)]
+        after_tangents = descendants(tangents, reads)
+        late = [node for node in effects if node in after_tangents]
+        effects = [node for node in effects if node not in after_tangents]
         forward = ancestors([*outputs, *effects], reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
-        return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects,
-                   forward, descendants(tangents, reads), ancestors(gradients, reads), reads)
+        return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects, late,
+                   forward, after_tangents, ancestors([*gradients, *late], reads), reads)
 
     def policy(self, node: Node) -> Policy:
         found = self.policies.get(node)
@@ -266,7 +270,7 @@ def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
 def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     """Cuts the joint graph: the backward takes what it needs of `saved` and computes the rest."""
     available = set(saved)
-    reached = ancestors(roles.gradients, roles.reads, stop=available | set(roles.tangents))
+    reached = ancestors([*roles.gradients, *roles.late_effects], roles.reads, stop=available | set(roles.tangents))
     kept = [node for node in roles.nodes if node in reached and node in available]
     kept += size_nodes(roles, reached, kept)
     kept.sort(key=is_size)      # stable: tensors, then sizes

@@ -1,0 +1,222 @@
+"""One operator of torch's operator database, through ahead-of-time autograd and in eager: values, gradients and gradients of gradients.
+
+`check(op, dtype, ...)` returns "" where all samples agree, else what differed first.  A sample that eager itself refuses (or whose
+gradient it refuses) is skipped.  Run as a script it sweeps the whole database and prints what failed, by cause:
+
+    python tests/autograd/opinfo_checks.py [--decompose] [--inplace] [--part 0/4] [names...]
+"""
+import argparse
+import collections
+import contextlib
+import hashlib
+import itertools
+import time
+import warnings
+
+import torch
+from torch.testing._internal import common_methods_invocations as database
+from torch.utils import _pytree as pytree
+
+import firesteel as fs
+from firesteel.autograd import aot
+from firesteel.graph.decomp import core_decompositions
+
+# The database sets the seed inside of random operators, which a tracer would not see; `Sample.run` sets it outside.
+database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+# Operators whose values nobody promises.
+UNINITIALIZED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+
+# Programs that ask for data: their result's shape, or whether they raise, depends on values.  They are checked through fs.compile, which splits them.
+DATA_DEPENDENT = {
+    "allclose", "equal", "nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "bincount", "item", "tensor_split", "jiterator_unary",
+    "nn.functional.ctc_loss", "repeat_interleave", "combinations", "to_sparse", "linalg.lstsq.grad_oriented", "index_fill", "multinomial",
+}
+
+
+def name_of(op):
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def operators():
+    """The operators that eager supports on float32 or float64 on the CPU."""
+    return [op for op in database.op_db if op.supported_dtypes("cpu") & {torch.float32, torch.float64}]
+
+
+def in_part(name, parts, part):
+    """A fixed choice of about one in `parts` names."""
+    return int(hashlib.sha1(name.encode()).hexdigest(), 16) % parts == part
+
+
+def samples_of(op, dtype, count):
+    """Up to `count` samples: the first, and others spread over the first twelve."""
+    torch.manual_seed(0)
+    found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd), 12))
+    if len(found) <= count:
+        return found
+    return [found[k * (len(found) - 1) // max(1, count - 1)] for k in range(count)]
+
+
+class Refused(Exception):
+    """Eager does not support this."""
+
+
+class Sample:
+    """A sample as a function of its tensors that require grad, run by eager and compiled."""
+
+    def __init__(self, op, sample, call):
+        self.call, self.process, self.blank = call, sample.output_process_fn_grad, name_of(op) in UNINITIALIZED
+        flat, self.structure = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+        self.flat = flat
+        self.leaves = [t for t in flat if isinstance(t, torch.Tensor) and t.requires_grad]
+
+    def program(self, *flat):
+        args, kwargs = pytree.tree_unflatten(list(flat), self.structure)
+        return self.call(*args, **kwargs)
+
+    def run(self, fn, level):
+        """[outputs, gradients, second gradients], as far as `level` asks."""
+        torch.manual_seed(1)
+        outputs = fn(*self.flat)
+        found = [[torch.zeros_like(t) if self.blank else t for t in pytree.tree_leaves(outputs)]]
+        if level == 0 or not self.leaves:
+            return found
+        processed = self.process(outputs) if self.process is not None else outputs
+        starts = [t for t in pytree.tree_leaves(processed) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not starts:
+            return found
+        tangents = [random_like(t, k) for k, t in enumerate(starts)]
+        if level == 1:
+            found.append(torch.autograd.grad(starts, self.leaves, tangents, allow_unused=True))
+            return found
+        for t in tangents:
+            t.requires_grad_()
+        first = torch.autograd.grad(starts, self.leaves, tangents, create_graph=True, allow_unused=True)
+        found.append([g.detach() if g is not None else None for g in first])
+        again = [g for g in first if g is not None and g.requires_grad]
+        if again:
+            found.append(torch.autograd.grad(again, [*self.leaves, *tangents], [random_like(t, 7 + k) for k, t in enumerate(again)], allow_unused=True))
+        return found
+
+
+def random_like(t, seed):
+    return torch.randn(t.shape, dtype=t.dtype, generator=torch.Generator().manual_seed(seed))
+
+
+PARTS = ("outputs", "gradients", "second gradients")
+
+
+def difference(got, want):
+    """What differs first between two runs, or ''."""
+    for part, g, w in zip(PARTS, got, want):
+        if len(g) != len(w):
+            return f"{part}: {len(g)} instead of {len(w)}"
+        for k, (a, b) in enumerate(zip(g, w)):
+            if (text := _difference(a, b, part)) != "":
+                return f"{part}[{k}]: {text}"
+    return "" if len(got) == len(want) else f"{len(got)} parts instead of {len(want)}"
+
+
+def _difference(a, b, part):
+    if not isinstance(b, torch.Tensor):
+        same = a == b or a != a and b != b
+        return "" if same and type(a) is type(b) else f"{a!r} instead of {b!r}"[:200]
+    if not isinstance(a, torch.Tensor):
+        return f"{a!r} instead of a tensor"[:200]
+    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+        return f"{a.dtype}{list(a.shape)}{a.layout} instead of {b.dtype}{list(b.shape)}{b.layout}"
+    if a.requires_grad != b.requires_grad:
+        return f"requires_grad {a.requires_grad} instead of {b.requires_grad}"
+    if part == "outputs" and a.layout == torch.strided and a.stride() != b.stride() and b.numel() > 1:
+        return f"strides {a.stride()} instead of {b.stride()} of {list(b.shape)}"
+    try:
+        torch.testing.assert_close(a, b, equal_nan=True)
+    except AssertionError as error:
+        return str(error).replace("\n", " ")[:200]
+    return ""
+
+
+def highest_level(op, level):
+    """2 where gradients of gradients are supported, 1 where gradients are, 0 else."""
+    return min(level, 2 if op.supports_gradgrad else 1) if op.supports_autograd else 0
+
+
+def eager_result(case, level):
+    """(level that eager supports, its results)."""
+    for tried in range(level, -1, -1):
+        with contextlib.suppress(Exception):
+            return tried, case.run(case.program, tried)
+    raise Refused
+
+
+def compiled(op, case, decompose):
+    if name_of(op) in DATA_DEPENDENT:
+        return fs.compile(case.program, backend="aot_eager_partitioned" if decompose else "aot_eager")
+    return aot.function(case.program, aot.nop, partition_fn=aot.min_cut_partition if decompose else None,
+                        decompositions=core_decompositions() if decompose else None)
+
+
+def variant_of(op, inplace):
+    """The function to check; the in-place variant writes a copy."""
+    if not inplace:
+        return op
+    write = op.inplace_variant
+    return None if write is None else lambda x, *args, **kwargs: write(x.clone(), *args, **kwargs)
+
+
+def check(op, dtype, *, samples=1, level=1, decompose=False, inplace=False):
+    """What differed first, or ''; raises Refused where eager supports no sample."""
+    call = variant_of(op, inplace)
+    if call is None or dtype not in op.supported_dtypes("cpu"):
+        raise Refused
+    checked = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, sample in enumerate(samples_of(op, dtype, samples)):
+            case = Sample(op, sample, call)
+            try:
+                supported, want = eager_result(case, highest_level(op, level))
+            except Refused:
+                continue
+            checked += 1
+            try:
+                text = difference(case.run(compiled(op, case, decompose), supported), want)
+            except Exception as error:
+                text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:250]
+            if text:
+                return f"sample {number}: {text}"
+    if not checked:
+        raise Refused
+    return ""
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--decompose", action="store_true")
+    parser.add_argument("--inplace", action="store_true")
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--level", type=int, default=2)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--dtype", default="float32,float64")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    outcome, failures, start = collections.Counter(), {}, time.time()
+    for op in operators():
+        name = name_of(op)
+        if options.names and name not in options.names or not in_part(name, parts, part):
+            continue
+        fs.reset()
+        texts = []
+        for dtype in options.dtype.split(","):
+            with contextlib.suppress(Refused):
+                texts.append(check(op, getattr(torch, dtype), samples=options.samples, level=options.level, decompose=options.decompose, inplace=options.inplace))
+        outcome["refused" if not texts else "failed" if any(texts) else "passed"] += 1
+        if any(texts):
+            failures[name] = next(t for t in texts if t)
+            print(f"{name}: {failures[name]}", flush=True)
+    print(dict(outcome), f"{time.time() - start:.0f} s", f"meta kernels {fs.counters['aot']['meta_kernels']}")
+
+
+if __name__ == "__main__":
+    main()
