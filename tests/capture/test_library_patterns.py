@@ -4,9 +4,13 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import inspect
+import logging
+import warnings
 from typing import Any
 
+import pytest
 import torch
 from harness import capture, check
 
@@ -193,3 +197,37 @@ def test_missing_attribute_of_a_tensor() -> None:
     assert torch.equal(compiled(x), x - 2)
     x.jitted = True
     assert torch.equal(compiled(x), x + 1)
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------
+logger = logging.getLogger("library")
+
+
+@functools.lru_cache(None)
+def warning_once(self: logging.Logger, *args: Any) -> None:
+    self.warning(*args)
+
+
+@functools.lru_cache(None)
+def table_of(n: int) -> tuple:
+    return tuple(range(n))
+
+
+def test_messages_are_replayed_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: torch.Tensor, log: list) -> torch.Tensor:
+        logger.warning("shape %s", tuple(x.shape))
+        log.append(len(log))
+        warning_once(logger, "once")
+        with_warning = x + 1
+        warnings.warn("careful", stacklevel=1)
+        return with_warning * len(table_of(3))
+
+    compiled, backend = capture(fn, fullgraph=True)
+    log: list = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert torch.equal(compiled(torch.ones(2), log), torch.ones(2) * 6)
+    assert [r.getMessage() for r in caplog.records] == ["shape (2,)", "once", "shape (2,)"]
+    assert [str(w.message) for w in seen] == ["careful", "careful"]
+    assert log == [0, 1]

@@ -39,6 +39,7 @@ from firesteel.capture.values.functions import (
 )
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
+from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
 from firesteel.capture.values.number import SymNumber
@@ -316,6 +317,12 @@ def wrap_partial(m: Machine, obj: functools.partial, source: Source) -> Value:
     args = lazy_items(m, obj.args, Attr(source, "args"))
     kwargs = {k: m.lazy(v, Item(Attr(source, "keywords"), k)) for k, v in obj.keywords.items()}
     return PartialValue(functools.partial, fn, args, kwargs, source, obj)
+
+
+@WRAPPERS.row(functools._lru_cache_wrapper)
+def wrap_cached_function(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return CachedFunction(obj, source) if find_call(obj) is None else BuiltinValue(obj, source)
 
 
 @WRAPPERS.row(types.CellType)

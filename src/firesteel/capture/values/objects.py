@@ -5,6 +5,7 @@ Attribute access follows Python's own algorithm: data descriptors of the class, 
 """
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
         return BoundMethodValue(m.constant_object(attribute.__func__), m.constant_object(cls), name="")
     if owner is None:
         return m.constant_object(attribute) if not isinstance(attribute, property) else m.opaque_constant(attribute)
-    if isinstance(attribute, types.FunctionType):
+    if isinstance(attribute, (types.FunctionType, functools._lru_cache_wrapper)):
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
     if isinstance(attribute, property):
         if attribute.fget is None:

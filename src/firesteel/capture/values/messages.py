@@ -1,0 +1,97 @@
+"""Logging and warnings: calls whose only result is a message.  They are effects, replayed in order after the graph, so they do not break.
+
+`functools.lru_cache` belongs here because of its use as "say it once": a cached function is inlined where it changes nothing; where it
+only gives messages, the cached function itself is replayed, so that its cache decides as in eager; anything else breaks.
+
+    logger.warning_once("...")      # replayed: c_warning_once(c_logger, "...")
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.effects import REPLAY
+from firesteel.capture.source import Fixed, Source
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.const import NONE
+from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+LRU = type(functools.lru_cache(maxsize=1)(len))
+
+
+@REPLAY.row("call")
+def replay_call(e: Any, target: str, data: list[str], name: str) -> str:
+    """target(*data); the last values are keywords, named by `name`."""
+    keywords = name.split()
+    plain = data[:len(data) - len(keywords)]
+    return f"{target}({', '.join([*plain, *(f'{k}={d}' for k, d in zip(keywords, data[len(plain):]))])})"
+
+
+class Replayed(Value):
+    """A function that is called after the graph."""
+
+    def __init__(self, fn: Any):
+        self.fn, self.source = fn, Fixed(fn)
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.constant(self.fn)
+
+
+def replay(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value:
+    m.effects.log("call", Replayed(fn), *args, *kwargs.values(), name=" ".join(kwargs))
+    return NONE
+
+
+for _fn in (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error, logging.Logger.critical,
+            logging.Logger.log, logging.Logger.exception, logging.debug, logging.info, logging.warning, logging.error, logging.critical,
+            logging.log, warnings.warn):
+    CALLS.add(_fn, functools.partial(lambda m, args, kwargs, fn: replay(m, fn, args, kwargs), fn=_fn))
+
+
+class CachedFunction(Value):
+    """A function under functools.lru_cache."""
+
+    def __init__(self, fn: Any, source: Source | None = None):
+        self.fn, self.source = fn, source
+
+    def python_type(self) -> type:
+        return LRU
+
+    def describe(self) -> str:
+        return f"cached function {self.fn.__qualname__}"
+
+    def identity(self) -> Any:
+        return self.fn
+
+    def hash_key(self, m: Machine) -> Any:
+        return ObjectKey(self.fn)
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        if name.startswith("cache_"):
+            raise Break("attribute", name=name, value=self.describe())
+        return m.static_attribute(self.fn, name)
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        mark = m.checkpoint()
+        result = m.call_now(m.constant_object(self.fn.__wrapped__), args, kwargs)
+        made = m.effects.entries[mark[1][0]:]
+        if not made:
+            return result
+        only_messages = all(effect.kind == "call" for effect in made) and result is NONE
+        m.rollback(mark)
+        if not only_messages:
+            raise Break("call", name=f"{self.describe()}, which changes objects,")
+        return replay(m, self.fn, args, kwargs)
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.constant(self.fn)
