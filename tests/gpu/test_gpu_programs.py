@@ -1,0 +1,223 @@
+"""The reference programs on a GPU against eager.  Without one: their kernels emulated inside of the CPU's host function."""
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import sys
+
+import emulated
+import pytest
+import torch
+
+import firesteel as fs
+from firesteel import pipeline
+from firesteel.codegen import host, triton
+from firesteel.loops.ir import Nest
+from firesteel.loops.ops import DTYPES
+from firesteel.loops.plan import Plan, Run, extent
+from firesteel.runtime import cpu
+from firesteel.sym.expr import evaluate
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
+
+import programs  # noqa: E402
+
+cuda = torch.cuda.is_available()
+gpu_only = pytest.mark.skipif(not cuda, reason="needs a GPU")
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}
+SIZES = {
+    "pointwise": [dict(rows=37, columns=50), dict(rows=24, columns=50)],
+    "mlp": [dict(batch=9, width=32, layers=2), dict(batch=13, width=32, layers=2)],
+    "resnet": [dict(batch=3, size=16), dict(batch=5, size=16)],
+    "gpt": [dict(batch=2, length=17, layers=2, width=64, vocabulary=50), dict(batch=3, length=23, layers=2, width=64, vocabulary=50)],
+    "lstm": [dict(batch=4, steps=5, inside=8, hidden=12), dict(batch=6, steps=5, inside=8, hidden=12)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+# ---------------------------------------------------------------- without a GPU
+
+class Emulated:
+    """A kernel that the CPU's host function calls by address."""
+
+    def __init__(self, nest: Nest, plan: Plan):
+        self.kernel, self.buffers = triton.print_nest(nest, plan.program.buffers), plan.program.buffers
+        self.function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run)
+        self.address = ctypes.cast(self.function, ctypes.c_void_p).value
+        self.failed: list[BaseException] = []
+        self.kinds = dict(zip(self.kernel.symbols, self.kernel.signature[len(self.kernel.buffers) + len(self.kernel.scratch):]))
+
+    def run(self, args: int) -> None:
+        names, symbols = self.kernel.buffers, self.kernel.symbols
+        words = (ctypes.c_int64 * (len(names) + len(symbols) + 1)).from_address(args)
+        numbers = {s: ctypes.c_double.from_address(ctypes.addressof(words) + 8 * (len(names) + k)).value if self.kinds[s] == "fp64" else words[len(names) + k]
+                   for k, s in enumerate(symbols)}
+        try:
+            tensors = {name: self.tensor(name, words[k], numbers) for k, name in enumerate(names)}
+            ctypes.c_int64.from_address(words[-1]).value = emulated.run(self.kernel, tensors, numbers)
+        except BaseException as error:      # an exception cannot cross machine code
+            self.failed.append(error)
+
+    def tensor(self, name: str, address: int, symbols: dict) -> torch.Tensor:
+        """The memory of a buffer."""
+        buffer = self.buffers[name]
+        try:
+            count = evaluate(extent(buffer), symbols)
+        except KeyError:        # sizes that the kernel itself does not use
+            count = 1 << 20
+        memory = (ctypes.c_uint8 * max(count * DTYPES[buffer.dtype].itemsize, 8)).from_address(address or ctypes.addressof(_NOTHING))
+        return torch.frombuffer(memory, dtype=DTYPES[buffer.dtype])
+
+
+_NOTHING = ctypes.c_int64()
+kernels_run: list[Emulated] = []
+
+
+def emulated_target(plan: Plan):
+    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
+    kernels = {nest.name: Emulated(nest, plan) for nest in nests}
+    kernels_run.extend(kernels.values())
+    return host.build(plan, {name: host.Launch(k.address, k.kernel.buffers, k.kernel.symbols) for name, k in kernels.items()}, cpu.compile_text)
+
+
+@pytest.fixture
+def emulation(monkeypatch):
+    monkeypatch.setitem(pipeline.TARGETS._rows, "cpu", emulated_target)
+    kernels_run.clear()
+    yield
+    failed = [error for kernel in kernels_run for error in kernel.failed]
+    if failed:
+        raise failed[0]
+
+
+# ---------------------------------------------------------------- programs against eager
+
+def to_device(program: programs.Program, device: str) -> programs.Program:
+    module = isinstance(program.fn, torch.nn.Module)
+    if module:
+        program.fn.to(device)
+    inputs = tuple(x.detach().to(device).requires_grad_(x.requires_grad) for x in program.inputs)
+    return programs.Program(program.fn, inputs, list(program.fn.parameters()) if module else [x for x in inputs if x.requires_grad])
+
+
+def state(program: programs.Program, fn, train: bool) -> list[torch.Tensor]:
+    result = programs.step(fn, program, train)
+    gradients = [leaf.grad for leaf in program.leaves] if train else []
+    buffers = [b.clone() for b in program.fn.buffers()] if isinstance(program.fn, torch.nn.Module) else []
+    return [result, *gradients, *buffers]
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
+    assert got.shape == want.shape and got.dtype == want.dtype and got.device == want.device
+    if want.is_floating_point():
+        scale = want.abs().max().item() if want.numel() else 1.0
+        difference = (got - want).abs().max().item() if want.numel() else 0.0
+        assert difference <= tolerance * max(scale, 1e-3), f"differs by {difference} of {scale}"
+    else:
+        assert torch.equal(got, want)
+
+
+def check(name: str, train: bool, dtype: torch.dtype, dynamic: bool | None, device: str, sizes: list[dict]) -> None:
+    make = programs.PROGRAMS[name]
+    holder = compiled = None
+    for size in sizes:
+        expected, program = (to_device(make(dtype=dtype, **size), device) for _ in range(2))
+        if holder is None:
+            holder, compiled = program, fs.compile(program.fn, dynamic=dynamic, fullgraph=True)
+        elif isinstance(holder.fn, torch.nn.Module):
+            holder.fn.load_state_dict(expected.fn.state_dict())
+            program = programs.Program(holder.fn, program.inputs, holder.leaves)
+        for got, want in zip(state(program, compiled, train), state(expected, expected.fn, train), strict=True):
+            close(got, want, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", list(programs.PROGRAMS))
+def test_emulated_programs_equal_eager(name, train, dynamic, emulation):
+    sizes = [dict(batch=2, size=8)] if name == "resnet" else SIZES[name][:1]
+    check(name, train, torch.float32, dynamic, "cpu", sizes)
+    assert kernels_run
+
+
+@gpu_only
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", list(programs.PROGRAMS))
+def test_programs_equal_eager(name, train, dtype, dynamic):
+    check(name, train, dtype, dynamic, "cuda", SIZES[name] + SIZES[name][:1])
+
+
+@gpu_only
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", ["mlp", "gpt", "lstm"])
+def test_programs_in_bfloat16(name, train):
+    check(name, train, torch.bfloat16, None, "cuda", SIZES[name][:1])
+
+
+@gpu_only
+def test_an_index_out_of_range_is_an_index_error_of_the_next_call():
+    table = torch.randn(10, 4, device="cuda")
+    compiled = fs.compile(lambda i: torch.nn.functional.embedding(i, table) * 2)
+    good = torch.tensor([1, 2], device="cuda")
+    compiled(good)
+    compiled(torch.tensor([1, 99], device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(good)
+    torch.testing.assert_close(compiled(good), table[good] * 2)
+
+
+@gpu_only
+def test_kernels_run_on_the_current_stream():
+    compiled = fs.compile(lambda x: torch.exp(x) + 1)
+    x = torch.randn(1 << 20, device="cuda")
+    compiled(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x2 = x * 2
+        y = compiled(x2)
+    stream.synchronize()
+    torch.testing.assert_close(y, torch.exp(x * 2) + 1)
+
+
+@gpu_only
+def test_kernels_can_be_captured_in_a_cuda_graph():
+    compiled = fs.compile(lambda x: torch.softmax(x * 2, -1))
+    x = torch.randn(64, 128, device="cuda")
+    compiled(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = compiled(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(y, torch.softmax(x * 2, -1))
+
+
+@gpu_only
+def test_a_number_on_the_cpu_among_gpu_tensors():
+    compiled = fs.compile(lambda x, s: x * s + 1)
+    x, s = torch.randn(100, device="cuda"), torch.tensor(3.0)
+    torch.testing.assert_close(compiled(x, s), x * s + 1)
+
+
+@gpu_only
+def test_calls_from_another_thread():
+    import concurrent.futures
+    compiled = fs.compile(lambda x: torch.tanh(x).sum(0))
+    x = torch.randn(100, 7, device="cuda")
+    want = torch.tanh(x).sum(0)
+    compiled(x)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for y in pool.map(lambda _: compiled(x), range(4)):
+            torch.testing.assert_close(y, want)
