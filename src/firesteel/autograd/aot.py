@@ -33,6 +33,7 @@ from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
+from firesteel.seams import compile_in_segments, has_seams
 from firesteel.sym.env import ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
@@ -69,6 +70,8 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
                 decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
+    if has_seams(gm):
+        return compile_in_segments(gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward))
     return compile_program(functools.partial(interpret, gm), example_inputs, compilers, eager=gm.forward)
 
 

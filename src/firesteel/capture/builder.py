@@ -21,10 +21,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture import marks
-from firesteel.capture.guards import Guard, TensorFacts
-from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source
+from firesteel.capture.guards import Guard, Question, TensorFacts
+from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import FixedObject, OpaqueValue, Value
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
@@ -46,7 +47,8 @@ from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
-from firesteel.sym.symint import to_symint
+from firesteel.sym.expr import Expr, eq, free_symbols, symbol
+from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
 
 if TYPE_CHECKING:
@@ -121,16 +123,40 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
         return OpaqueValue(obj, source)
     policy = m.dimension_policy(obj, source)
     name = m.input_name(source)
-    abstract = m.world.wrap(obj, name, policy)
+    abstract = m.world.wrap(obj, name, policy, m.policy.strides(source))
     facts = TensorFacts.of(obj, *guarded_dimensions(obj, abstract))
     m.guard(Guard(source, "tensor", facts))
     m.note_sizes(name, source, policy)
+    guard_strides(m, abstract, source)
     if m.world.env is not None:
-        m.wished += [(name, source, dim) for dim, wish in marks.dimension_wishes(obj).items() if wish[0] == "dynamic"]
+        m.wished += [(name, source, dim, wish) for dim, wish in marks.dimension_wishes(obj).items() if wish[0] == "dynamic"]
     node = m.record.placeholder(name, source, abstract, obj)
     value = TensorValue(node, abstract, source, obj)
     m.record.own(abstract, value)
     return value
+
+
+def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
+    """Strides that follow from symbolic sizes must do so in later calls too."""
+    if not any(isinstance(s, torch.SymInt) for s in abstract.stride()):
+        return
+    shape, strides = [from_sym(n) for n in abstract.shape], [from_sym(n) for n in abstract.stride()]
+    if strides == contiguous_strides(shape):
+        m.guard(Guard(source, "contiguous"))
+        return
+    known = {size.attr: source.size(d) for d, size in enumerate(shape) if isinstance(size, Expr)}
+    for d, stride in enumerate(strides):
+        symbols = [s.attr for s in free_symbols(stride)]
+        if symbols and all(name in known for name in symbols):
+            fact = eq(symbol(f"stride{d}"), stride)
+            m.guard(Guard(None, "expr", Question(fact, ((f"stride{d}", Stride(source, d)), *[(name, known[name]) for name in symbols]))))
+
+
+def contiguous_strides(shape: list[Any]) -> list[Any]:
+    strides: list[Any] = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return strides[::-1] if shape else []
 
 
 def guarded_dimensions(obj: torch.Tensor, abstract: torch.Tensor) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
@@ -256,7 +282,7 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Value:
     if is_torch_function(obj):
         guard(m, source, "identity", obj)
         return TorchFunctionValue(obj, source)
-    guard(m, source, "code", obj.__code__)
+    guard(m, source, "type", types.FunctionType)
     return function_value(m, obj, source)
 
 
@@ -379,7 +405,7 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return OpaqueValue(obj, source)
 
 
-for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType):
+for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType, RemovableHandle, BackwardHook):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 

@@ -103,6 +103,10 @@ class Effects:
         elif target.source is not None:
             self.entries.append(Effect(kind, target, data, name))
 
+    def do(self, kind: str, target: Value, *data: Value) -> None:
+        """An effect on an object that only the generated code makes."""
+        self.entries.append(Effect(kind, target, data))
+
     def change(self, obj: Any, field: str, new: Any) -> None:
         """Shadow state: obj.field = new."""
         self._undo.append((setattr, (obj, field, getattr(obj, field))))
@@ -154,4 +158,5 @@ class Effects:
         for effect in self.entries:
             target = e.expr(effect.target)
             data = [e.expr(value) for value in effect.data]
-            e.line(REPLAY[effect.kind](e, target, data, effect.name))
+            if statement := REPLAY[effect.kind](e, target, data, effect.name):
+                e.line(statement)

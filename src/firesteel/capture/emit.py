@@ -118,6 +118,11 @@ class Emitter:
         self._written[id(value)] = (value, text)
         return text
 
+    def written(self, value: Value) -> str | None:
+        """The text of a value that has one already."""
+        known = self._written.get(id(value))
+        return None if known is None else known[1]
+
     def assign(self, text: str) -> str:
         name = self.name()
         self.line(f"{name} = {text}")

@@ -155,6 +155,7 @@ KINDS.add("code", Kind(STRUCTURE, lambda x, data, w: f"{x}.__code__ is {w.bind(d
 KINDS.add("truth", Kind(CONSTANT, lambda x, data, w: f"{'' if data else 'not '}{x}",
                         lambda name, data, now: f"{name} is {'false' if data else 'true'} now; it was {'true' if data else 'false'}"))
 KINDS.add("equals", Kind(CONSTANT, _equals, lambda name, data, now: f"{name} is {_show(now)}; it was {_show(data)}", uses=2))
+KINDS.add("contiguous", Kind(CONSTANT, lambda x, data, w: f"{x}.is_contiguous()", lambda name, data, now: f"{name} is not contiguous any more"))
 KINDS.add("same", Kind(RELATION, lambda x, data, w: f"{x} is {w.load(data)}",
                        lambda name, data, now: f"{name} is no longer the same object as {data.name}", sources=lambda data: (data,)))
 KINDS.add("distinct", Kind(RELATION, lambda x, data, w: f"{x} is not {w.load(data)}",
@@ -217,9 +218,9 @@ def _autocast() -> Any:
     return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices])
 
 
-def _module_hooks() -> bool:
-    """Are there hooks that torch calls for every module?"""
-    return bool(module_internals._has_any_global_hook())
+def _module_hooks() -> Any:
+    """False while there are no hooks that torch calls for every module; else the kind of the backward ones."""
+    return module_internals._has_any_global_hook() and (module_internals._global_is_full_backward_hook,)
 
 
 STATES: Table[StateRow] = Table("global state", "capture/guards.py")

@@ -24,7 +24,7 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, copies, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values import builtin_calls, copies, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
 from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
@@ -258,6 +258,8 @@ class Machine(Reader):
         """a is b"""
         if a is b:
             return True
+        a.use(self)
+        b.use(self)
         one, two = a.identity(), b.identity()
         if isinstance(a, ConstValue) and isinstance(b, ConstValue):
             return one is two or (type(one) is type(two) and type(one) in (int, str, float, bytes) and one == two)
@@ -324,7 +326,8 @@ class Machine(Reader):
             if before != value:
                 set_state(key, value)
                 self.effects.on_undo(set_state, key, before)
-                self.record.call_function(_setter(key), (*key[1:], value), {}, None)
+                node = self.record.call_function(_setter(key), (*key[1:], value), {}, None)
+                node.meta["state"] = (key, self.initial_states[key])
 
     def changed_states(self) -> Changes:
         """States that are not as they were at the start."""

@@ -18,15 +18,16 @@ from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
-from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, Source, global_source
+from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, Source, Stride, global_source
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, CellValue, ScopeValue
+from firesteel.capture.values.hooks import HandleValue
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.tensor import wrap_output
-from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy, TensorWorld
+from firesteel.capture.world import STATIC, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation
 from firesteel.sym.expr import free_symbols
 
@@ -42,7 +43,7 @@ class Reader:
         self._objects: dict[int, tuple[Any, Value]] = {}
         self._size_sources: dict[str, Source] = {}
         self.number_symbols: dict[Source, Value] = {}   # numbers that are symbols, each met once or more
-        self.wished: list[tuple[str, Source, int]] = []     # sizes that must stay symbols
+        self.wished: list[tuple[str, Source, int, Any]] = []    # sizes that must stay symbols, and the user's mark
         self._names: set[str] = set()
         self._scopes: dict[int, ScopeValue] = {}
 
@@ -148,6 +149,8 @@ class Reader:
         raise self.raise_real(NameError(f"name {name!r} is not defined"))
 
     def store_global(self, scope: dict[str, Any], name: str, value: Value | None) -> None:
+        if isinstance(value, HandleValue):      # torch's own suite counts on the rest of such a program running eagerly
+            raise Break("store", name=f"the handle of a hook as {name}", value="the module's globals")
         target = self.scope_value(scope)
         self.effects._overlay(target, name, DELETED if value is None else value)
         if value is None:
@@ -229,19 +232,37 @@ class Reader:
 
     def note_sizes(self, name: str, source: Source, policy: tuple[DimPolicy, ...]) -> None:
         for dim, kind in enumerate(policy):
-            if kind in (DYNAMIC, UNBACKED):
+            if kind != STATIC:
                 self._size_sources[f"{name}.size()[{dim}]"] = source.size(dim)
+        for dim in self.policy.strides(source):
+            self._size_sources[f"{name}.stride()[{dim}]"] = Stride(source, dim)
 
     def check_wishes(self) -> None:
         """A size that the user marked as dynamic must still be a symbol."""
-        for name, source, dim in self.wished:
-            symbol = next((info.expr for info in self.world.env.symbols.values() if info.source == f"{name}.size()[{dim}]"), None)
-            fixed = self.world.env.simplify(symbol) if symbol is not None else None
+        env = self.world.env
+        for name, source, dim, (_, least, greatest) in self.wished:
+            symbol = next((info.expr for info in env.symbols.values() if info.source == f"{name}.size()[{dim}]"), None)
+            asked = [g for g in env.recorded if symbol in free_symbols(g.expr)]
+            fixed = env.simplify(symbol) if symbol is not None else None
+            where = source.size(dim).name
             if isinstance(fixed, int):
-                asked = next((g for g in self.world.env.recorded if symbol in free_symbols(g.expr)), None)
-                raise ConstraintViolation(f"{source.name}.size({dim}) was marked as dynamic, but the program fixes it to {fixed}.",
-                                          asked.location if asked is not None else None,
-                                          "Remove what depends on this number, or the mark (fs.maybe_mark_dynamic allows both).")
+                raise self._violation(f"{where} was marked as dynamic, but the program fixes it to {fixed}", asked, where, symbol)
+            if least is not None or greatest is not None:
+                narrower = [g for g in asked if free_symbols(g.expr) == {symbol}]
+                if narrower:
+                    raise self._violation(f"{where} was marked as dynamic from {least} to {greatest}, but the program is captured for fewer sizes",
+                                          narrower, where, symbol)
+
+    def _violation(self, text: str, asked: list[Any], where: str, symbol: Any) -> ConstraintViolation:
+        first = asked[0] if asked else None
+        facts = f": {first.text({symbol.attr: where, **self._names_of(first.expr, symbol)})}" if first is not None else ""
+        return ConstraintViolation(f"{text}{facts}.", first.location if first is not None else None,
+                                   "Remove what depends on this number, or the mark (fs.maybe_mark_dynamic allows both).")
+
+    def _names_of(self, expr: Any, but: Any) -> dict[str, str]:
+        """How the symbols of a fact are spelled in the user's program."""
+        sources = {info.expr: info.source for info in self.world.env.symbols.values()}
+        return {s.attr: self._size_sources[sources[s]].name for s in free_symbols(expr) if s is not but and sources[s] in self._size_sources}
 
     def becomes_symbol(self, source: Source, number: int | float) -> bool:
         return self.world.env is not None and self.policy.number_is_symbol(source, number)

@@ -61,6 +61,11 @@ class Recorder:
     def call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
         return self._made(self.graph.create_node("call_method", name, args, kwargs), val)
 
+    def insert_after(self, anchor: Node, fn: Callable[..., Any], args: tuple[Any, ...]) -> Node:
+        """A call right behind an earlier node, giving no tensor."""
+        with self.graph.inserting_after(anchor):
+            return self.call_function(fn, args, {}, None)
+
     def _made(self, node: Node, val: Any) -> Node:
         node.meta["val"] = val
         node.meta.update(self.place())

@@ -78,6 +78,9 @@ class Value:
         """A hashable that is equal for two Values exactly when Python's == and hash say so."""
         raise Break("operator", name="hash()", value=self.describe())
 
+    def use(self, m: Machine) -> None:
+        """Something depends on which object it is: guards that, where being looked at did not."""
+
     # -- operations ------------------------------------------------------------------------------------------------
     def truth(self, m: Machine) -> Any:
         """A bool, or PENDING where a user's method decides."""

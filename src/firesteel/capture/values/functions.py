@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture import marks
 from firesteel.capture.effects import DELETED
+from firesteel.capture.guards import Guard
 from firesteel.capture.source import Attr, Fixed, Item, Source
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
@@ -102,13 +103,20 @@ class FunctionValue(Value):
     def identity(self) -> Any:
         return self.fn
 
+    def use(self, m: Machine) -> None:
+        """Something depends on which function it is; one that is only handed on (a hook) may be another each time."""
+        if self.source is not None and type(self.source) is not Fixed:
+            m.guard(Guard(self.source, "code", self.code))
+
     def hash_key(self, m: Machine) -> Any:
+        self.use(m)
         return ObjectKey(self.fn if self.fn is not None else self)
 
     def truth(self, m: Machine) -> bool:
         return True
 
     def getattr(self, m: Machine, name: str) -> Value:
+        self.use(m)
         written = m.effects.written(self, name)
         if written is not None and written is not DELETED:
             return written
@@ -122,6 +130,7 @@ class FunctionValue(Value):
         m.effects.store_attr(self, name, value)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        self.use(m)
         if self.fn is not None:
             check_marks(self.fn, args)
             if getattr(self.fn, marks.CONSTANT, False):

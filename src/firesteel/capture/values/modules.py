@@ -15,6 +15,7 @@ from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
+from firesteel.capture.values.hooks import FLAG_TABLES, HOOK_TABLES, hook_table
 from firesteel.capture.values.objects import MISSING, ObjectValue, bind, mro_lookup
 from firesteel.errors import Break
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
 TABLES = ("_parameters", "_buffers", "_modules")
-HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
-BACKWARD_HOOK_TABLES = ("_backward_pre_hooks", "_backward_hooks")
+TABLES_OF_HOOKS = frozenset({*HOOK_TABLES, *FLAG_TABLES})
 
 
 class ModuleValue(ObjectValue):
@@ -43,6 +43,8 @@ class ModuleValue(ObjectValue):
         if written is not None:
             return None if written is DELETED else m.look(written)
         own = self.obj.__dict__
+        if name in TABLES_OF_HOOKS and name in own:
+            return hook_table(m, self.obj, self.source, name)
         return m.read_attribute(self, name, own[name]) if name in own else None
 
     def _missing(self, m: Machine, name: str) -> Value:
@@ -72,8 +74,8 @@ class ModuleValue(ObjectValue):
         found = mro_lookup(self.cls, "__call__")
         if found is not torch.nn.Module.__call__:
             return super().call(m, args, kwargs)
-        if any(getattr(self.obj, table) for table in BACKWARD_HOOK_TABLES):
-            raise Break("call", name=f"{self.describe()} with backward hooks")
+        if has_legacy_hooks(self.obj):
+            raise Break("call", name=f"{self.describe()} with hooks of register_backward_hook")
         if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in HOOK_TABLES):
             implementation = BoundMethodValue(m.constant_object(torch.nn.Module._call_impl), self, name="_call_impl")
             return m.call_in_module(self, implementation, args, kwargs)
@@ -98,3 +100,9 @@ class ModuleValue(ObjectValue):
         if mro_lookup(self.cls, "__len__") is MISSING and mro_lookup(self.cls, "__bool__") is MISSING:
             return True
         return super().truth(m)
+
+
+def has_legacy_hooks(module: torch.nn.Module) -> bool:
+    """Backward hooks of the old kind sit on whatever node made the output."""
+    own = module._backward_hooks and module._is_full_backward_hook is False
+    return bool(own or module_internals._global_backward_hooks and module_internals._global_is_full_backward_hook is False)
