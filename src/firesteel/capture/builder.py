@@ -17,7 +17,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +25,13 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture import marks
 from firesteel.capture.guards import Guard, Question, TensorFacts
+from firesteel.capture.resume import HANDLED, VALUE
+from firesteel.capture.resume import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
+from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.autograd import ApplyValue
-from firesteel.capture.values.base import FixedObject, OpaqueValue, Value
-from firesteel.capture.values.const import CONSTANT_TYPE_SET, ConstValue, is_constant_object
+from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
+from firesteel.capture.values.const import CONSTANT_TYPE_SET, NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
 from firesteel.capture.values.functions import (
@@ -38,6 +41,7 @@ from firesteel.capture.values.functions import (
     find_call,
     function_value,
 )
+from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
@@ -405,9 +409,48 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return OpaqueValue(obj, source)
 
 
-for _type in (torch.autocast, torch.Generator, types.GeneratorType, types.CoroutineType, RemovableHandle, BackwardHook):
+for _type in (torch.autocast, torch.Generator, types.CoroutineType, RemovableHandle, BackwardHook):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
+
+
+# -- frames -------------------------------------------------------------------------------------------------------------
+def as_cell(m: Machine, value: Value) -> Value:
+    """Cells are recognised at once, since instructions reach into them."""
+    obj = value.identity()
+    return m.cell(obj, value.source) if isinstance(obj, types.CellType) else value
+
+
+def stack_value(m: Machine, kind: str, given: Iterator[Value]) -> Value:
+    """One item on the stack of a suspended frame."""
+    if kind == VALUE:
+        return m.look(as_cell(m, next(given)))
+    if kind == HANDLED:
+        return HandledValue(m.look(next(given)), m.look(next(given)))
+    return NULL if kind == NULL_SLOT else LASTI
+
+
+@WRAPPERS.row(types.GeneratorType)
+def wrap_generator(m: Machine, obj: Any, source: Source) -> Value:
+    """One of ours from before a break has its frame as data; of another nothing is known."""
+    status = status_of(obj)
+    if status == REAL or is_fixed(source):
+        return OpaqueValue(obj, source)
+    guard(m, Call(source, status_of), "equals", status)
+    made = GeneratorValue(None, obj.__name__, source, obj)
+    if status != EMPTY:
+        m.remember(obj, made)           # before the frame is read: it may hold the generator
+        made.frame = suspended_frame(m, made, status, values_of(obj))
+    return made
+
+
+def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tuple[Any, ...]) -> Any:
+    given = iter([m.lazy(value, Item(Call(generator.source, values_of), n)) for n, value in enumerate(values)])
+    slots = {name: as_cell(m, next(given)) for name in spec.slots}
+    frame = m.new_frame(spec.code, spec.scope, slots, spec.index)
+    frame.stack = [*(stack_value(m, kind, given) for kind in spec.stack), NONE]
+    frame.generator = generator
+    return frame
 
 
 def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:

@@ -28,13 +28,18 @@ class Policy:
     def __init__(self, dynamic: bool | None):
         self.dynamic = dynamic
         self._sizes: dict[Source, set[int]] = {}
+        self._strides: dict[Source, set[int]] = {}
         self._numbers: set[Source] = set()
 
     # -- asked while capturing -------------------------------------------------------------------------------------
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
         wishes, seen = dimension_wishes(tensor), self._sizes.get(source, ())
         everywhere = self.dynamic is True and not isinstance(tensor, torch.nn.Parameter)
-        return tuple(WISHES[wishes[d][0]] if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
+        return tuple(wished(*wishes[d]) if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
+
+    def strides(self, source: Source) -> set[int]:
+        """Dimensions whose stride was seen to change."""
+        return self._strides.get(source, set())
 
     def number_is_symbol(self, source: Source, number: int | float) -> bool:
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
@@ -56,11 +61,16 @@ class Policy:
 
     def _learn_sizes(self, guard: Guard, arguments: Mapping[str, Any]) -> None:
         now = fetch(guard.source, arguments)
-        if not isinstance(now, torch.Tensor) or now.dim() != len(guard.data.sizes):
+        if not isinstance(now, torch.Tensor) or now.dim() != len(guard.data.sizes) or now.layout is not torch.strided:
             return
-        changed = {d for d, size in enumerate(guard.data.sizes) if size is not None and size != now.shape[d]}
-        if changed:
-            self._sizes.setdefault(guard.source, set()).update(changed)
+        for known, then, new in ((self._sizes, guard.data.sizes, now.shape), (self._strides, guard.data.strides, now.stride())):
+            changed = {d for d, size in enumerate(then) if size is not None and size != new[d]}
+            if changed:
+                known.setdefault(guard.source, set()).update(changed)
+
+
+def wished(wish: str, least: int | None, greatest: int | None) -> DimPolicy:
+    return WISHES[wish] if wish != "dynamic" else ("wished", least, greatest)
 
 
 def is_argument(source: Source) -> bool:

@@ -108,6 +108,10 @@ class Reader:
         found = self._objects.get(id(obj))
         return found[1] if found is not None else None
 
+    def known_values(self, kind: type) -> list[Any]:
+        """The Values of this kind that stand for objects of the user's."""
+        return [value for _, value in self._objects.values() if isinstance(value, kind)]
+
     def remember(self, obj: Any, value: Value) -> None:
         if not is_constant_object(obj):
             self._objects[id(obj)] = (obj, value)

@@ -10,7 +10,7 @@ result.  Somebody gives it a world to do so; `graph/abstract.py` has the real on
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -19,7 +19,11 @@ import torch
 from firesteel.sym.env import ShapeEnv
 
 STATIC, DYNAMIC, UNBACKED = "static", "dynamic", "unbacked"
-DimPolicy = str     # one of the three words above, for one dimension
+DimPolicy = str | tuple[str, int | None, int | None]     # one of the three words above, for one dimension; or with least and greatest size
+
+
+def kind_of(policy: DimPolicy) -> str:
+    return policy if isinstance(policy, str) else policy[0]
 
 
 class TensorWorld(Protocol):
@@ -27,8 +31,9 @@ class TensorWorld(Protocol):
 
     env: Any    # sym.env.ShapeEnv, or None where every size is static
 
-    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...]) -> torch.Tensor:
-        """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so."""
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
+        """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so.  A stride that does not
+        follow from the sizes is a symbol where its dimension is in `strides`, else a constant."""
 
     def active(self) -> AbstractContextManager[None]:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
@@ -42,7 +47,7 @@ class MetaWorld:
     def __init__(self, env: ShapeEnv | None = None):
         pass
 
-    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...]) -> torch.Tensor:
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_(tensor.requires_grad)
 

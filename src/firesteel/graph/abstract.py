@@ -18,7 +18,7 @@ What always holds
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.artifacts import counters
 from firesteel.config import config
+from firesteel.errors import ConstraintViolation
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, must, same, unbacked
@@ -165,10 +166,11 @@ class AbstractWorld:
 
     # ------------------------------------------------------------ what capture needs
 
-    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[str, ...] | None = None) -> AbstractTensor:
-        """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"."""
+    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[Any, ...] | None = None, strides: Collection[int] = ()) -> AbstractTensor:
+        """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"; a stride that
+        does not follow from the sizes is one where its dimension is in `strides`."""
         current.env = self.env
-        wrapped = self.make(self._spec_with_symbols(tensor, source_text, dims))
+        wrapped = self.make(self._spec_with_symbols(tensor, source_text, dims, strides))
         if tensor.requires_grad:
             wrapped.requires_grad_(True)
             if not tensor.is_leaf:      # a result of an operator, which may be written in place
@@ -179,24 +181,42 @@ class AbstractWorld:
                 setattr(wrapped, mark, True)
         return wrapped
 
-    def _spec_with_symbols(self, tensor: torch.Tensor, source: str, dims: tuple[str, ...] | None) -> Spec:
+    def _spec_with_symbols(self, tensor: torch.Tensor, source: str, dims: tuple[Any, ...] | None, strides: Collection[int]) -> Spec:
         spec = spec_of(tensor)
-        if dims is None or all(d in (None, "static") for d in dims):
+        if dims is None or not strides and all(d in (None, "static") for d in dims):
             return spec
         shape = tuple(self._size(size, f"{source}.size()[{d}]", kind) for d, (size, kind) in enumerate(zip(spec.shape, dims)))
-        return spec._replace(shape=shape, strides=symbolic_strides(spec, shape))
+        found = symbolic_strides(spec, shape)
+        for d in strides:
+            if type(found[d]) is int and found[d] > 1 and found[d] == spec.strides[d]:
+                found = (*found[:d], self.env.create_symbol(found[d], f"{source}.stride()[{d}]", LEAST_SIZE), *found[d + 1:])
+        return spec._replace(shape=shape, strides=found)
 
-    def _size(self, size: int, source: str, kind: str | None) -> Size:
-        """A symbol for a dynamic dimension; sizes 0 and 1 stay numbers, since they broadcast and vanish."""
+    def _size(self, size: int, source: str, kind: Any) -> Size:
+        """A symbol for a dynamic dimension.  Sizes 0 and 1 stay numbers, since they vanish and broadcast, but for a 1 that the user
+        marked: then the program has to be right for other sizes too."""
         if kind == "unbacked":
             return self.env.create_unbacked(source=source)
-        return self.env.create_symbol(size, source) if kind == "dynamic" and size >= 2 else size
+        if type(kind) is tuple:
+            return self._marked(size, source, *kind[1:])
+        return self.env.create_symbol(size, source, LEAST_SIZE) if kind == "dynamic" and size >= 2 else size
+
+    def _marked(self, size: int, source: str, least: int | None, greatest: int | None) -> Size:
+        if not (least or 0) <= size <= (size if greatest is None else greatest):
+            raise ConstraintViolation(f"{source} is {size}, but was marked as dynamic from {least} to {greatest}.",
+                                      hint="Change the mark's min and max, or remove it.")
+        if size == 0:
+            return size
+        return self.env.create_symbol(size, source, max(least or 0, 1), greatest)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
         with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
             yield
+
+
+LEAST_SIZE = 1      # of a symbol; where a program depends on a size not being 1, it asks, and then that is a guard
 
 
 def is_symbolic(spec: Spec) -> bool:
