@@ -172,16 +172,45 @@ def _foreach(a):
     parts = [a * 1, a * 2]
     torch._foreach_add_(parts, 1.0)
     torch._foreach_mul_(parts, [a, a + 1])
-    return [*parts, *torch._foreach_sqrt([p.abs() for p in parts])]
+    torch._foreach_addcmul_(parts, parts, [a, a], 0.5)
+    torch._foreach_addcdiv_(parts, [a, a], [p.abs() + 1 for p in parts], [0.5, 2.0])
+    torch._foreach_lerp_(parts, [a, a], 0.3)
+    torch._foreach_maximum_(parts, -1.0)
+    torch._foreach_pow_(parts, 2)
+    zeros = [torch.ones(3), torch.ones(2)]
+    torch._foreach_zero_(zeros)
+    return [*parts, *zeros, *torch._foreach_sqrt([p.abs() for p in parts]), *torch._foreach_norm(parts), *torch._foreach_pow(2.0, parts)]
+
+
+def _inplace_activations(a):
+    b = F.silu(a * 1, inplace=True)
+    return [F.hardtanh_(b), (a * 1).addcmul_(a, a), (a * 1).lerp_(b, 0.7), torch.rsub(a, 2)]
+
+
+def _optimizer(a):
+    """Adam's step over lists, as torch.optim writes it."""
+    step, mean, square, grad = torch.tensor(3.0), [a * 0.1], [a * a], [a + 1]
+    torch._foreach_lerp_(mean, grad, 0.1)
+    torch._foreach_mul_(square, 0.99)
+    torch._foreach_addcmul_(square, grad, grad, 0.01)
+    root = torch._foreach_sqrt(square)
+    torch._foreach_div_(root, (1 - 0.99 ** step).sqrt())
+    torch._foreach_add_(root, 1e-8)
+    new = [a.clone()]
+    torch._foreach_addcdiv_(new, mean, root, -0.01)
+    return [*new, *mean, *square]
 
 
 WRITES = {f.__name__.strip("_"): f for f in (_slices, _splits, _strided, _aliases, _inplace_metadata, _promotion, _out, _strides_kept, _literals,
-                                               _random, _index_writes, _foreach)}
+                                               _random, _index_writes, _foreach, _inplace_activations, _optimizer)}
 
 
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", WRITES)
-def test_writes_become_values(name):
-    check_traced(WRITES[name], [x(4, 6)])
+def test_writes_become_values(name, table):
+    traced = check_traced(WRITES[name], [x(4, 6)], TABLES[table])
+    if table == "all":
+        assert not [n for n in traced.gm.graph.nodes if n.op == "call_function" and n.target in DECOMPOSITIONS]
 
 
 def test_written_inputs_are_reported():

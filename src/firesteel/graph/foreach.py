@@ -18,6 +18,8 @@ aten = torch.ops.aten
 PREFIX = "aten::_foreach_"
 VALUES = ("addcdiv", "addcmul", "addcdiv_", "addcmul_")     # their last argument is a keyword of the plain operator
 LEFT_ALONE = ("powsum",)
+# the plain operators of these names take no numbers
+WITH_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max", "maximum_": "clamp_min_", "minimum_": "clamp_max_"}
 
 
 def is_foreach(fact: Facts) -> bool:
@@ -30,7 +32,7 @@ def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) ->
     name, arguments = op._schema.name[len(PREFIX):], op._schema.arguments
     lists = [str(a.type).endswith("[]") or "[]" in str(a.type) or str(a.type).startswith("List") for a in arguments]
     count = len(args[lists.index(True)])
-    single = single_operator(name)
+    single = single_operator(WITH_NUMBERS.get(name, name) if op._overloadname in ("Scalar", "ScalarList") else name)
     results = []
     for n in range(count):
         given = [a[n] if lists[i] else a for i, a in enumerate(args)]

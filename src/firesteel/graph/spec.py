@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from firesteel.graph.sizes import layout_less as less, product, layout_same as same
+from firesteel.graph.sizes import layout_less as less
+from firesteel.graph.sizes import layout_same as same
+from firesteel.graph.sizes import product
 from firesteel.sym.expr import Expr, Size
 
 Shape = tuple[Size, ...]
@@ -241,6 +243,8 @@ def _compare(a: int, b: int, shape: Shape, rows: list[Shape]) -> int:
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     """The Spec of a real tensor."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise NotImplementedError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype} has no abstract form")
     return Spec(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device)
 
 
