@@ -95,3 +95,9 @@ def test_cost_of_compiling_grows_linearly():
         kernels.append(fs.counters["native"]["distinct_kernels"])
     assert nodes[1] <= 4.5 * nodes[0]
     assert kernels[1] <= kernels[0] + 2
+
+
+def test_one_tensor_as_several_parts_of_a_cat() -> None:
+    x = torch.randn(3, 4)
+    compiled = fs.compile(lambda a: torch.cat((a, a), -1))
+    torch.testing.assert_close(compiled(x), torch.cat((x, x), -1))

@@ -51,10 +51,10 @@ def _cat_by_mask(b: Builder, out: Any, parts: list[Tensor], dim: int) -> Tensor:
     def element(i: Index) -> Expr:
         end = out.shape[dim]
         value: Expr = literal(0, dtype)
-        for part in reversed(parts):
+        for n, part in reversed(list(enumerate(parts))):        # by number: one tensor may be several parts
             start = end - part.shape[dim]
-            inside = lt(as_expr(i[dim]), end) if part is not parts[-1] else True
-            inside = and_(inside, ge(as_expr(i[dim]), start)) if part is not parts[0] else inside
+            inside = lt(as_expr(i[dim]), end) if n < len(parts) - 1 else True
+            inside = and_(inside, ge(as_expr(i[dim]), start)) if n > 0 else inside
             value = _choose(inside, part, _moved(i, dim, start), value, dtype)
             end = start
         return value

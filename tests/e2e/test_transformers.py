@@ -1,0 +1,92 @@
+"""Unmodified models of `transformers`: forward and training step as one graph, and no further graphs for further lengths."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import firesteel as fs
+from firesteel.artifacts import counters
+
+transformers = pytest.importorskip("transformers")
+WORDS = 97
+Make = Callable[[int], dict[str, torch.Tensor]]
+
+
+def words(length: int) -> torch.Tensor:
+    return torch.randint(1, WORDS, (2, length))
+
+
+def bert() -> tuple[torch.nn.Module, Make]:
+    config = transformers.BertConfig(vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+                                     max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return transformers.BertForMaskedLM(config), lambda n: {"input_ids": words(n), "attention_mask": torch.ones(2, n, dtype=torch.long),
+                                                            "labels": words(n)}
+
+
+def gpt2() -> tuple[torch.nn.Module, Make]:
+    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=64, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+                                     attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2LMHeadModel(config), lambda n: {"input_ids": words(n), "labels": words(n)}
+
+
+def llama() -> tuple[torch.nn.Module, Make]:
+    config = transformers.LlamaConfig(vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, max_position_embeddings=64)
+    return transformers.LlamaForCausalLM(config), lambda n: {"input_ids": words(n), "labels": words(n)}
+
+
+def t5() -> tuple[torch.nn.Module, Make]:
+    config = transformers.T5Config(vocab_size=WORDS, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, dropout_rate=0.0,
+                                   decoder_start_token_id=0, pad_token_id=0)
+    return transformers.T5ForConditionalGeneration(config), lambda n: {"input_ids": words(n), "labels": words(n)}
+
+
+MODELS: dict[str, Callable[[], tuple[torch.nn.Module, Make]]] = {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5}
+
+
+def same_outputs(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
+        else:
+            assert type(ours[name]) is type(value)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("name", MODELS)
+def test_trains_as_one_graph(name: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model, make = MODELS[name]()
+    twin = copy.deepcopy(model)
+    counters.clear()
+    compiled = fs.compile(model, fullgraph=True, backend=backend)
+    for length in (8, 9, 12):
+        batch = make(length)
+        ours, theirs = compiled(**batch), twin(**batch)
+        same_outputs(ours, theirs)
+        ours.loss.backward()
+        theirs.loss.backward()
+        for (label, p), q in zip(model.named_parameters(), twin.parameters()):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+        model.zero_grad()
+        twin.zero_grad()
+    assert counters["stats"]["unique_graphs"] == 2      # one for the first length, one for all lengths
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluates_as_one_graph(name: str) -> None:
+    torch.manual_seed(0)
+    model, make = MODELS[name]()
+    model.eval()
+    counters.clear()
+    compiled = fs.compile(model, fullgraph=True, backend="eager")
+    batch = make(7)
+    with torch.no_grad():
+        same_outputs(compiled(**batch), model(**batch))
+    assert counters["stats"]["unique_graphs"] == 1
