@@ -172,6 +172,21 @@ def test_add_with_collisions(width):
     near(w, want)
 
 
+def test_adds_of_wide_rows_run_on_threads():
+    """Collisions are among rows: columns are independent, so they are vectors and slices."""
+    g, i, w = randn(500, 300), torch.randint(0, 9, (500,), generator=torch.Generator().manual_seed(3)), torch.zeros(9, 300)
+    G, I, W = buffer("g", g), buffer("i", i), buffer("w", w)
+    row = check_index(load(I, (axis("a"),)), 9)
+    nest = Nest("grad", (Axis("a", 500), Axis("b", 300)), (Phase("map", (), (), (Store("w", (row, axis("b")), load(G, (axis("a"), axis("b"))), "add"),)),))
+    runner = Runner(nest, {"g": G, "i": I, "w": W})
+    assert "x float>" in runner.kernel.text
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    runner({"g": g, "i": i, "w": w})
+    torch.set_num_threads(before)
+    near(w, torch.zeros(9, 300).index_add_(0, i, g), 1e-5)
+
+
 def test_scatter_store():
     x, i, y = randn(30), torch.randperm(30, generator=torch.Generator().manual_seed(0)), torch.empty(30)
     X, I, Y = buffer("x", x), buffer("i", i), buffer("y", y)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, addresses, topological
+from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses, topological
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
 from firesteel.codegen.printer import weight
 from firesteel.codegen.target import Target
@@ -29,8 +29,9 @@ class Shape:
 
 
 def choose(nest: FlatNest, target: Target) -> Shape:
-    scalar = _colliding(nest)
-    width = 1 if scalar else target.lanes(_element_bytes(nest))
+    width = target.lanes(_element_bytes(nest))
+    if adds(nest):
+        return _adding_shape(nest, width)
     points = _best(nest.axes, nest.phases)
     rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
     swept = [p for p in nest.phases if p.axes]
@@ -38,6 +39,19 @@ def choose(nest: FlatNest, target: Target) -> Shape:
         return _points_shape(nest, points, width, bool(swept))
     widths = tuple(_row_width(p, r[1], width) if r else 1 for p, r in zip(nest.phases, rows))
     return Shape(None, tuple(r[1].name if r else None for r in rows), widths)
+
+
+def _adding_shape(nest: FlatNest, width: int) -> Shape:
+    """Lanes only along an axis that tells all added elements apart; else one point after the other."""
+    apart = [a for a in nest.axes if all(a.name in s.private for s in adds(nest))]
+    if apart and not any(p.axes for p in nest.phases):
+        return _points_shape(nest, _best(tuple(apart), nest.phases), width, False)
+    return _points_shape(nest, _best(nest.axes, nest.phases), 1, False)
+
+
+def adds(nest: FlatNest) -> list[FlatStore]:
+    """Stores whose points may collide."""
+    return [s for p in nest.phases for s in p.stores if s.mode == "add"]
 
 
 def _row_width(phase: FlatPhase, axis: Axis, width: int) -> int:
@@ -94,12 +108,6 @@ def _score(axis: Axis, accesses: list) -> float:
 
 def _depends(root: Expr, axis: str) -> bool:
     return any((n.op == "axis" and n.attr == axis) or (n.op in ("at", "at_masked") and n.attr[1].coefficient(axis) != 0) for n in topological([root]))
-
-
-def _colliding(nest: FlatNest) -> bool:
-    """Do lanes along any axis add to one element?"""
-    adds = [s for p in nest.phases for s in p.stores if s.mode == "add"]
-    return any(a.name not in s.private for s in adds for p in nest.phases for a in (*nest.axes, *p.axes))
 
 
 def _element_bytes(nest: FlatNest) -> int:

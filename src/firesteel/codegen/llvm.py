@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, flatten, mul, product, topological
-from firesteel.codegen.lanes import Shape, choose
+from firesteel.codegen.lanes import Shape, adds, choose
 from firesteel.codegen.llvm_code import Code, Val, iota
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, SPELL, combine, literal
 from firesteel.codegen.printer import Kernel, decompose, weight
@@ -64,7 +64,8 @@ class _Printer:
         self.symbols: list[tuple[str, str]] = []
         self.declarations: dict[str, str] = {}
         self.can_fail = False
-        self.serial = any(s.mode == "add" for p in nest.phases for s in p.stores)
+        self.adds = bool(adds(nest))
+        self.serial = self.adds and (self.shape.points is None or self.shape.width == 1)    # see _points
         stored = {s.buffer for p in nest.phases for s in p.stores}
         self.rereads = bool(stored & set(self._loaded()))
 
@@ -188,9 +189,13 @@ def _smaller(w: Code, a: str, b: str) -> str:
 # ---------------------------------------------------------------- points nests
 
 def _points(p: _Printer) -> list[str]:
-    """Body over a slice of the flattened parallel axes, and the function that launches it."""
+    """Body over a slice of the flattened parallel axes, and the function that launches it.
+
+    Where points add to the same elements, only pieces of an axis that tells elements apart run at the same time."""
     lane = next((a for a in p.nest.axes if a.name == p.shape.points), None)
     outer = [a for a in p.nest.axes if a is not lane]
+    if p.adds and lane and not p.serial:
+        return _pieces(p, lane, outer)
     swept = any(ph.axes for ph in p.nest.phases)
     tile = max(p.shape.width, 1) if swept else TILE
     w = p.code()
@@ -206,6 +211,26 @@ def _points(p: _Printer) -> list[str]:
         else:
             _lanes(w, lane, start, stop, p.shape.width, False, lambda: _phases(p, w))
     return [p.body(w, "body"), _launch(p, product([tiles, *(a.extent for a in outer)]))]
+
+
+def _pieces(p: _Printer, lane: Axis, outer: list[Axis]) -> list[str]:
+    """A point is a piece of the lane axis; the other axes are loops inside."""
+    tile = 4 * p.shape.width
+    tiles = _tiles(lane.extent, tile)
+    w = p.code()
+
+    def inside(axes: list[Axis], start: str, stop: str) -> None:
+        if not axes:
+            _lanes(w, lane, start, stop, p.shape.width, False, lambda: _phases(p, w))
+            return
+        with _loop(w, "0", w.size(axes[0].extent).name, 1, _may_be_empty(axes[0].extent)) as i:
+            _bind(w, axes[0].name, i)
+            inside(axes[1:], start, stop)
+
+    with _loop(w, "%begin", "%end", 1, False) as point:
+        start, stop, _ = _tile_range(w, lane, tile, tiles, point, False)
+        inside(outer, start, stop)
+    return [p.body(w, "body"), _launch(p, tiles)]
 
 
 def _tiles(extent: Size, tile: int) -> Size:
