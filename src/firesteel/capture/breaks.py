@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.code import Instr
-from firesteel.capture.emit import Emitter
+from firesteel.capture.emit import WRITERS, Emitter
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.opcodes import call_parts
-from firesteel.capture.values.base import LASTI, NULL, CannotRebuild, HandledValue, Value
+from firesteel.capture.resume import RUNNING, SUSPENDED, UNSTARTED
+from firesteel.capture.suspended import shell, suspend
+from firesteel.capture.values.base import LASTI, NULL, HandledValue, Value
+from firesteel.capture.values.generators import GeneratorValue
 from firesteel.table import Table
 
 if TYPE_CHECKING:
@@ -40,14 +43,15 @@ class FrameSpec:
     stack: tuple[str, ...]              # kinds
     returns: str                        # push, discard, or made: the result is an object that is handed over
     module: tuple[str, str, type] | None = None
+    generator: str = ""                 # of a generator: how it stands (the words of resume.py)
 
     def __hash__(self) -> int:
         return hash((id(self.code), self.index, self.slots, self.stack, self.returns))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FrameSpec) and self.code is other.code and self.scope is other.scope and (
-            (self.index, self.slots, self.stack, self.returns, self.module)
-            == (other.index, other.slots, other.stack, other.returns, other.module))
+            (self.index, self.slots, self.stack, self.returns, self.module, self.generator)
+            == (other.index, other.slots, other.stack, other.returns, other.module, other.generator))
 
 
 Spec = tuple[FrameSpec, ...]            # outermost frame first
@@ -268,6 +272,8 @@ def input_names(spec: Spec) -> list[str]:
                 names += [f"previous{n}{suffix}", f"handled{n}{suffix}"]
         if frame.returns == "made":
             names.append(f"made{suffix}")
+        if frame.generator == RUNNING:
+            names.append(f"generator{suffix}")
     return unique(names)
 
 
@@ -283,9 +289,20 @@ def unique(names: list[str]) -> list[str]:
 
 def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
     """One frame that goes on at `index` with `stack`, and above it values whose texts are `extra`."""
-    if f.generator is not None:
-        raise CannotRebuild(f.generator, f.generator.birth)
     live = live_slots(f.code, index) | (live_in_handler(f) if f is not m.frames[-1] else frozenset())
+    slots, kinds, values = written_values(e, f, live, stack)
+    kinds += [VALUE] * len(extra)
+    values += extra
+    returns = "push" if f.returns is None else "made" if isinstance(f.returns, Value) else "discard"
+    if returns == "made":
+        values.append(e.expr(f.returns))
+    if f.generator is not None:
+        values.append(e.expr(f.generator))
+    return FrameSpec(f.code, index, f.scope, slots, tuple(kinds), returns, f.module, RUNNING if f.generator is not None else ""), values
+
+
+def written_values(e: Emitter, f: Frame, live: frozenset[str], stack: list[Value]) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """Names of the live slots, kinds of the stack items, and the texts of all these values."""
     slots = tuple(name for name in f.slots if name in live)
     values = [e.expr(f.slots[name]) for name in slots]
     kinds = []
@@ -293,12 +310,40 @@ def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value]
         kind, texts = stack_item(e, item)
         kinds.append(kind)
         values += texts
-    kinds += [VALUE] * len(extra)
-    values += extra
-    returns = "push" if f.returns is None else "made" if isinstance(f.returns, Value) else "discard"
-    if returns == "made":
-        values.append(e.expr(f.returns))
-    return FrameSpec(f.code, index, f.scope, slots, tuple(kinds), returns, f.module), values
+    return slots, kinds, values
+
+
+# -- generators ---------------------------------------------------------------------------------------------------------
+def suspended_frame(e: Emitter, generator: GeneratorValue) -> tuple[FrameSpec, list[str]]:
+    """The frame of a generator that stands at a yield; what is sent to it comes on top of the stack."""
+    f = generator.frame
+    stands = SUSPENDED if generator.started() else UNSTARTED
+    slots, kinds, values = written_values(e, f, live_slots(f.code, f.pc) | live_in_handler(f), f.stack[:-1])
+    return FrameSpec(f.code, f.pc, f.scope, slots, tuple(kinds), "push", None, stands), values
+
+
+@WRITERS.row("generator")
+def new_generator(e: Emitter, generator: GeneratorValue) -> str:
+    """A real generator object, whose state is written after it has a name: its frame may hold it."""
+    started = generator.frame is None or generator.started() or generator.frame in e.m.frames
+    name = e.write_as(generator, e.assign(f"{e.helper(shell)}({generator.name!r}, {started})"))
+    write_generator(e, generator, name)
+    return name
+
+
+def write_generator(e: Emitter, generator: GeneratorValue, name: str) -> None:
+    if generator.frame is None or generator.frame in e.m.frames:
+        e.line(f"{e.helper(suspend)}({name}, None, ())")
+        return
+    spec, values = suspended_frame(e, generator)
+    e.line(f"{e.helper(suspend)}({name}, {e.constants.bind(spec, 'spec')}, ({''.join(f'{text}, ' for text in values)}))")
+
+
+def write_generators(e: Emitter, m: Machine) -> None:
+    """The new states of generators from outside that ran here."""
+    for generator in m.known_values(GeneratorValue):
+        if generator.touched and generator.source is not None:
+            write_generator(e, generator, e.expr(generator))
 
 
 def live_in_handler(f: Frame) -> frozenset[str]:

@@ -23,6 +23,7 @@ from firesteel.capture.record import Input
 from firesteel.capture.source import Const, Constants, Fixed, Source, build_function
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
+from firesteel.table import Table
 
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from firesteel.capture.values.objects import ExceptionValue, ObjectValue
 
 NO_NAME = (ConstValue,)
+
+# kind of value -> function(emitter, value) -> text, for what is written by modules above this one
+WRITERS: Table[Callable[[Any, Any], str]] = Table("writer of a value", "capture/")
 
 
 # -- helpers of generated code ------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class Emitter:
         return name
 
     def new_object(self, obj: ObjectValue) -> str:
-        name = self.write_as(obj, self.assign(f"object.__new__({self.constant(obj.cls)})"))
+        name = self.write_as(obj, self.assign(f"object.__new__({self.class_text(obj.cls)})"))
         attributes = self._attributes(obj)
         if attributes:
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
@@ -169,7 +173,7 @@ class Emitter:
 
     def new_native(self, obj: Any, base: type, whole: bool) -> str:
         """An instance of a class over a builtin, with its builtin part and its attributes."""
-        cls, native = self.constant(obj.cls), self.constant(base)
+        cls, native = self.class_text(obj.cls), self.constant(base)
         if whole:
             name = self.write_as(obj, self.assign(f"{native}.__new__({cls}, {obj.payload.rebuild(self)})"))
         else:
@@ -180,9 +184,17 @@ class Emitter:
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
         return name
 
+    def new_generator(self, generator: Any) -> str:
+        return WRITERS["generator"](self, generator)
+
+    def class_text(self, cls: type) -> str:
+        """A class; one made inside of the region is written like other objects."""
+        known = self.m.same_object(cls)
+        return self.expr(known) if getattr(known, "is_local", False) else self.constant(cls)
+
     def new_exception(self, exc: ExceptionValue) -> str:
         args = "".join(f"{self.expr(arg)}, " for arg in exc.args)
-        return f"{self.helper(make_exception)}({self.constant(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
+        return f"{self.helper(make_exception)}({self.class_text(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
 
     def _attributes(self, obj: Value) -> str:
         stored = self.m.effects.attributes(obj)

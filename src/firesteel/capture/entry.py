@@ -10,6 +10,7 @@ driver follows in a loop, so that breaks in long loops do not grow Python's stac
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import threading
@@ -24,15 +25,17 @@ import torch
 
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
-from firesteel.capture.breaks import HANDLED, NULL_SLOT, VALUE, Spec, input_names
-from firesteel.capture.builder import build
+from firesteel.capture.breaks import VALUE, Spec, input_names
+from firesteel.capture.builder import as_cell, build, stack_value
+from firesteel.capture.code import program
 from firesteel.capture.guards import GuardFunction
 from firesteel.capture.machine import Frame, Machine
 from firesteel.capture.policy import Policy
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed
+from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.translate import Captured, Jump, translate
-from firesteel.capture.values.base import LASTI, NULL, PENDING, HandledValue, Value
+from firesteel.capture.values.base import PENDING, HandledValue, Value
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
 from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
@@ -217,22 +220,17 @@ class Continuation(Region):
             f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
             for name in frame_spec.slots:
                 f.slots[name] = as_cell(m, next(given))
-            f.stack = [self._item(m, kind, given) for kind in frame_spec.stack]
+            f.stack = [stack_value(m, kind, given) for kind in frame_spec.stack]
+            m.handling = next((item.current for item in reversed(f.stack) if isinstance(item, HandledValue)), m.handling)
             f.returns = {"push": None, "discard": m.DISCARD}.get(frame_spec.returns, frame_spec.returns)
             if f.returns == "made":
                 f.returns = m.look(next(given))
             f.module = frame_spec.module
+            if frame_spec.generator:
+                f.generator = m.look(next(given))
+                f.generator.frame, f.generator.touched = f, True
             m.frames.append(f)
         return None
-
-    def _item(self, m: Machine, kind: str, given: Any) -> Value:
-        if kind == VALUE:
-            return m.look(as_cell(m, next(given)))
-        if kind == HANDLED:
-            previous, current = m.look(next(given)), m.look(next(given))
-            m.handling = current
-            return HandledValue(previous, current)
-        return NULL if kind == NULL_SLOT else LASTI
 
     def eager(self, inputs: tuple[Any, ...]) -> Any:
         return run_frames(self.spec, inputs)
@@ -244,39 +242,29 @@ def _line(spec: Spec) -> int | None:
     return instrs[max(frame.index - 1, 0)].lineno
 
 
-def as_cell(m: Machine, value: Value) -> Value:
-    """Cells are recognised at once, since instructions reach into them."""
-    obj = value.identity()
-    return m.cell(obj, value.source) if isinstance(obj, types.CellType) else value
-
-
 def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
     """The frames of a continuation, for real, the innermost first inside of the others."""
-    calls = []
     given = iter(inputs)
-    for frame in spec:
-        slots = {name: next(given) for name in frame.slots}
-        items = []
-        for kind in frame.stack:
-            if kind == HANDLED:
-                next(given)
-            if kind in (VALUE, HANDLED):
-                items.append(traced(next(given)))
-        calls.append((frame, slots, items, next(given) if frame.returns == "made" else None))
+    calls = [(frame, *split_values(frame, given), next(given) if frame.returns == "made" or frame.generator else None) for frame in spec]
     inside: Callable[[], Any] | None = None
-    for n, (frame, slots, items, made) in reversed(list(enumerate(calls))):
-        inside = _frame_call(frame, slots, items, made, inside, n < len(calls) - 1 and calls[n + 1][0].returns == "discard")
+    for n, (frame, slots, items, extra) in reversed(list(enumerate(calls))):
+        drops = n < len(calls) - 1 and calls[n + 1][0].returns == "discard"
+        if n < len(calls) - 1 and calls[n + 1][0].generator:
+            frame, items, inside = _before_asking(frame), items + _sent_none(frame), None
+        inside = _frame_call(frame, slots, items, extra, inside, drops)
+        if frame.generator:
+            state_of(extra).real = inside()     # started by the frame outside, when it asks for the next element
     return inside()
 
 
-def traced(item: Any) -> Any:
-    """An exception that goes into a real frame has been raised: CPython's exit of a with block takes its traceback for granted."""
-    if isinstance(item, BaseException) and item.__traceback__ is None:
-        try:
-            raise item
-        except BaseException:
-            return item
-    return item
+def _before_asking(frame: Any) -> Any:
+    """A frame that waits for a generator's next element, at the instruction that asks for it."""
+    asks = program(frame.code)[frame.index - 1].opname
+    return dataclasses.replace(frame, index=frame.index - 1, stack=(*frame.stack, VALUE) if asks == "SEND" else frame.stack)
+
+
+def _sent_none(frame: Any) -> list[Any]:
+    return [None] if program(frame.code)[frame.index - 1].opname == "SEND" else []
 
 
 def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, inside: Callable[[], Any] | None,
@@ -284,7 +272,7 @@ def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, 
     cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
     names = [name for name in frame.code.co_varnames if name in slots and name not in cells]
     awaits = frame.index - 1 if inside is not None and not drops else None
-    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits)
+    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits, gen=frame.generator)
 
     def call() -> Any:
         extra = [inside] if awaits is not None else []

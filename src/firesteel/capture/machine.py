@@ -20,17 +20,19 @@ from typing import Any
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
+from firesteel.capture import opcodes_rare  # noqa: F401  its rows are registered by importing it
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, copies, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values import builtin_calls, classes, copies, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
 from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
-from firesteel.capture.values.iterators import GeneratorValue, SequenceIterator
+from firesteel.capture.values.generators import GeneratorValue, exhausted
+from firesteel.capture.values.iterators import SequenceIterator
 from firesteel.capture.values.objects import MISSING, ExceptionValue, SuperValue, mro_lookup
 from firesteel.capture.values.objects import bind as bind_attribute
 from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
@@ -50,7 +52,7 @@ class Discard:
 class Frame:
     """A suspended or running Python frame.  Mutable."""
 
-    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "generator", "birth")
+    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "generator", "birth", "namespace")
 
     def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] = (),
                  pc: int = 0, birth: int = 0):
@@ -60,6 +62,7 @@ class Frame:
         self.returns: Any = None                        # None: push the result; a Value: push that instead; Discard
         self.module: tuple[str, str, type] | None = None    # (key, name, class) of the nn.Module whose forward this is
         self.generator: GeneratorValue | None = None
+        self.namespace: Any = None                      # of a class body
 
     def finish(self, count: int, result: Value) -> None:
         """Pops the operands and pushes the result; a pending one is pushed when the callee returns."""
@@ -105,6 +108,7 @@ class Machine(Reader):
                 instr = frame.program[frame.pc]
                 frame.pc += 1
                 self.steps += 1
+                mark = self.checkpoint()
                 try:
                     if self.steps in self.break_at and instr.opname not in PROLOGUE:
                         raise Break("object", name="a generator that lives across a break")
@@ -115,6 +119,7 @@ class Machine(Reader):
                 except UserRaise as raised:
                     self.unwind(raised, base)
                 except Break as stop:
+                    self.rollback(mark)         # an iterator may have been advanced, say, before the trouble came
                     frame.pc = instr.index
                     if stop.location is None:
                         stop.location = self.location()
@@ -146,7 +151,8 @@ class Machine(Reader):
                 return
             self.frames.pop()
             if frame.generator is not None:
-                self.effects.change(frame.generator, "frame", None)
+                self.finish_generator(frame.generator)
+                raised = UserRaise(self.generator_error(raised.value))
         raise raised
 
     def enter(self, fn: FunctionValue, slots: dict[str, Value]) -> Value:
@@ -189,22 +195,74 @@ class Machine(Reader):
         self.effects.rollback(effects)
         self.record.rollback(record)
 
-    def resume_generator(self, generator: GeneratorValue) -> Value | None:
-        """Runs a generator to its next yield; None when it has returned."""
+    # -- generators ------------------------------------------------------------------------------------------------
+    def new_frame(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], pc: int) -> Frame:
+        return Frame(code, scope, slots, pc=pc)
+
+    def push_generator(self, generator: GeneratorValue, sent: Value) -> bool:
+        """Lets the running frame wait for the generator's next element; False where it is finished."""
         frame = generator.frame
         if frame is None:
-            return None
-        mark = self.checkpoint()
-        state = (frame.pc, list(frame.stack), dict(frame.slots))
-        self.effects.on_undo(_restore_frame, frame, state)
+            return False
+        if frame in self.frames:
+            raise self.raise_real(ValueError("generator already executing"))
+        self.effects.on_undo(_restore_frame, frame, (frame.pc, list(frame.stack), dict(frame.slots)))
+        self.effects.change(generator, "touched", True)
+        frame.stack[-1] = sent
         self.frames.append(frame)
+        return True
+
+    def resume_generator(self, generator: GeneratorValue, sent: Value, error: Value | None = None, after: Value | None = None) -> Value | None:
+        """Runs a generator to its next yield; None when it has returned.  With `error` that is raised where it stands, with `after` its
+        `yield from` is over, with that result."""
+        mark = self.checkpoint()
+        if not self.push_generator(generator, sent):
+            if error is not None:
+                raise UserRaise(error)
+            return None
+        base = len(self.frames) - 1
         try:
-            value = self.run(len(self.frames) - 1)
+            if after is not None:
+                generator.end_delegation(after)
+            if error is not None:
+                self.unwind(UserRaise(error), base)
+            value = self.run(base)
         except Break:
             self.rollback(mark)
-            _restore_frame(frame, state)
             raise
         return value if generator.frame is not None else None
+
+    def finish_generator(self, generator: GeneratorValue, result: Value | None = None) -> None:
+        self.effects.change(generator, "frame", None)
+        self.effects.change(generator, "touched", True)
+        if result is not None:
+            self.effects.change(generator, "result", result)
+
+    def generator_returns(self, frame: Frame, result: Value) -> None:
+        """A generator's frame, which was just popped, has returned."""
+        self.finish_generator(frame.generator, result)
+        if len(self.frames) == self.base:
+            self.returned = result
+        else:
+            exhausted(self.frames[-1], result)
+
+    def generator_error(self, error: Value) -> Value:
+        """A StopIteration that leaves a generator is a RuntimeError."""
+        if error.python_type() is not StopIteration:
+            return error
+        made = ExceptionValue(RuntimeError, [ConstValue("generator raised StopIteration")])
+        self.effects.store_attr(made, "__cause__", error)
+        return made
+
+    def run_class_body(self, body: FunctionValue, namespace: Value) -> None:
+        mark = self.checkpoint()
+        try:
+            self.enter(body, {})
+            self.frames[-1].namespace = namespace
+            self.run(len(self.frames) - 1)
+        except Break:
+            self.rollback(mark)
+            raise
 
     def truth_now(self, value: Value) -> bool:
         return value.truth(self)

@@ -5,6 +5,7 @@ the frame last, so that a Break leaves the frame as it was.  No version of Pytho
 """
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fres
 from firesteel.capture.values.containers import ListValue, Sequence, SliceValue, TupleValue, list_append
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import CALLS, CellValue, make_function
-from firesteel.capture.values.iterators import GeneratorValue
+from firesteel.capture.values.generators import GeneratorValue, iterate_into
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
 from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, SuperValue
 from firesteel.errors import Break
@@ -431,7 +432,7 @@ def op_make_function(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("LOAD_BUILD_CLASS")
 def op_load_build_class(m: Machine, f: Frame, i: Instr) -> None:
-    raise Break("opcode", name="class statement")
+    f.stack.append(m.constant_object(builtins.__build_class__))
 
 
 # -- jumps and loops ----------------------------------------------------------------------------------------------------
@@ -476,12 +477,7 @@ def op_get_iter(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("FOR_ITER")
 def op_for_iter(m: Machine, f: Frame, i: Instr) -> None:
-    item = m.next_now(f.stack[-1])
-    if item is None:
-        f.stack.pop()
-        f.pc = i.target.index
-    else:
-        f.stack.append(item)
+    iterate_into(m, f, i)
 
 
 @OPCODES.row("GET_LEN")
@@ -495,16 +491,16 @@ def op_return_value(m: Machine, f: Frame, i: Instr) -> None:
     value = f.stack.pop()
     m.frames.pop()
     if f.generator is not None:
-        m.effects.change(f.generator, "frame", None)
-        m.effects.change(f.generator, "result", value)
-    m.give(f, value)
+        m.generator_returns(f, value)
+    else:
+        m.give(f, value)
 
 
 @OPCODES.row("RETURN_GENERATOR")
 def op_return_generator(m: Machine, f: Frame, i: Instr) -> None:
     if not f.code.co_flags & 0x20:
         raise Break("opcode", name="a coroutine")
-    generator = GeneratorValue(f, f.birth)
+    generator = GeneratorValue(f, f.code.co_name)
     m.frames.pop()
     m.give(f, generator)
     f.generator, f.returns = generator, None
@@ -517,24 +513,6 @@ def op_yield_value(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-1] = NONE
     m.frames.pop()
     m.give(f, value)
-
-
-@OPCODES.row("SEND")
-def op_send(m: Machine, f: Frame, i: Instr) -> None:
-    iterator = f.stack[-2]
-    if f.stack[-1] is not NONE:
-        raise Break("opcode", name="send of a value")
-    item = m.next_now(iterator)
-    if item is not None:
-        f.stack[-1] = item
-        return
-    f.stack[-2:] = [iterator.result if isinstance(iterator, GeneratorValue) else NONE]
-    f.pc = i.target.index
-
-
-@OPCODES.row("END_SEND")
-def op_end_send(m: Machine, f: Frame, i: Instr) -> None:
-    del f.stack[-2]
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------------

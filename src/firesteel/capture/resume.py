@@ -15,7 +15,8 @@ What always holds:
    awaited instruction, and its result is pushed; frames of a continuation nest this way, innermost last.
 
 The start is not before the function's RESUME: what stands before it (making cells) has been done.
-Generators cannot be resumed; asking for it is a ValueError.
+A generator is resumed as a generator (`gen`): SUSPENDED stands at its yield once it was started by a first next(), the others go on at the
+instruction with the first next().  Coroutines cannot be resumed; asking for it is a ValueError.
 """
 from __future__ import annotations
 
@@ -36,8 +37,12 @@ HANDLED = "handled"     # what PUSH_EXC_INFO put below the exception; the argume
 HANDLED_AGAIN = "handled again"     # a copy of the topmost HANDLED slot below it, about to be popped; no argument
 LASTI = "lasti"         # the place of an exception, which only tracebacks read; no argument
 
-_UNRESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_UNRESUMABLE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _THUNK = ".awaited"
+# How a generator's frame stands.
+SUSPENDED = "suspended"     # at a yield
+UNSTARTED = "unstarted"     # before its first instruction
+RUNNING = "running"         # it is being executed by the frame outside
 _SELF = ".self"
 
 
@@ -69,22 +74,22 @@ class _Layout:
 
 
 def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], awaits: int | None = None,
-                unset_cells: Sequence[str] = (), drop: bool = False) -> Resume:
+                unset_cells: Sequence[str] = (), drop: bool = False, gen: str = "") -> Resume:
     """Code that goes on at normalised instruction `index` with these locals bound and these kinds of stack items.
 
     With `drop` the awaited result is not pushed (a user's `__setattr__`, say).
 
     `unset_cells` are slots in co_cellvars that hold no cell now (between the instructions of an inlined comprehension).
     """
-    if code.co_flags & _UNRESUMABLE:
-        raise ValueError(f"{code.co_name} is a generator or coroutine: its frame cannot be resumed")
+    if code.co_flags & _UNRESUMABLE or bool(code.co_flags & inspect.CO_GENERATOR) != bool(gen):
+        raise ValueError(f"{code.co_name} is a coroutine, or a generator of which it is not said how it stands: its frame cannot be resumed")
     self_cell = _self_cell(code)
     items = [f".stack{n}" for n, kind in enumerate(stack) if kind in (VALUE, HANDLED)]
     known = [name for name in code.co_varnames if name in set(locals) and name not in code.co_cellvars]
     parameters = (*([_SELF] if self_cell else []), *known, *items, *([_THUNK] if awaits is not None else []))
     layout = _Layout(code, parameters)
     body = _moved(code, layout)
-    prologue = _prologue(code, layout, body, index, stack, awaits, unset_cells, drop)
+    prologue = _prologue(code, layout, body, index, stack, awaits, unset_cells, drop, gen)
     new = assemble(prologue + body, code, co_varnames=layout.locals, co_nlocals=len(layout.locals), co_cellvars=(), co_freevars=layout.free,
                    co_argcount=len(parameters), co_posonlyargcount=0, co_kwonlyargcount=0, co_consts=tuple(layout.consts),
                    co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS),
@@ -105,15 +110,16 @@ def _self_cell(code: types.CodeType) -> str:
 
 
 def resume_function(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], globals: dict[str, Any],
-                    cells: Mapping[str, types.CellType] | None = None, awaits: int | None = None, drop: bool = False) -> types.FunctionType:
+                    cells: Mapping[str, types.CellType] | None = None, awaits: int | None = None, drop: bool = False,
+                    gen: str = "") -> types.FunctionType:
     """A function of the locals (in the order of co_varnames, cells left out), the stack items that have one (bottom first) and, with `awaits`,
     the function to call first.  `cells` gives the cell of each name in co_cellvars and co_freevars that has one."""
     cells = cells or {}
     unset = tuple(name for name in (*code.co_cellvars, *code.co_freevars) if name not in cells)
-    key = (index, tuple(locals), tuple(stack), awaits, unset, drop)
+    key = (index, tuple(locals), tuple(stack), awaits, unset, drop, gen)
     resume = _made(code).get(key)
     if resume is None:
-        resume = _made(code)[key] = make_resume(code, index, locals, stack, awaits, unset, drop)
+        resume = _made(code)[key] = make_resume(code, index, locals, stack, awaits, unset, drop, gen)
     closure = tuple(cells[name] if name in cells else types.CellType() for name in resume.cells)
     function = types.FunctionType(resume.code, globals, code.co_name, None, closure)
     if not resume.self_cell:
@@ -171,7 +177,7 @@ class _Prologue:
 
 
 def _prologue(code: types.CodeType, layout: _Layout, body: list[Instr], index: int, stack: Sequence[str], awaits: int | None,
-              unset_cells: Sequence[str], drop: bool) -> list[Instr]:
+              unset_cells: Sequence[str], drop: bool, gen: str) -> list[Instr]:
     steps, raw = program(code), decode(code)
     # a run of the body's list: pairs were taken apart, so real indices are found by the copies' own index
     at = {instr.index: instr for instr in body if instr.index >= 0}
@@ -179,10 +185,19 @@ def _prologue(code: types.CodeType, layout: _Layout, body: list[Instr], index: i
     write = _Prologue(layout, steps[awaits].position if awaits is not None else here.position)
     if layout.free:
         write.add("COPY_FREE_VARS", len(layout.free))
+    if gen:
+        write.add("RETURN_GENERATOR")
+        write.add("POP_TOP")
     write.add("RESUME", 0)
     for name in unset_cells:
         write.add("DELETE_FAST", layout.slots[name])
     _restore_stack(write, stack)
+    if gen in (SUSPENDED, UNSTARTED):
+        write.add("LOAD_CONST", layout.const(None))
+    if gen == SUSPENDED:
+        yielded = at[steps[index - 1].raw]
+        write.add("YIELD_VALUE", yielded.arg, like=yielded)
+        write.add("RESUME", 1)
     if awaits is not None:
         _call_awaited(write, at[steps[awaits].raw])
         if drop:

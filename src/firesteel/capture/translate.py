@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.artifacts import counters, dump, log, note_break, timed
-from firesteel.capture.breaks import Action, State, action_of, current_state, exit_state, handler_state
+from firesteel.capture.breaks import Action, State, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.emit import Emitter, graph_call
 from firesteel.capture.guards import GuardFunction, build_guards
 from firesteel.capture.machine import Machine
@@ -101,6 +101,7 @@ def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
         return
     value = outcome.returned if outcome.raised is None else outcome.raised
     m.effects.emit(e)       # first: an iterator is rebuilt over the container as it is then
+    write_generators(e, m)
     text = e.expr(value)
     _write_states(m, e)
     e.line(f"{'return' if outcome.raised is None else 'raise'} {text}")
@@ -113,6 +114,7 @@ def _write_states(m: Machine, e: Emitter) -> None:
 
 def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
     m.effects.emit(e)
+    write_generators(e, m)
     action = action_of(e, m)
     if action is None:
         _write_eager_rest(region, m, e)

@@ -93,6 +93,7 @@ class FunctionValue(Value):
         self.fn, self.source, self.code, self.scope = fn, source, code, scope
         self.defaults, self.kwdefaults, self.closure = defaults, kwdefaults, closure
         self.name = name or code.co_name
+        self.shell: types.FunctionType | None = None    # the empty function that stands for it in a class; see classes.py
 
     def python_type(self) -> type:
         return types.FunctionType

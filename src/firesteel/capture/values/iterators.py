@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.source import Constants, Source
-from firesteel.capture.values.base import CannotRebuild, LazyValue, Value
-from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.capture.values.base import LazyValue, Value
+from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Frame, Machine
+    from firesteel.capture.machine import Machine
 
 
 # -- helpers of generated code ------------------------------------------------------------------------------------------
@@ -255,27 +255,6 @@ class FilterIterator(IteratorValue):
 
     def rebuild(self, e: Emitter) -> str:
         return f"filter({e.expr(self.fn)}, {e.expr(self.part)})"
-
-
-class GeneratorValue(IteratorValue):
-    """A generator whose frame the machine runs when an element is asked for."""
-
-    def __init__(self, frame: Frame, birth: int):
-        self.frame: Any = frame     # None when it is finished
-        self.result: Value = NONE   # what it returned
-        self.birth = birth          # the step that made it, where a break can make a real one instead
-
-    def python_type(self) -> type:
-        return type(_ for _ in ())
-
-    def describe(self) -> str:
-        return f"generator {self.frame.code.co_name}" if self.frame is not None else "finished generator"
-
-    def next(self, m: Machine) -> Value | None:
-        return m.resume_generator(self)
-
-    def rebuild(self, e: Emitter) -> str:
-        raise CannotRebuild(self, self.birth)
 
 
 def as_list(items: list[Value]) -> ListValue:

@@ -1,0 +1,209 @@
+"""Generators whose frames the machine runs: next, send, throw, close, and `yield from` between them.
+
+A `for` loop or a `yield from` over a generator pushes its frame, so a break inside is one split like any other.  Other
+callers (`list(gen)`, `next(gen)`) need the element at once and run the frame to its next yield.  A generator that crosses a break is
+written as a real one with its state beside it (`suspended.py`), and read back as a frame.
+
+    value = throw_into(m, generator, exception)     # what it yields next; None when it has returned
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.const import NONE
+from firesteel.capture.values.functions import Args, Kwargs
+from firesteel.capture.values.iterators import IteratorValue
+from firesteel.capture.values.objects import ClassValue, ExceptionValue
+from firesteel.errors import Break
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.code import Instr
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Frame, Machine
+    from firesteel.capture.source import Source
+
+GENERATOR_TYPE = type(_ for _ in ())
+
+
+class GeneratorValue(IteratorValue):
+    """A generator; the user's frame is `frame`, None when it is finished."""
+
+    def __init__(self, frame: Frame | None, name: str, source: Source | None = None, obj: Any = None):
+        self.frame: Any = frame
+        self.name = name
+        self.result: Value = NONE   # what it returned
+        self.source, self.obj = source, obj
+        self.touched = False        # has the frame run here?
+
+    def python_type(self) -> type:
+        return GENERATOR_TYPE
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def describe(self) -> str:
+        return f"generator {self.name}"
+
+    def next(self, m: Machine) -> Value | None:
+        return m.resume_generator(self, NONE)
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        row = METHODS.get(name)
+        if row is not None:
+            return GeneratorMethod(self, name)
+        if name in ("__name__", "__qualname__"):
+            return m.fresh(self.name)
+        return super().getattr(m, name)
+
+    # -- the frame -------------------------------------------------------------------------------------------------
+    def started(self) -> bool:
+        return self.frame is not None and self.frame.instr().opname != "RETURN_GENERATOR"
+
+    def delegate(self) -> Value | None:
+        """What a generator that is suspended in `yield from` waits for."""
+        frame = self.frame
+        if frame is None or frame.pc < 2 or frame.instr().opname != "YIELD_VALUE" or frame.program[frame.pc - 2].opname != "SEND":
+            return None
+        return frame.stack[-2]
+
+    def end_delegation(self, result: Value) -> None:
+        """The inner iterator returned: the frame goes on behind its `yield from`."""
+        self.frame.stack[-2:] = [result]
+        self.frame.pc = self.frame.program[self.frame.pc - 2].target.index
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.new_generator(self)
+
+
+class GeneratorMethod(Value):
+    """gen.send, gen.throw or gen.close"""
+
+    def __init__(self, owner: GeneratorValue, name: str):
+        self.owner, self.name = owner, name
+
+    def describe(self) -> str:
+        return f"generator.{self.name}"
+
+    def python_type(self) -> type:
+        return type((_ for _ in ()).send)
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        return METHODS[self.name](m, self.owner, args)
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.{self.name}"
+
+
+METHODS: Table[Any] = Table("generator method", "capture/values/generators.py")
+
+
+def given(m: Machine, generator: GeneratorValue, item: Value | None) -> Value:
+    """What next, send and throw return: an element, or StopIteration with what the generator returned."""
+    if item is not None:
+        return item
+    result = generator.result
+    m.effects.change(generator, "result", NONE)
+    raise UserRaise(ExceptionValue(StopIteration, [] if result is NONE else [result]))
+
+
+@METHODS.row("send")
+def generator_send(m: Machine, self: GeneratorValue, args: Args) -> Value:
+    if self.frame is not None and not self.started() and args[0] is not NONE:
+        raise m.raise_real(TypeError("can't send non-None value to a just-started generator"))
+    return given(m, self, m.resume_generator(self, args[0]))
+
+
+@METHODS.row("throw")
+def generator_throw(m: Machine, self: GeneratorValue, args: Args) -> Value:
+    error = args[1] if len(args) > 1 and isinstance(args[1], ExceptionValue) else args[0]
+    if isinstance(error, ClassValue):
+        error = m.call_now(error, list(args[1:2]), {})
+    if not isinstance(error, ExceptionValue):
+        raise Break("call", name="generator.throw")
+    return given(m, self, throw_into(m, self, error))
+
+
+@METHODS.row("close")
+def generator_close(m: Machine, self: GeneratorValue, args: Args) -> Value:
+    if self.frame is None:
+        return NONE
+    if not self.started():
+        m.finish_generator(self)
+        return NONE
+    try:
+        item = throw_into(m, self, ExceptionValue(GeneratorExit, []))
+    except UserRaise as raised:
+        if issubclass(raised.value.python_type(), (GeneratorExit, StopIteration)):
+            return NONE
+        raise
+    if item is not None:
+        raise m.raise_real(RuntimeError("generator ignored GeneratorExit"))
+    return NONE
+
+
+def throw_into(m: Machine, self: GeneratorValue, error: Value) -> Value | None:
+    """Raises in the generator where it stands; what it yields next, None when it returns."""
+    inner = self.delegate()
+    if isinstance(inner, GeneratorValue):
+        if issubclass(error.python_type(), GeneratorExit):
+            generator_close(m, inner, [])
+        else:
+            try:
+                item = throw_into(m, inner, error)
+            except UserRaise as raised:
+                return m.resume_generator(self, NONE, raised.value)
+            return item if item is not None else m.resume_generator(self, NONE, after=inner.result)
+    return m.resume_generator(self, NONE, error)
+
+
+def send_into(m: Machine, f: Frame, iterator: Value, value: Value, i: Instr) -> None:
+    """SEND: the iterator's next element, or the end of the delegation."""
+    if isinstance(iterator, GeneratorValue) and m.push_generator(iterator, value):
+        f.stack.pop()
+        return
+    if value is NONE or isinstance(iterator, GeneratorValue):
+        item = m.next_now(iterator)
+    else:
+        item = _sent(m, iterator, value)
+    if item is not None:
+        f.stack[-1] = item
+        return
+    f.stack[-2:] = [iterator.result if isinstance(iterator, GeneratorValue) else NONE]
+    f.pc = i.target.index
+
+
+def _sent(m: Machine, iterator: Value, value: Value) -> Value | None:
+    try:
+        return m.call_now(iterator.getattr(m, "send"), [value], {})
+    except UserRaise as raised:
+        if raised.value.python_type() is StopIteration:
+            return None
+        raise
+
+
+def iterate_into(m: Machine, f: Frame, i: Instr) -> None:
+    """FOR_ITER"""
+    iterator = f.stack[-1]
+    if isinstance(iterator, GeneratorValue) and m.push_generator(iterator, NONE):
+        return
+    item = m.next_now(iterator)
+    if item is None:
+        f.stack.pop()
+        f.pc = i.target.index
+    else:
+        f.stack.append(item)
+
+
+def exhausted(caller: Frame, result: Value) -> None:
+    """The generator that a caller waits for has returned."""
+    instr = caller.instr()
+    if instr.opname == "FOR_ITER":
+        caller.stack.pop()
+    else:
+        caller.stack[-1:] = [result]
+    caller.pc = instr.target.index
+
+
+
