@@ -86,12 +86,19 @@ class Recorder:
         value.node = node
 
     def node_of(self, number: Any) -> Node:
-        """The node that computes a symbolic number, made at its first use."""
-        found = self._number_nodes.get(id(number))
-        if found is None:
-            found = self._number_nodes[id(number)] = (number, number.make_node())
-            self._undo.append((self._number_nodes.pop, (id(number),)))
-        return found[1]
+        """The node that computes a symbolic number, made at its first use; first those of what it was computed from (sums may be long)."""
+        nodes, stack = self._number_nodes, [number]
+        while stack:
+            top = stack[-1]
+            missing = [n for n in top.operands if id(n) not in nodes]
+            if missing and id(top) not in nodes:
+                stack += missing
+                continue
+            stack.pop()
+            if id(top) not in nodes:
+                nodes[id(top)] = (top, top.make_node())
+                self._undo.append((nodes.pop, (id(top),)))
+        return nodes[id(number)][1]
 
     # -- speculation -----------------------------------------------------------------------------------------------
     def mark(self) -> tuple[int, int]:

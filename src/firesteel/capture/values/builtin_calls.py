@@ -463,3 +463,41 @@ for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False,
     if _fn not in CALLS:
         CALLS.add(_fn, constant_answer(_answer))
 
+
+# -- tensors of numbers -------------------------------------------------------------------------------------------------
+@CALLS.row(torch.tensor)
+def call_tensor(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """torch.tensor of symbols keeps them: a tensor of each, stacked as the lists are."""
+    data = m.look(args[0] if args else kwargs["data"])
+    if not holds_symbol(m, data):
+        return call_graph(m, "call_function", torch.tensor, args, kwargs)
+    wish = kwargs.get("dtype")
+    kind = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}[widest(m, data)]
+    settings = {"dtype": wish if wish is not None and wish.constant() is not None else ConstValue(kind)}
+    if "device" in kwargs:
+        settings["device"] = kwargs["device"]
+    made = tensor_of_numbers(m, data, settings)
+    if "requires_grad" in kwargs and m.known(kwargs["requires_grad"]):
+        raise Break("call", name="torch.tensor of symbols with requires_grad")
+    return made
+
+
+def holds_symbol(m: Machine, data: Value) -> bool:
+    return any(holds_symbol(m, m.look(item)) for item in data.items) if isinstance(data, Sequence) else isinstance(data, SymNumber)
+
+
+def widest(m: Machine, data: Value) -> type:
+    """The Python type that decides the dtype: float before int before bool."""
+    if isinstance(data, Sequence):
+        kinds = {widest(m, m.look(item)) for item in data.items}
+        return next(kind for kind in (float, int, bool) if kind in kinds)
+    if data.python_type() not in (float, int, bool):
+        raise Break("call", name="torch.tensor of symbols and other objects")
+    return data.python_type()
+
+
+def tensor_of_numbers(m: Machine, data: Value, settings: Kwargs) -> Value:
+    if isinstance(data, Sequence):
+        rows = [tensor_of_numbers(m, m.look(item), settings) for item in data.items]
+        return call_graph(m, "call_function", torch.stack, [ListValue(rows)], {})
+    return call_graph(m, "call_function", torch.scalar_tensor, [data], settings)

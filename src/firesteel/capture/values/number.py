@@ -40,7 +40,10 @@ def symbolic_call(m: Machine, fn: Callable[..., Any], operands: list[Value]) -> 
     """fn on numbers of which some are symbols."""
     reals = [m.number_of(v) for v in operands]
     result = ask(fn, *reals)
-    return number(m, result, lambda: m.record.call_function(fn, tuple(v.as_arg(m)[0] for v in operands), {}, result))
+    made = number(m, result, lambda: m.record.call_function(fn, tuple(v.as_arg(m)[0] for v in operands), {}, result))
+    if isinstance(made, SymNumber):
+        made.operands = tuple(v for v in operands if isinstance(v, SymNumber))
+    return made
 
 
 def ask(fn: Callable[..., Any], *args: Any) -> Any:
@@ -65,6 +68,8 @@ def converted(m: Machine, value: Value, cls: type) -> Value:
 
 class SymNumber(Value):
     """A symbolic int, float or bool."""
+
+    operands: tuple[SymNumber, ...] = ()        # what it was computed from
 
     def __init__(self, sym: Any, make_node: MakeNode, source: Any = None):
         self.sym, self.make_node, self.source = sym, make_node, source
