@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
@@ -30,7 +29,7 @@ from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, po
 from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
 from firesteel.config import config
 from firesteel.errors import InternalError
-from firesteel.graph.build import append_call
+from firesteel.graph.build import LazyModule, append_call
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
 
@@ -365,7 +364,7 @@ class Copier:
                 self.copy(node)
         output = self.graph.output(tuple(self.copies[r] if isinstance(r, Node) else r for r in results))
         output.meta["val"] = tuple(r.meta.get("val") if isinstance(r, Node) else r for r in results)
-        return _LazyGraphModule(self.roles.joint, self.graph)
+        return LazyModule(self.roles.joint, self.graph)
 
 
 PartitionFn = Callable[..., Partition]

@@ -42,6 +42,7 @@ from firesteel.capture.values.functions import (
     function_value,
 )
 from firesteel.capture.values.generators import GeneratorValue
+from firesteel.capture.values.hooks import RealHandle
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
@@ -409,7 +410,7 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return OpaqueValue(obj, source)
 
 
-for _type in (torch.autocast, torch.Generator, types.CoroutineType, RemovableHandle, BackwardHook):
+for _type in (torch.autocast, torch.Generator, types.CoroutineType, BackwardHook):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 
@@ -451,6 +452,12 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
     frame.stack = [*(stack_value(m, kind, given) for kind in spec.stack), NONE]
     frame.generator = generator
     return frame
+
+
+@WRAPPERS.row(RemovableHandle)
+def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
+    guard(m, source, "type", RemovableHandle)
+    return RealHandle(obj, source)
 
 
 def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:

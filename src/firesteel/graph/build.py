@@ -59,6 +59,16 @@ def _choose() -> Callable[[Graph, Any, tuple, dict[str, Any]], Node]:
 append_call = _choose()
 
 
+class LazyModule(_LazyGraphModule):
+    """Its code is written when it is first called; that call does not go through `__call__`, where hooks on all modules wait."""
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.real_recompile()
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
+
+
 def make_module(graph: Graph, attributes: Mapping[str, Any]) -> GraphModule:
     """A GraphModule over a graph.  Printing its code or calling it generates the code; passing it on does not."""
-    return _LazyGraphModule(dict(attributes), graph)
+    return LazyModule(dict(attributes), graph)

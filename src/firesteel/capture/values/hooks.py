@@ -3,7 +3,7 @@
 Numbered rules:
 1. A hook on a tensor that came in is an effect: the real hook is put on the real tensor after the graph call.  A hook on a leaf may be
    put there at any time; on another tensor only where the program does not overwrite it afterwards, else the call breaks.
-2. A hook on an intermediate is a *seam* (seams.py) right behind the node that makes the tensor, however late it is registered: what
+2. A hook on an intermediate, or on a tensor that came in and was overwritten before, is a *seam* (seams.py) right behind the node that makes the tensor, however late it is registered: what
    was computed from the tensor before then hands its gradient through the hook, as in eager.
 3. What a hook is, and what it holds, is no business of the graph: nothing of it is guarded, and a function that was only handed on is
    guarded by its type alone (`FunctionValue.use`).
@@ -67,6 +67,26 @@ class HandleMethod(Value):
         return f"{e.expr(self.handle)}.remove"
 
 
+class RealHandle(OpaqueValue):
+    """A handle from before: what it removes may be a hook that was looked at, so removing is done for real."""
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return RealMethod(self, name) if name == "remove" else super().getattr(m, name)
+
+
+class RealMethod(Value):
+    """handle.remove of such a handle"""
+
+    def __init__(self, owner: Value, name: str):
+        self.owner, self.name = owner, name
+
+    def describe(self) -> str:
+        return f"RemovableHandle.{self.name}"
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.{self.name}"
+
+
 class InputHandle(HandleValue):
     """A call of one of the registering methods on a tensor that came in.  Writing the handle makes the call: rule 1."""
 
@@ -118,6 +138,11 @@ def put_seam(m: Machine, tensor: TensorValue, fn: Any) -> torch.fx.Node:
     return m.record.insert_after(anchor, fn, (tensor.node,))
 
 
+def stands_outside(tensor: TensorValue) -> bool:
+    """Is the tensor's place in the autograd graph outside of the region?"""
+    return tensor.source is not None and (tensor.node.op == "placeholder" or tensor.abstract.is_leaf)
+
+
 def check_tracked(tensor: TensorValue, method: str) -> None:
     """Eager's error, where the tensor has no gradient; a leaf made inside is real only after the graph call."""
     if not tensor.abstract.requires_grad or (tensor.source is None and tensor.abstract.is_leaf):
@@ -135,7 +160,7 @@ def the_hook(args: Args, kwargs: Kwargs, method: str) -> Value:
 def method_register_hook(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     hook = the_hook(args, kwargs, "register_hook")
     check_tracked(tensor, "register_hook")
-    if tensor.source is not None:
+    if stands_outside(tensor):
         return register_on_input(m, tensor, "register_hook", [hook])
     late = LateValue(put_seam(m, tensor, hook_here))
     m.effects.do("late_hook", late, hook)
@@ -154,7 +179,7 @@ def method_register_post_accumulate(m: Machine, tensor: TensorValue, args: Args,
 @TENSOR_METHODS.row("retain_grad")
 def method_retain_grad(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     check_tracked(tensor, "retain_grad")
-    if tensor.source is not None:
+    if stands_outside(tensor):
         register_on_input(m, tensor, "retain_grad", [])
     else:
         put_seam(m, tensor, retain_here)
@@ -333,6 +358,24 @@ class SetupMethod(Value):
         return f"{e.expr(self.hook)}.{self.name}"
 
 
+@CALLS.row(BackwardHook.setup_input_hook, BackwardHook.setup_output_hook)
+def call_setup_for_real(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """On an object that was made before a break."""
+    raise Break("call", name="the backward hooks of a module, after a break inside of it")
+
+
 @CALLS.row(BackwardHook)
 def call_backward_hook(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return BackwardHookValue(*args)
+
+
+# -- registering on modules ---------------------------------------------------------------------------------------------
+def _register_for_real(name: str) -> Any:
+    def register(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        raise Break("call", name=f"Module.{name}")
+    return register
+
+
+for _name in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
+              "register_backward_hook"):
+    CALLS.add(getattr(torch.nn.Module, _name), _register_for_real(_name))

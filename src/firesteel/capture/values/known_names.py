@@ -12,7 +12,8 @@ import torch
 from firesteel.capture import marks
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.functions import BY_NAME, CALLS, Args, Handler, Kwargs
+from firesteel.capture.values.functions import BY_NAME, CALLS, Args, CellValue, Handler, Kwargs
+from firesteel.capture.values.hooks import has_always_called
 from firesteel.capture.values.number import SymNumber, ask
 from firesteel.errors import Break
 from firesteel.sym.symint import from_symint
@@ -27,7 +28,7 @@ def answer(value: Any) -> Handler:
 
 CALLS.add(marks.is_compiling, answer(True))
 for _name, _value in {
-    "torch.compiler.is_compiling": True, "torch.compiler.is_dynamo_compiling": True, "torch._utils.is_compiling": True,
+    "torch.compiler.is_dynamo_compiling": True, "torch._utils.is_compiling": True,
     "torch._dynamo.external_utils.is_compiling": True, "torch.compiler.is_exporting": False,
     "torch._dynamo.decorators.mark_dynamic": None, "torch._dynamo.decorators.maybe_mark_dynamic": None,
     "torch._dynamo.decorators.mark_static": None, "torch._dynamo.decorators.mark_unbacked": None,
@@ -35,6 +36,16 @@ for _name, _value in {
     BY_NAME.add(_name, answer(_value))
 for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked):
     CALLS.add(_fn, answer(None))
+
+
+@BY_NAME.row("torch.compiler.is_compiling")
+def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Yes; but a module's call, told so, would leave out hooks that are to run when forward raises."""
+    frame = m.frames[-1]
+    module = frame.slots.get("self")
+    if frame.code is not torch.nn.Module._call_impl.__code__ or not isinstance(module, CellValue):
+        return ConstValue(True)
+    return ConstValue(not has_always_called(module.get(m).identity()))
 
 
 @BY_NAME.row("torch._dynamo.decorators.graph_break")
