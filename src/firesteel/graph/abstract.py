@@ -27,10 +27,10 @@ from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation
+from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, must, same, unbacked

@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractTensor
 from firesteel.graph.ops import facts
+from firesteel.graph.sizenodes import SIZE_FUNCTIONS
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import Spec
-from firesteel.graph.trace import SIZE_FUNCTIONS
 from firesteel.sym.symint import from_sym
 from firesteel.table import Table
 

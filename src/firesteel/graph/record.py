@@ -1,0 +1,309 @@
+"""How each kind of operator is recorded: pure, view, in place, out=, and those with a way of their own.
+
+Each function here is a `Way` (`abstract.py`): it gets the world, the operator's facts and its arguments, appends nodes, and returns the
+operator's result.  `KINDS` has a row for every kind of operator, `RECORDERS` one for every operator that needs its own.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from firesteel.graph.abstract import HANDLERS, AbstractTensor, Way, call_rule, check_written, reshaped_spec, returned, set_spec
+from firesteel.graph.functional import Place, Step, parts, show, spec_of_node
+from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
+from firesteel.graph.sizes import current, same
+from firesteel.graph.spec import Spec
+from firesteel.sym.symint import from_sym
+from firesteel.table import Table
+
+if TYPE_CHECKING:       # trace.py imports this file
+    from firesteel.graph.trace import TraceWorld
+
+aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _record_pure(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return world.record_pure(fact, args, kwargs)
+
+
+# ---------------------------------------------------------------- kinds of operators
+
+def record_decomposition(decomposition: Callable, world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    with world._mode:
+        result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        current.env = world.env
+        return world._plain_way(fact)(world, fact, args, kwargs)
+    return result
+
+
+def record_composite(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    with world._mode:
+        return fact.op.decompose(*args, **kwargs)
+
+
+def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    base = args[0]
+    if type(base) is not AbstractTensor:
+        return world.record_pure(fact, args, kwargs)
+    base.value = None
+    specs = call_rule(fact, args, kwargs)
+    if type(specs) is list:
+        return _record_parts(world, fact, args, kwargs, specs)
+    result = world.make(specs)
+    place = base.record
+    if fact.empty:
+        result.record = Place(place.cell, place.steps, place.node, place.version)
+        return result
+    node = world.to_node(base)
+    rest = tuple(_plain(a) for a in args[1:])
+    plain = {k: _plain(v) for k, v in kwargs.items()}
+    if fact.op is aten.as_strided.default:
+        result.record = _place_strided(world, place, specs)
+        return result
+    op = SOLID.get(fact.op, fact.op)
+    view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
+    result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version)
+    return result
+
+
+# Views that only set a bit are recorded as what they mean: abstract tensors have no such bits.
+SOLID = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in _SYMBOLIC:
+        return from_sym(value)
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _place_strided(world: TraceWorld, place: Place, spec: Spec) -> Place:
+    """as_strided looks at the whole storage, whatever view it is called on."""
+    step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
+    fresh = Place(place.cell, (step,), place.node, -1)
+    show(fresh, world.emit)
+    return fresh
+
+
+def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, specs: list[Spec]) -> list[AbstractTensor]:
+    base = args[0]
+    results = [world.make(s) for s in specs]
+    place = base.record
+    node = world.node(fact.op, tuple(world.to_node(a) for a in args), {k: world.to_node(v) for k, v in kwargs.items()}, results)
+    steps = parts(fact.op, base.spec, [_plain(a) for a in args[1:]], {k: _plain(v) for k, v in kwargs.items()}, specs)
+    for i, (result, (op, rest)) in enumerate(zip(results, steps)):
+        item = world.node(operator.getitem, (node, i), {}, result)
+        result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version)
+    return results
+
+
+def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} writes its argument and has no functional twin")
+    if fact.twin in world.decompositions:
+        return _record_decomposed(world, fact, args, kwargs)
+    twin = facts(fact.twin)
+    values = call_rule(twin, args, kwargs)
+    target = args[fact.writes[0]]
+    check_written(fact, target, values)
+    nodes = tuple(world.to_node(a) for a in args)
+    node_kwargs = {k: world.to_node(v) for k, v in kwargs.items()}
+    result = world.from_specs(values)
+    node = world.node(twin.op, nodes, node_kwargs, result)
+    if type(values) is Spec:
+        world.assign(target, node)
+    else:
+        _assign_all(world, fact, args, node, result)
+    return returned(fact, args, kwargs)
+
+
+def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """An in-place operator whose twin has a decomposition: that is run, and its results are written."""
+    with world._mode:
+        results = fact.twin(*args, **kwargs)
+    written = [args[p] for p in fact.writes]
+    if len(written) == 1 and isinstance(written[0], (list, tuple)):
+        written = written[0]
+    for target, result in zip(written, results if isinstance(results, (list, tuple)) else [results]):
+        check_written(fact, target, result.spec)
+        world.assign(target, world.to_node(result))
+    return returned(fact, args, kwargs)
+
+
+def _assign_all(world: TraceWorld, fact: Facts, args: tuple, node: Node, results: Any) -> None:
+    """Writes the results of a twin that gives several: a list for one written list, or one result a written argument."""
+    written = [args[p] for p in fact.writes]
+    if len(written) == 1:
+        items = world._unpack(node, results)
+        for target, item in zip(written[0], items):
+            world.assign(target, item)
+        return
+    items = world._unpack(node, results)
+    for target, item, result in zip(written, items, results):
+        if isinstance(result, (list, tuple)):
+            for t, value in zip(target, result):
+                world.assign(t, world.to_node(value))
+        else:
+            world.assign(target, item)
+
+
+def _record_update(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Fresh results, and arguments written beside: the functional form gives both, the results first."""
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} writes its arguments and has no functional form")
+    with world._mode:
+        results = fact.twin(*args, **kwargs)
+    count = len(fact.op._schema.returns)
+    written = [args[p] if type(p) is int else kwargs[p] for p in fact.writes]
+    for target, value in zip(written, results[count:]):
+        if target is not None:
+            world.assign(target, world.to_node(value))
+    return results[0] if count == 1 else tuple(results[:count])
+
+
+def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    if fact.twin is None:
+        raise NotImplementedError(f"{fact.op} has no functional twin")
+    rest = {k: v for k, v in kwargs.items() if k not in fact.writes}
+    with world._mode:
+        results = fact.twin(*args, **rest)
+    results = results if isinstance(results, (list, tuple)) else (results,)
+    for place, result in zip(fact.writes, results):
+        _assign_out(world, kwargs[place], result)
+    return returned(fact, args, kwargs)
+
+
+def _assign_out(world: TraceWorld, out: AbstractTensor, result: AbstractTensor) -> None:
+    if len(out.spec.shape) != len(result.spec.shape) or not all(map(same, out.spec.shape, result.spec.shape)):
+        _keep_value(world, out, out.spec)
+        set_spec(out, result.spec._replace(dtype=out.spec.dtype))
+        cell = out.record.cell
+        cell.spec, out.record.steps = out.spec, ()      # the old content is gone
+    world.assign(out, world.to_node(result))
+
+
+def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """An operator that changes the metadata of its argument: the tensor moves to another place."""
+    target = args[0]
+    spec = reshaped_spec(fact, args, kwargs)
+    before, place = target.spec, target.record
+    _keep_value(world, target, before)
+    if fact.op is aten.set_.source_Tensor:
+        source = args[1].record
+        target.record = Place(source.cell, source.steps, source.node, source.version)
+    elif fact.op is aten.resize_.default:
+        if not same(spec.numel(), before.numel()):
+            raise NotImplementedError("resize_ to another number of elements")
+        if spec != before:
+            target.record = _place_strided(world, place, spec)
+    elif fact.twin is not None:
+        rest = tuple(_plain(a) for a in args[1:])
+        step = Step(fact.twin, rest, {k: _plain(v) for k, v in kwargs.items()}, before)
+        target.record = Place(place.cell, (*place.steps, step), place.node, -1)
+        if fact.twin is aten.as_strided.default:
+            target.record = _place_strided(world, place, spec)
+    if spec != before:
+        set_spec(target, spec)
+    return target
+
+
+def _keep_value(world: TraceWorld, target: AbstractTensor, spec: Spec) -> None:
+    """The node that has the tensor itself as its value gets another one, which keeps the metadata that it has."""
+    if target.born is not None:
+        target.born.meta["val"] = world.make(spec)
+        target.born = None
+
+
+KINDS: dict[str, Way] = {"pure": _record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out, "reshape": _record_reshape}
+
+
+# ---------------------------------------------------------------- operators with their own way of being recorded
+
+RECORDERS: Table[Way] = Table("recorder of an operator", "graph/record.py")
+
+
+@RECORDERS.row(aten.copy_.default)
+def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """The new value is the source, expanded and converted; it does not depend on the old one."""
+    target, source = args[:2]
+    node = world.to_node(source)
+    have, want = spec_of_node(node), target.spec
+    if len(have.shape) != len(want.shape) or not all(map(same, have.shape, want.shape)):
+        node = world.emit(aten.expand.default, node, list(want.shape))
+    convert = {}
+    if have.dtype is not want.dtype:
+        convert["dtype"] = want.dtype
+    if have.device != want.device:
+        convert["device"] = want.device
+    if convert:
+        node = world.emit(aten._to_copy.default, node, **convert)
+    elif not target.record.steps:
+        node = world.emit(aten.clone.default, node)
+    world.assign(target, node)
+    return target
+
+
+@RECORDERS.row(aten.fill_.Scalar, aten.zero_.default)
+def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    target = args[0]
+    value = args[1] if len(args) > 1 else 0
+    spec = target.spec
+    world.assign(target, world.emit(aten.full.default, list(spec.shape), _plain(value), dtype=spec.dtype, device=spec.device))
+    return target
+
+
+@RECORDERS.row(aten.fill_.Tensor)
+def _record_fill_tensor(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return _record_copy(world, fact, args, kwargs)
+
+
+@RECORDERS.row(aten.bernoulli_.float)
+def _record_bernoulli(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Dispatch leaves out arguments that equal their defaults; the functional twin has no default for p."""
+    return _record_inplace(world, fact, args if len(args) > 1 else (args[0], 0.5), kwargs)
+
+
+@RECORDERS.row(aten.lift_fresh.default)
+def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """A literal such as torch.tensor(3): a constant, copied so that writing it does not change the next call's."""
+    if type(args[0]) is AbstractTensor:
+        return _record_view(world, fact, args, kwargs)
+    result = world.record_pure(facts(aten.lift_fresh_copy.default), args, kwargs)
+    result.value = args[0]
+    return result
+
+
+@RECORDERS.row(aten._local_scalar_dense.default)
+def _record_number(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """A number read from data: the node that reads it gives the symbol."""
+    number = HANDLERS[fact.op](world, fact, args, kwargs)
+    if type(number) in _SYMBOLIC:
+        world.node(fact.op, (world.to_node(args[0]),), {}, number)
+    return number
+
+
+@RECORDERS.row(aten._assert_scalar.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+def _record_condition(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
+    """The environment learns it; what it cannot know becomes a check."""
+    HANDLERS[fact.op](world, fact, args, kwargs)
+    world._check()
+
+
+@RECORDERS.row(*HIDDEN_WRITES)
+def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Batch normalisation updates its running statistics without saying so: recorded as the functional form that returns them."""
+    x, weight, bias, mean, var, training, momentum, eps = args[:8]
+    if mean is None or not training:
+        return world.record_pure(fact, args, kwargs)
+    with world._mode:
+        out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+            x, weight, bias, mean, var, training, momentum, eps)
+    world.assign(mean, world.to_node(new_mean))
+    world.assign(var, world.to_node(new_var))
+    reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()
+    return (out, save_mean, save_invstd, *reserve)
