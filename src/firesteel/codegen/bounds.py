@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from firesteel.codegen.flat import FlatNest
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, postorder
 
 
 class Bounds:
@@ -20,7 +20,9 @@ class Bounds:
     def of(self, node: Expr) -> float | None:
         """The largest value of an integer that is never negative (inf if it has no bound), else None."""
         if node not in self.known:
-            self.known[node] = self._of(node)
+            for part in postorder(node):        # one by one: sums may be long
+                if part not in self.known:
+                    self.known[part] = self._of(part)
         return self.known[node]
 
     def _of(self, node: Expr) -> float | None:
