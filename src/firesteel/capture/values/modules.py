@@ -14,9 +14,10 @@ import torch.nn.modules.module as module_internals
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
 from firesteel.capture.values.hooks import FLAG_TABLES, HOOK_TABLES, hook_table
-from firesteel.capture.values.objects import MISSING, ObjectValue, bind, mro_lookup
+from firesteel.capture.values.objects import INSTANTIATE, MISSING, ObjectValue, bind, mro_lookup
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -50,7 +51,14 @@ class ModuleValue(ObjectValue):
     def _missing(self, m: Machine, name: str) -> Value:
         for table in TABLES:
             entries = self.obj.__dict__.get(table)
-            if entries is not None and name in entries and m.effects.written(self, name) is not DELETED:
+            if entries is None or m.effects.written(self, name) is DELETED:
+                continue
+            touched = m.same_object(entries)        # the program reads, and may have changed, the table itself
+            if touched is not None:
+                found = touched.find(m, ConstValue(name))
+                if found is not None:
+                    return found
+            elif name in entries:
                 return m.read(entries[name], self.source.attr(table).item(name))
         if mro_lookup(self.cls, "__getattr__") is not torch.nn.Module.__getattr__:
             return super()._missing(m, name)
@@ -67,8 +75,15 @@ class ModuleValue(ObjectValue):
         special = issubclass(known, (torch.nn.Module, torch.nn.Parameter))
         if special or name in self.obj._parameters or name in self.obj._modules:
             raise Break("store", name=f"attribute {name}", value=self.describe())
+        if name in self.obj._buffers:
+            return self._set_buffer(m, name, value)
         m.effects.store_attr(self, name, value)
         return None
+
+    def _set_buffer(self, m: Machine, name: str, value: Value) -> None:
+        if not issubclass(value.python_type(), (torch.Tensor, type(None))) or module_internals._global_buffer_registration_hooks:
+            raise Break("store", name=f"buffer {name}", value=self.describe())
+        self.own_attribute(m, "_buffers").setitem(m, ConstValue(name), value)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         found = mro_lookup(self.cls, "__call__")
@@ -106,3 +121,14 @@ def has_legacy_hooks(module: torch.nn.Module) -> bool:
     """Backward hooks of the old kind sit on whatever node made the output."""
     own = module._backward_hooks and module._is_full_backward_hook is False
     return bool(own or module_internals._global_backward_hooks and module_internals._global_is_full_backward_hook is False)
+
+
+@INSTANTIATE.row("module")
+def new_module(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
+    """A module made inside (a loss, say).  One whose __init__ breaks, since it makes parameters, is made for real as a whole."""
+    init = mro_lookup(cls, "__init__")
+    if not issubclass(cls, torch.nn.Module) or cls.__new__ is not object.__new__ or not isinstance(init, types.FunctionType):
+        return None
+    made = ObjectValue(cls)
+    m.call_now(m.constant_object(init), [made, *args], kwargs)
+    return made
