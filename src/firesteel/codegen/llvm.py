@@ -1,12 +1,14 @@
 """Nest -> LLVM text: the loops.  Values are written by `llvm_code.py`, operators spelled in `llvm_ops.py`.
 
 In:  a Nest and its Buffers.  Out: a `Kernel` whose text defines `void SYMBOL(ptr args)`; see docs/contracts.md for `args`.
-The kernel computes how many points there are and hands its body to `fs_launch` (runtime/cpu.py), which runs
-`body(args, begin, end, chunk, extra)` for slices of them on torch's threads:
+The kernel computes how many points there are; slices of them run on torch's threads (runtime/threads.py):
 
-    points nests     a slice of the flattened parallel axes; each point (or vector of points) runs all phases
-    split nests      no parallel axis: one body a phase, a slice of the phase's outermost axis; partial accumulators of the chunks
-                     are combined in order, so that the result depends on the number of chunks and on nothing else
+    points nests     a slice of the flattened parallel axes; each point (or vector of points) runs all phases.  One function has both
+                     roles, since a second one would cost a sixth of the compile time: called with args it has `fs_run` call it
+                     again with a slice, whose address is made odd to tell it from args
+    split nests      no parallel axis: one body a phase, a slice of the phase's outermost axis; `fs_launch` runs
+                     `body(args, begin, end, chunk, extra)`; partial accumulators of the chunks are combined in order, so that the
+                     result depends on the number of chunks and on nothing else
 
 Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the rest.
 """
@@ -79,7 +81,7 @@ class _Printer:
         slot = len(self.nest.dtypes) + len(self.symbols)
         text = "\n".join(functions).replace("%ERROR_SLOT", str(slot))
         declared = [self.declarations[k] for k in sorted(self.declarations)]
-        declared.append("declare i64 @fs_launch(ptr, ptr, i64, i64, ptr)")
+        declared.append("declare i64 @fs_launch(ptr, ptr, i64, i64, ptr)" if not self.nest.axes else "declare void @fs_run(ptr, ptr, i64, i64)")
         tail = ["attributes #0 = { nounwind }", "attributes #1 = { nounwind willreturn memory(none) }", '!0 = !{!"branch_weights", i32 1, i32 100000}']
         return "\n".join([text, *declared, *tail]) + "\n"
 
@@ -91,18 +93,40 @@ class _Printer:
         return w
 
     def body(self, w: Code, suffix: str) -> str:
-        """The function around what was written."""
-        lines = [f"define internal void @KERNEL.{suffix}(ptr %args, i64 %begin, i64 %end, i64 %chunk, ptr %extra) #0 {{", "entry:"]
-        lines += w.allocas + w.scopes[0].lines + ["  ret void"]
-        if w.failing:
-            self.can_fail = True
-            lines += ["fail:", "  %slot = getelementptr i64, ptr %args, i64 %ERROR_SLOT", "  %error = load ptr, ptr %slot, align 8",
-                      "  store i64 1, ptr %error, align 8", "  ret void"]
-        return "\n".join([*lines, "}"])
+        """The function around a phase of a split nest."""
+        head = f"define internal void @KERNEL.{suffix}(ptr %args, i64 %begin, i64 %end, i64 %chunk, ptr %extra) #0 {{"
+        return "\n".join([head, "entry:", *w.allocas, *w.scopes[0].lines, "  ret void", *self.failure(w), "}"])
+
+    def failure(self, w: Code) -> list[str]:
+        """Where a failed index check goes."""
+        if not w.failing:
+            return []
+        self.can_fail = True
+        return ["fail:", "  %slot = getelementptr i64, ptr %args, i64 %ERROR_SLOT", "  %error = load ptr, ptr %slot, align 8",
+                "  store i64 1, ptr %error, align 8", "  ret void"]
+
+    def both_roles(self, w: Code, points: Size) -> str:
+        """The function of a points nest: called with args, and called again with a slice."""
+        d = self.driver()
+        total = d.size(points).name
+        work = "0" if self.serial else d.size(_work(self.nest)).name
+        d.line(f"call void @fs_run(ptr @KERNEL, ptr %given, i64 {total}, i64 {work})")
+        start = [line.replace("%args", "%given").replace("%v", "%d") for line in d.scopes[0].lines]
+        return "\n".join([_HEAD, *w.allocas, _WHICH_ROLE, *start, "  ret void", "slice:", *_SLICE, *w.scopes[0].lines, "  ret void", *self.failure(w), "}"])
 
     def driver(self) -> Code:
         """Code of the exported function: sizes only."""
         return Code(self.nest, self.symbols, self.declarations, self.target)
+
+
+_HEAD = "define void @KERNEL(ptr %given) #0 {\nentry:"      # allocas must stand first to become registers
+_WHICH_ROLE = """  %bits = ptrtoint ptr %given to i64
+  %odd = trunc i64 %bits to i1
+  br i1 %odd, label %slice, label %start
+start:"""
+_SLICE = ("  %facts = getelementptr i8, ptr %given, i64 -1", "  %args = load ptr, ptr %facts, align 8",
+          "  %at.begin = getelementptr i64, ptr %facts, i64 1", "  %begin = load i64, ptr %at.begin, align 8",
+          "  %at.end = getelementptr i64, ptr %facts, i64 2", "  %end = load i64, ptr %at.end, align 8")
 
 
 def _nodes(phase: FlatPhase) -> list[Expr]:
@@ -210,7 +234,7 @@ def _points(p: _Printer) -> list[str]:
             _phases(p, w)
         else:
             _lanes(w, lane, start, stop, p.shape.width, False, lambda: _phases(p, w))
-    return [p.body(w, "body"), _launch(p, product([tiles, *(a.extent for a in outer)]))]
+    return [p.both_roles(w, product([tiles, *(a.extent for a in outer)]))]
 
 
 def _pieces(p: _Printer, lane: Axis, outer: list[Axis]) -> list[str]:
@@ -230,7 +254,7 @@ def _pieces(p: _Printer, lane: Axis, outer: list[Axis]) -> list[str]:
     with _loop(w, "%begin", "%end", 1, False) as point:
         start, stop, _ = _tile_range(w, lane, tile, tiles, point, False)
         inside(outer, start, stop)
-    return [p.body(w, "body"), _launch(p, tiles)]
+    return [p.both_roles(w, tiles)]
 
 
 def _tiles(extent: Size, tile: int) -> Size:
@@ -260,15 +284,6 @@ def _decode(w: Code, axes: list[Axis], point: str) -> None:
         extent = w.size(axis.extent).name
         _bind(w, axis.name, w.new(f"urem i64 {point}, {extent}"))
         point = w.new(f"udiv i64 {point}, {extent}")
-
-
-def _launch(p: _Printer, points: Size) -> str:
-    """The exported function of a points nest."""
-    w = p.driver()
-    total = w.size(points).name
-    work = "0" if p.serial else w.size(_work(p.nest)).name
-    w.line(f"call i64 @fs_launch(ptr @KERNEL.body, ptr %args, i64 {total}, i64 {work}, ptr null)")
-    return _exported(w)
 
 
 def _exported(w: Code) -> str:

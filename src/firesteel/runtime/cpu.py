@@ -57,7 +57,7 @@ class Engine:
         text = threads.LAUNCH if entry_points else threads.LAUNCH_SERIAL
         imports = {**entry_points, "fs_wanted": threads.wanted_address()} if entry_points else {}
         (code,) = self.compile([("fs_launch", text)])
-        self.imports["fs_launch"] = self.link([("fs_launch", code)], imports)["fs_launch"]
+        self.imports.update(self.link([("fs_launch", code)], imports, ("fs_launch", "fs_run")))
 
     def compile(self, texts: Sequence[tuple[str, str]]) -> list[bytes]:
         """Object code of each (symbol, text), out of the disk cache where it is there."""
@@ -92,16 +92,19 @@ class Engine:
             passes.run(module, builder)
             return self.emit(machine, module)
 
-    def link(self, codes: Sequence[tuple[str, bytes]], imports: dict[str, int]) -> dict[str, int]:
-        """Loads object code; symbol -> address."""
+    def link(self, codes: Sequence[tuple[str, bytes]], imports: dict[str, int], exports: Sequence[str] = ()) -> dict[str, int]:
+        """Loads object code; symbol -> address, of `exports` where they are not the codes' own symbols."""
         builder = self.llvm.JITLibraryBuilder().add_current_process()
         for name, address in imports.items():
             builder.import_symbol(name, address)
-        for symbol, code in codes:
-            builder.add_object_img(code).export_symbol(symbol)
+        exports = exports or [symbol for symbol, _ in codes]
+        for _, code in codes:
+            builder.add_object_img(code)
+        for symbol in exports:
+            builder.export_symbol(symbol)
         tracker = builder.link(self.jit, f"library{len(self.trackers)}")
         self.trackers.append(tracker)
-        return {symbol: tracker[symbol] for symbol, _ in codes}
+        return {symbol: tracker[symbol] for symbol in exports}
 
     def load(self, texts: Sequence[tuple[str, str]]) -> list[int]:
         """Addresses of the functions, in order."""

@@ -1,7 +1,8 @@
 """Threads for kernels: torch's own pool, through the OpenMP library that torch has loaded.
 
 `LAUNCH` is LLVM text of `i64 fs_launch(body, args, total, work, extra)`: runs `body(args, begin, end, chunk, extra)` for the
-slices of [0, total), as many slices as there are threads and as the work is worth, and returns how many.  The number of
+slices of [0, total), as many slices as there are threads and as the work is worth, and returns how many; and of
+`fs_run(kernel, args, total, work)`, the same for a kernel of two roles: `kernel(p + 1)` where p points at {args, begin, end}.  The number of
 threads is that of `torch.get_num_threads()`, or fs.config.cpu_threads.  Inside of a parallel region, and where no OpenMP
 library is found, there is one slice.
 """
@@ -53,6 +54,25 @@ def wanted_address() -> int:
     return ctypes.addressof(_wanted)
 
 
+_RUN = """
+define internal void @slice(ptr %args, i64 %begin, i64 %end, i64 %chunk, ptr %kernel) {
+  %facts = alloca [3 x i64]
+  store ptr %args, ptr %facts
+  %at.begin = getelementptr i64, ptr %facts, i64 1
+  store i64 %begin, ptr %at.begin
+  %at.end = getelementptr i64, ptr %facts, i64 2
+  store i64 %end, ptr %at.end
+  %odd = getelementptr i8, ptr %facts, i64 1
+  call void %kernel(ptr %odd)
+  ret void
+}
+
+define void @fs_run(ptr %kernel, ptr %args, i64 %total, i64 %work) {
+  %chunks = call i64 @fs_launch(ptr @slice, ptr %args, i64 %total, i64 %work, ptr %kernel)
+  ret void
+}
+"""
+
 LAUNCH_SERIAL = """
 define i64 @fs_launch(ptr %body, ptr %args, i64 %total, i64 %work, ptr %extra) {
   %none = icmp sle i64 %total, 0
@@ -63,7 +83,7 @@ some:
   call void %body(ptr %args, i64 0, i64 %total, i64 0, ptr %extra)
   ret i64 1
 }
-"""
+""" + _RUN
 
 LAUNCH = f"""
 @fs_wanted = external global i64
@@ -153,4 +173,4 @@ parallel:
   call void @GOMP_parallel(ptr @member, ptr %team, i32 %chunks32, i32 0)
   ret i64 %chunks
 }}
-"""
+""" + _RUN
