@@ -77,6 +77,8 @@ CASES = [
       torch.zeros(2, 3).to_sparse()], "size 4 in dimension 1; it was 3"),
     ("tensor", TensorFacts.of(TENSOR, (None, 3), (3, 1)), torch.zeros(7, 3), [torch.zeros(2, 4), torch.zeros(2)], "size 4 in dimension 1"),
     ("same", x, 3, [], ""),
+    ("has_object", y, {None: 1}, [{}, {3: 4}, 5], "no key y"),
+    ("no_object", y, {}, [{None: 1}, 5], "has got the key y"),
     ("distinct", y, 3, [], ""),
     ("all_distinct", (x, y), 1000, [], ""),
     ("expr", Question(E.ge(E.symbol("s0"), 5), (("s0", x),), "model.py:7"), 5, [4, "a"], "x >= 5 does not hold any more (asked at model.py:7)"),

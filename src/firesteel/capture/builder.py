@@ -267,19 +267,21 @@ def wrap_slice(m: Machine, obj: slice, source: Source) -> Value:
 
 # -- functions and classes ----------------------------------------------------------------------------------------------
 def unwrapped(fn: Any) -> Any:
-    """The function behind a compiled wrapper of ours."""
+    """The function behind a compiled wrapper of ours, or behind the wrapper by which torch hides its own functions from its compiler."""
     original = getattr(fn, marks.COMPILED, None)
+    if original is None and fn.__code__ is marks.TORCH_DISABLED:
+        original = fn.__wrapped__
     return original if original is not None else fn
 
 
 @WRAPPERS.row(types.FunctionType)
 def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Value:
-    if unwrapped(obj) is not obj:
-        guard(m, source, "identity", obj)
-        return build(m, unwrapped(obj), Fixed(unwrapped(obj)))
     if find_call(obj) is not None:
         guard(m, source, "identity", obj)
         return BuiltinValue(obj, source)
+    if unwrapped(obj) is not obj:
+        guard(m, source, "identity", obj)
+        return build(m, unwrapped(obj), Fixed(unwrapped(obj)))
     substitute = marks.SUBSTITUTES.get(obj)
     if substitute is not None:
         guard(m, source, "identity", obj)
@@ -321,6 +323,12 @@ def wrap_operator(m: Machine, obj: Any, source: Source) -> Value:
 
 for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
     WRAPPERS.add(_type, wrap_operator)
+
+
+@WRAPPERS.row(torch.library.CustomOpDef)
+def wrap_custom_operator(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return TorchFunctionValue(obj._opoverload, Fixed(obj._opoverload))
 
 
 @BASES.row(type)

@@ -146,6 +146,10 @@ KINDS.add("has_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} in 
                           lambda name, data, now: f"{name} has no key {data!r} any more"))
 KINDS.add("no_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} not in {x}",
                          lambda name, data, now: f"{name} has got the key {data!r}"))
+KINDS.add("has_object", Kind(STRUCTURE, lambda x, data, w: f"{w.load(data)} in {x}",
+                             lambda name, data, now: f"{name} has no key {data.name} any more", sources=lambda data: (data,)))
+KINDS.add("no_object", Kind(STRUCTURE, lambda x, data, w: f"{w.load(data)} not in {x}",
+                            lambda name, data, now: f"{name} has got the key {data.name}", sources=lambda data: (data,)))
 KINDS.add("has_attr", Kind(STRUCTURE, lambda x, data, w: f"hasattr({x}, {data!r})",
                            lambda name, data, now: f"{name} has no attribute {data} any more"))
 KINDS.add("no_attr", Kind(STRUCTURE, lambda x, data, w: f"not hasattr({x}, {data!r})",

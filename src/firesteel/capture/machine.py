@@ -25,7 +25,7 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, classes, copies, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
 from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
@@ -52,7 +52,7 @@ class Discard:
 class Frame:
     """A suspended or running Python frame.  Mutable."""
 
-    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "generator", "birth", "namespace")
+    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "tags", "generator", "birth", "namespace")
 
     def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] = (),
                  pc: int = 0, birth: int = 0):
@@ -61,6 +61,7 @@ class Frame:
         self.stack: list[Value] = []
         self.returns: Any = None                        # None: push the result; a Value: push that instead; Discard
         self.module: tuple[str, str, type] | None = None    # (key, name, class) of the nn.Module whose forward this is
+        self.tags: dict[str, str] | None = None         # meta of the nodes made here and in the frames above
         self.generator: GeneratorValue | None = None
         self.namespace: Any = None                      # of a class body
 
@@ -421,8 +422,9 @@ class Machine(Reader):
         text = self._traces.get(lines)
         if text is None:
             text = self._traces[lines] = "".join(trace_line(code, line) for code, line in lines)
+        tags = {name: tag for f in self.frames if f.tags for name, tag in f.tags.items()}
         modules = {f.module[0]: (f.module[1], f.module[2]) for f in self.frames if f.module is not None}
-        return {"stack_trace": text, "nn_module_stack": modules}
+        return {"stack_trace": text, "nn_module_stack": modules, **tags}
 
 
 

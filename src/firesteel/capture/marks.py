@@ -208,6 +208,10 @@ class set_stance:
         return under_stance
 
 
+# the code of the wrapper that torch puts around functions of its own, such as Optimizer.zero_grad
+TORCH_DISABLED = torch._disable_dynamo(len).__code__
+
+
 def looks_disabled(fn: Any) -> str | None:
     """The reason (perhaps empty) why fn must run eagerly, or None; the peer's mark counts too."""
     # boundary: recognises torch.compiler.disable, torch._dynamo.disable (by the attribute they leave on a function)

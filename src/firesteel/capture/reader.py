@@ -170,8 +170,14 @@ class Reader:
             self.guards.append(guard)
 
     def guard_key(self, owner: Any, key: Value, hashed: Any, present: bool) -> None:
-        """A question about one key of the user's dict."""
-        if owner.source is None or not key.is_constant() or (hashed in owner.obj) != present:
+        """A question about one key of the user's dict, as it was at the start."""
+        if owner.source is None:
+            return
+        if not key.is_constant():
+            if is_variable(key) and (key.identity() in owner.obj) == present:
+                self.guard(Guard(owner.source, "has_object" if present else "no_object", key.source))
+            return
+        if (hashed in owner.obj) != present:
             return
         self.guard(Guard(owner.source, "has_key" if present else "no_key", key.constant()))
 

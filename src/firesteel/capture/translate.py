@@ -5,7 +5,8 @@ hands the graph to the backend (`_compile_graph`) and builds the guard function.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
     for _ in range(RESTARTS):
         m = Machine(region.root.make_world, region.policy, break_at)
         try:
-            outcome = _execute(region, m, inputs)
+            with outside_inference():
+                outcome = _execute(region, m, inputs)
             e = Emitter(m)
             _write(region, m, e, outcome)
         except CannotRebuild as trouble:    # rule: the step that made it breaks instead, so that a real one is made
@@ -76,6 +78,16 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
             m.close()
         return _finish(region, m, e, outcome)
     raise InternalError(f"capture of {region.name} does not come to an end")
+
+
+@contextlib.contextmanager
+def outside_inference() -> Iterator[None]:
+    """Abstract tensors have versions and histories, which inference mode would take from them; without it, no gradients is what is left."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _execute(region: Region, m: Machine, inputs: tuple[Any, ...]) -> Outcome:
@@ -190,7 +202,7 @@ def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input
     log("graph", lambda: f"{region.name}\n{graph.print_readable(print_output=False)}")
     dump("captured", "py", lambda: graph.print_readable(print_output=False))
     try:
-        with timed("backend"):
+        with timed("backend"), outside_inference():
             return region.root.backend(graph, [i.abstract for i in used])
     except FiresteelError:
         raise

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from firesteel.capture import marks
 from firesteel.capture.effects import DELETED
@@ -44,6 +47,10 @@ NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
+
+
+# torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
+TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch", "")
 
 
 class CellValue(Value):
@@ -136,6 +143,8 @@ class FunctionValue(Value):
             check_marks(self.fn, args)
             if getattr(self.fn, marks.CONSTANT, False):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
+        if self.code.co_filename.startswith(TRANSFORMS):
+            raise Break("call", name=f"the function transform {self.name}")
         if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Break("call", name=self.describe())
         return m.enter(self, bind(m, self, args, kwargs))

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 METADATA = frozenset(["dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_complex", "itemsize", "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
 SCALAR_READS = frozenset(["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "is_nonzero"])
-NOT_IN_GRAPH = frozenset(["backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr", "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
+NOT_IN_GRAPH = frozenset(["backward", "is_inference", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr", "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
 
 # method name -> function(machine, tensor, args, kwargs) -> Value
 TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")

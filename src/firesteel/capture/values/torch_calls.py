@@ -49,6 +49,8 @@ def is_torch_function(fn: Any) -> bool:
 
 
 def is_native_torch(fn: Any) -> bool:
+    if getattr(fn, "__module__", None) == "torch._C._functorch":       # these push and pop levels of function transforms
+        return False
     owner = getattr(fn, "__self__", None)
     home = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
     return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase

@@ -1,0 +1,52 @@
+"""torch.autograd.grad and torch.utils.checkpoint inside of the program.
+
+`grad` is one node, since the abstract tensors have torch's own history; only where a tensor that came in has a history from before the
+region does it break, for that history is not in the graph.  `checkpoint` inlines the function and tags its nodes, so that the partitioner
+recomputes them in the backward.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.utils.checkpoint
+
+from firesteel.capture.values.base import PENDING, Value
+from firesteel.capture.values.containers import Sequence
+from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.torch_calls import call_graph
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+OPTIONS = ("use_reentrant", "context_fn", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+
+
+@CALLS.row(torch.autograd.grad)
+def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    for given in m.record.inputs:
+        if isinstance(given.real, torch.Tensor) and given.real.requires_grad and not given.real.is_leaf:
+            raise Break("call", name="torch.autograd.grad with a history from before the region")
+    return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
+
+
+@CALLS.row(torch.utils.checkpoint.checkpoint)
+def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
+    rest = {name: value for name, value in kwargs.items() if name not in options}
+    if "context_fn" in options or "use_reentrant" not in options:
+        raise Break("call", name="checkpoint with settings of its own")
+    if m.truth_now(options["use_reentrant"]) and not any(map(needs_gradient, args[1:])):
+        raise Break("call", name="a reentrant checkpoint that cuts the gradient")
+    result = args[0].call(m, args[1:], rest)
+    if result is PENDING:
+        m.frames[-1].tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
+    return result
+
+
+def needs_gradient(value: Value) -> bool:
+    if isinstance(value, Sequence):
+        return any(map(needs_gradient, value.items))
+    return isinstance(value, TensorValue) and value.abstract.requires_grad

@@ -1,0 +1,150 @@
+"""Whole training steps, gradients, checkpoints, custom operators and modes inside of the compiled function."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from harness import capture
+
+import firesteel as fs
+
+
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+    return step
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam])
+def test_whole_training_step(cls: Any, backend: str) -> None:
+    torch.manual_seed(0)
+    mine = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    theirs = copy.deepcopy(mine)
+    ours = fs.compile(train_step(mine, cls(mine.parameters(), lr=0.01)), backend=backend)
+    eager = train_step(theirs, cls(theirs.parameters(), lr=0.01))
+    for _ in range(4):
+        x, y = torch.randn(3, 4), torch.randn(3, 2)
+        torch.testing.assert_close(ours(x, y), eager(x, y))
+        for p, q in zip(mine.parameters(), theirs.parameters()):
+            torch.testing.assert_close(p, q)
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_keys_that_are_objects_are_guarded() -> None:
+    def fn(x: torch.Tensor, seen: dict) -> torch.Tensor:
+        return x * 2 if x in seen else x * 3
+
+    compiled, _ = capture(fn)
+    x, seen = torch.ones(2), {}
+    assert torch.equal(compiled(x, seen), x * 3)
+    seen[x] = 1
+    assert torch.equal(compiled(x, seen), x * 2)
+    assert torch.equal(compiled(x, {}), x * 3)
+
+
+def test_a_gradient_set_to_none_stays_none() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def fn(x: torch.Tensor) -> Any:
+        weight.grad = None
+        (weight * x).sum().backward()
+        found = weight.grad.clone()
+        weight.grad = None
+        return found, weight.grad
+
+    compiled, _ = capture(fn)
+    for _ in range(2):
+        x = torch.randn(3)
+        found, after = compiled(x)
+        assert torch.equal(found, x) and after is None and weight.grad is None
+
+
+def test_grad_is_part_of_the_graph() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = (x ** 3).sum()
+        slope, = torch.autograd.grad(y, x, create_graph=True)
+        return slope * 2
+
+    compiled, backend = capture(fn, fullgraph=True)
+    x = torch.randn(3, requires_grad=True)
+    compiled(x).sum().backward()
+    assert torch.allclose(x.grad, 12 * x)
+    assert len(backend.graphs) == 1
+
+
+def test_grad_through_a_history_from_outside() -> None:
+    def fn(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((y * 2).sum(), x)[0] + 1
+
+    x = torch.randn(3, requires_grad=True)
+    compiled, _ = capture(fn)
+    assert torch.allclose(compiled(x * 5, x), torch.full((3,), 11.0))
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_checkpoint_is_inlined_and_tagged(backend: str) -> None:
+    layer = torch.nn.Linear(3, 3)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda a: torch.relu(layer(a)).sin(), x, use_reentrant=False).sum()
+
+    compiled = fs.compile(fn, fullgraph=True, backend=backend)
+    x = torch.randn(2, 3)
+    compiled(x).backward()
+    ours, layer.weight.grad = layer.weight.grad, None
+    fn(x).backward()
+    torch.testing.assert_close(ours, layer.weight.grad)
+
+
+def test_checkpointed_nodes_carry_the_wish() -> None:
+    compiled, backend = capture(lambda x: torch.utils.checkpoint.checkpoint(torch.nn.Sigmoid(), x, use_reentrant=False) + 1)
+    compiled(torch.ones(2, requires_grad=True))
+    wishes = [n.meta.get("recompute") for g in backend.graphs for n in g.graph.nodes if n.op == "call_function"]
+    assert "must" in wishes and wishes[-1] is None
+
+
+def test_function_transforms_are_called_for_real() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return torch.func.grad(lambda a: (a ** 2).sum())(x) + 1, torch.vmap(torch.sum)(x)
+
+    compiled, _ = capture(fn)
+    x = torch.randn(3, 2)
+    for ours, theirs in zip(compiled(x), fn(x)):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_custom_operators_are_nodes() -> None:
+    @torch.library.custom_op("firesteel_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    compiled, backend = capture(lambda x: twice(x) + torch.ops.firesteel_tests.twice(x), fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+    assert backend.ops == 3
+
+
+def test_inference_mode_in_and_around() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            y = x.relu() + 1
+        return x * 2, y.is_inference()
+
+    x = torch.randn(3, requires_grad=True)
+    compiled = fs.compile(fn)
+    ours, inside = compiled(x)
+    assert ours.requires_grad and inside
+    with torch.inference_mode():
+        assert fs.compile(lambda a: a * 3)(x).is_inference()
