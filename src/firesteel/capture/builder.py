@@ -14,6 +14,7 @@ import contextlib
 import enum
 import functools
 import inspect
+import operator
 import sys
 import types
 import typing
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
-from firesteel.capture import marks
+from firesteel.capture import marks, polyfills
 from firesteel.capture.guards import Guard, Question, TensorFacts
 from firesteel.capture.resume import HANDLED, VALUE
 from firesteel.capture.resume import NULL as NULL_SLOT
@@ -44,6 +45,7 @@ from firesteel.capture.values.functions import (
 from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.hooks import RealHandle
 from firesteel.capture.values.iterators import PEEKABLE, RealIterator
+from firesteel.capture.values.library import DequeValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
@@ -197,6 +199,25 @@ def guard_sequence(m: Machine, obj: Any, source: Source) -> None:
 def wrap_list(m: Machine, obj: list, source: Source) -> Value:
     guard(m, source, "type", list)
     return ListValue(lazy_items(m, obj, source), source, obj, lambda: m.guard(Guard(source, "length", len(obj))))
+
+
+@WRAPPERS.row(collections.deque)
+def wrap_deque(m: Machine, obj: collections.deque, source: Source) -> Value:
+    guard_sequence(m, obj, source)
+    guard(m, Attr(source, "maxlen"), "equals", obj.maxlen)
+    return DequeValue(lazy_items(m, obj, source), obj.maxlen, source, obj)
+
+
+def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:
+    """operator.itemgetter and its relatives are known by how they were made."""
+    guard(m, source, "identity", obj)
+    made, args = obj.__reduce__()
+    kwargs = made.keywords if isinstance(made, functools.partial) else {}
+    return m.call_now(m.constant_object(type(obj)), [m.constant_object(arg) for arg in args], {k: m.constant_object(v) for k, v in kwargs.items()})
+
+
+for _type in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
+    WRAPPERS.add(_type, wrap_getter)
 
 
 @WRAPPERS.row(torch.Size)
@@ -545,5 +566,5 @@ def is_trusted_scope(scope: dict[str, Any]) -> bool:
     """Globals of torch and of the standard library are taken as fixed."""
     name = scope.get("__name__", "")
     top = name.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names and top != "__main__"
+    return top == "torch" or top in sys.stdlib_module_names and top != "__main__" or name == polyfills.__name__
 

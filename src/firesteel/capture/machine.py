@@ -20,7 +20,7 @@ from typing import Any
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
-from firesteel.capture import opcodes_rare  # noqa: F401  its rows are registered by importing it
+from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  rows are registered by importing it
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
@@ -411,7 +411,7 @@ class Machine(Reader):
     def location(self) -> Location | None:
         """The user's line that is being executed."""
         for frame in reversed(self.frames):
-            if not frame.code.co_filename.startswith("<"):
+            if not frame.code.co_filename.startswith("<") and frame.code.co_filename != polyfills.__file__:
                 instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
                 return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
         return None

@@ -178,8 +178,9 @@ def discard_pending(m: Machine, result: Value | None) -> None:
 
 @OPCODES.row("DELETE_ATTR")
 def op_delete_attr(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack[-1].delattr(m, i.argval)
+    result = f.stack[-1].delattr(m, i.argval)
     f.stack.pop()
+    discard_pending(m, result)
 
 
 @OPCODES.row("BINARY_SUBSCR")
@@ -366,12 +367,12 @@ def op_convert_value(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("FORMAT_SIMPLE")
 def op_format_simple(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, fold(m, format, m.known(f.stack[-1])))
+    f.finish(1, CALLS[format](m, [f.stack[-1]], {}))
 
 
 @OPCODES.row("FORMAT_WITH_SPEC")
 def op_format_with_spec(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, fold(m, format, m.known(f.stack[-2]), m.known(f.stack[-1])))
+    f.finish(2, CALLS[format](m, f.stack[-2:], {}))
 
 
 # -- calls --------------------------------------------------------------------------------------------------------------
@@ -528,7 +529,10 @@ def op_raise_varargs(m: Machine, f: Frame, i: Instr) -> None:
     if not isinstance(exception, ExceptionValue):
         raise Break("exception", name=exception.describe())
     if i.arg == 2:
-        m.effects.store_attr(exception, "__cause__", f.stack[-1])
+        cause = f.stack[-1]
+        m.effects.store_attr(exception, "__cause__", m.call_now(cause, [], {}) if isinstance(cause, ClassValue) else cause)
+    if m.handling is not exception and not is_none(m.handling) and exception.source is None:
+        m.effects.store_attr(exception, "__context__", m.handling)
     raise UserRaise(exception)
 
 

@@ -231,7 +231,7 @@ class Reader:
         if env is None:
             return []
         sources = {info.expr: self._size_sources[info.source] for info in env.symbols.values() if info.source in self._size_sources}
-        return [Guard(None, "expr", Question(g.expr, tuple((s.attr, sources[s]) for s in free_symbols(g.expr)), str(g.location or "")))
+        return [Guard(None, "expr", Question(g.expr, tuple((s.attr, sources[s]) for s in free_symbols(g.expr)), str(g.location or ""), g.why))
                 for g in env.guards()]
 
     # -- sizes and numbers -----------------------------------------------------------------------------------------
@@ -316,6 +316,9 @@ class Reader:
         return obj
 
     def known_index(self, value: Value) -> int:
+        value = self.look(value)
+        if hasattr(value, "plain_getattr") and value.method(self, "__index__") is not None:
+            value = self.call_now(value.method(self, "__index__"), [], {})
         known = self.known(value)
         if not hasattr(known, "__index__"):
             raise Break("operator", name="[]", value=value.describe())

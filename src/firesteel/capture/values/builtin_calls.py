@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from firesteel.capture import polyfills
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
@@ -85,6 +85,11 @@ def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(hash)
 def call_hash(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    method = args[0].method(m, "__hash__") if isinstance(args[0], ObjectValue) else None
+    if method is not None:
+        return method.call(m, [], {})
+    if isinstance(args[0], TupleValue) and not args[0].is_constant():
+        return fold(m, hash, args[0].hash_key(m))
     return fold(m, hash, args[0].constant())
 
 
@@ -160,6 +165,8 @@ def call_abs(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return call_graph(m, "call_function", abs, args, {})
     if isinstance(args[0], SymNumber):
         return symbolic_call(m, operator.abs, args)
+    if isinstance(args[0], ObjectValue):
+        return args[0]._tail(m, "__abs__", [], "abs()")
     return fold(m, abs, m.known(args[0]))
 
 
@@ -316,7 +323,7 @@ def call_reversed(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 @CALLS.row(iter)
 def call_iter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1:
-        raise Break("call", name="iter with a sentinel")
+        return m.constant_object(polyfills.call_iterator).call(m, args, kwargs)
     return args[0].iterator(m)
 
 
@@ -351,39 +358,19 @@ def call_filter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return FilterIterator(args[0], args[1].iterator(m))
 
 
-@CALLS.row(itertools.chain)
-def call_chain(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.iterate_over(TupleValue([item for a in args for item in m.iterate(a)]))
-
-
-@CALLS.row(itertools.product)
-def call_product(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    repeat = m.known(kwargs["repeat"]) if "repeat" in kwargs else 1
-    rows = itertools.product(*[m.iterate(a) for a in args], repeat=repeat)
-    return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
-
-
-@CALLS.row(itertools.islice)
-def call_islice(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    bounds = [m.known(a) for a in args[1:]]
-    iterator = args[0].iterator(m)
-    wanted = slice(*bounds)
-    taken: list[Value] = []
-    while (wanted.stop is None or len(taken) < wanted.stop) and (item := m.next_now(iterator)) is not None:
-        taken.append(item)
-    return m.iterate_over(TupleValue(taken[wanted]))
-
-
 # -- text ---------------------------------------------------------------------------------------------------------------
 def _text(fn: Callable[..., str]) -> Callable[..., Value]:
     method = "__str__" if fn is str else "__repr__"
 
     def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if args and isinstance(args[0], ObjectValue) and not isinstance(args[0], ExceptionValue):
-            found = args[0].method(m, method)
-            if found is None:
+        if args and isinstance(args[0], ObjectValue):
+            found = args[0].method(m, method) or (args[0].method(m, "__repr__") if method == "__str__" else None)
+            if found is not None:
+                return found.call(m, [], {})
+            if not isinstance(args[0], ExceptionValue) and args[0].holder is None and not hasattr(args[0], "payload"):
                 raise Break("call", name=fn.__name__)
-            return found.call(m, [], {})
+            if hasattr(args[0], "payload"):
+                return fold(m, fn, m.known(args[0].payload))
         return fold(m, fn, *map(m.known, args))
     return make
 
@@ -394,22 +381,23 @@ CALLS.add(repr, _text(repr))
 
 @CALLS.row(format)
 def call_format(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return fold(m, format, *map(m.known, args))
+    return format_value(m, args[0], m.known(args[1]) if len(args) > 1 else "")
+
+
+def format_value(m: Machine, value: Value, spec: str) -> Value:
+    """format(value, spec); a user's __format__ or __str__ runs."""
+    if not isinstance(value, ObjectValue):
+        return fold(m, format, m.known(value), spec)
+    method = value.method(m, "__format__")
+    if method is not None:
+        return method.call(m, [ConstValue(spec)], {})
+    return CALLS[str](m, [value], {}) if not spec else fold(m, format, m.known(m.finish_now(CALLS[str](m, [value], {}))), spec)
 
 
 # -- functools, operator ------------------------------------------------------------------------------------------------
 @CALLS.row(functools.partial)
 def call_partial(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return PartialValue(functools.partial, args[0], list(args[1:]), dict(kwargs))
-
-
-@CALLS.row(functools.reduce)
-def call_reduce(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    items = [m.look(i) for i in m.iterate(args[1])]
-    total = args[2] if len(args) > 2 else items.pop(0)
-    for item in items:
-        total = m.call_now(args[0], [total, item], {})
-    return total
 
 
 for _symbol, _fn in BINARY.items():

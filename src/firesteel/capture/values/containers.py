@@ -391,9 +391,26 @@ def sorted_items(m: Machine, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key", NONE)
     looked = [m.look(item) for item in items]
     keys = looked if key.is_constant() else [m.call_now(key, [item], {}) for item in looked]
-    known = [m.known(k) for k in keys]
-    order = run_for_program(m, sorted, range(len(items)), key=known.__getitem__, reverse=bool(m.known(kwargs.get("reverse", NONE))))
+    ordered = [m.known(k) if not needs_comparing(k) else ByComparison(m, k) for k in keys]
+    order = run_for_program(m, sorted, range(len(items)), key=ordered.__getitem__, reverse=bool(m.known(kwargs.get("reverse", NONE))))
     return [looked[i] for i in order]
+
+
+def needs_comparing(key: Value) -> bool:
+    """Does a user's method say which of two keys is smaller?"""
+    if isinstance(key, Sequence):
+        return any(map(needs_comparing, key.items))
+    return not key.is_constant() and hasattr(key, "plain_getattr")
+
+
+class ByComparison:
+    """A sort key that asks the program."""
+
+    def __init__(self, m: Machine, value: Value):
+        self.m, self.value = m, value
+
+    def __lt__(self, other: ByComparison) -> bool:
+        return self.m.truth_now(self.m.finish_now(self.m.compare("<", self.value, other.value)))
 
 
 # -- slices -------------------------------------------------------------------------------------------------------------

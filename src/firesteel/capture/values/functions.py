@@ -8,8 +8,8 @@ callable itself; other builtins are executed if their arguments are known, and b
 """
 from __future__ import annotations
 
+import functools
 import inspect
-import math
 import os
 import types
 from collections.abc import Callable
@@ -45,8 +45,12 @@ NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 # modules of builtins without effects: executed while capturing when all arguments are known
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
+PURE_CLASSES = frozenset({str, bytes, int, float, bool, complex, range, tuple, frozenset})
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
+
+
+SINGLE_DISPATCH = functools.singledispatch(lambda value: value).__code__     # of the wrapper that looks for the implementation
 
 
 # torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
@@ -128,10 +132,16 @@ class FunctionValue(Value):
         written = m.effects.written(self, name)
         if written is not None and written is not DELETED:
             return written
+        if name == "__get__":
+            return FunctionBinder(self)
         if name in ("__name__", "__qualname__"):
             return ConstValue(self.name if name == "__name__" else self.code.co_qualname)
         if self.fn is not None and hasattr(self.fn, name):
             return m.read_attribute(self, name)
+        if self.fn is None and name in MADE_ATTRIBUTES:
+            return m.look(MADE_ATTRIBUTES[name](self))
+        if self.fn is not None or not hasattr(types.FunctionType, name):
+            raise m.raise_real(AttributeError(f"'function' object has no attribute {name!r}"))
         raise Break("attribute", name=name, value=self.describe())
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
@@ -141,6 +151,8 @@ class FunctionValue(Value):
         self.use(m)
         if self.fn is not None:
             check_marks(self.fn, args)
+            if self.code is SINGLE_DISPATCH and args:
+                return m.constant_object(self.fn.dispatch(args[0].python_type())).call(m, args, kwargs)
             if getattr(self.fn, marks.CONSTANT, False):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_filename.startswith(TRANSFORMS):
@@ -151,6 +163,22 @@ class FunctionValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_function(self)
+
+
+# attribute of a function made inside -> its value
+MADE_ATTRIBUTES: dict[str, Callable[[FunctionValue], Value]] = {
+    "__module__": lambda f: ConstValue(f.scope.get("__name__")), "__code__": lambda f: ConstValue(f.code),
+    "__doc__": lambda f: ConstValue(documentation(f.code)),
+    "__defaults__": lambda f: TupleValue(list(f.defaults)) if f.defaults else ConstValue(None),
+    "__kwdefaults__": lambda f: DictValue({k: (ConstValue(k), v) for k, v in f.kwdefaults.items()}) if f.kwdefaults else ConstValue(None),
+    "__annotations__": lambda f: DictValue({}), "__type_params__": lambda f: TupleValue([]),
+}
+
+
+def documentation(code: types.CodeType) -> str | None:
+    """The docstring, as MAKE_FUNCTION takes it from the constants."""
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
 
 
 def check_marks(fn: Any, args: Args) -> None:
@@ -252,6 +280,22 @@ class BoundMethodValue(Value):
         return f"{e.constant(types.MethodType)}({e.expr(self.fn)}, {e.expr(self.owner)})"
 
 
+class FunctionBinder(Value):
+    """function.__get__"""
+
+    def __init__(self, fn: FunctionValue):
+        self.fn = fn
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        unbound = args[0].is_constant() and args[0].constant() is None
+        return self.fn if unbound else BoundMethodValue(self.fn, args[0])
+
+
+@CALLS.row(types.MethodType)
+def call_method_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return BoundMethodValue(args[0], args[1])
+
+
 class PartialValue(Value):
     """functools.partial(fn, *args, **kwargs)"""
 
@@ -344,7 +388,8 @@ def is_pure(fn: Any) -> bool:
     home = getattr(fn, "__module__", None)
     if home == "builtins":
         return fn.__name__ not in IMPURE_BUILTINS
-    return home in PURE_MODULES or isinstance(getattr(fn, "__self__", None), type(math))
+    owner = getattr(fn, "__objclass__", None) or getattr(fn, "__self__", None)      # str.upper, str.maketrans
+    return home in PURE_MODULES or isinstance(owner, type) and owner in PURE_CLASSES
 
 
 class BoundBuiltin(Value):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
+from firesteel.errors import Break
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -166,10 +167,31 @@ def dict_pop(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
 def dict_popitem(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
     if not self.know_all(m):
         raise m.raise_real(KeyError("popitem(): dictionary is empty"))
-    key, value = list(self.entries.values())[-1]
+    last = args[0] if args else kwargs.get("last")      # of an OrderedDict
+    key, value = list(self.entries.values())[-1 if last is None or m.truth_now(last) else 0]
     value = m.look(value)
     self.delitem(m, key)
     return TupleValue([key, value])
+
+
+@METHODS.row((DictValue, "move_to_end"))
+def dict_move_to_end(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
+    if self.cls is not collections.OrderedDict or self.source is not None:
+        raise Break("attribute", name="move_to_end", value=self.describe())
+    hashed, last = args[0].hash_key(m), args[1] if len(args) > 1 else kwargs.get("last")
+    if hashed not in self.entries:
+        raise m.raise_real(KeyError(m.known(args[0])))
+    entries = dict(self.entries)
+    moved = {hashed: entries.pop(hashed)}
+    m.effects.change(self, "entries", {**entries, **moved} if last is None or m.truth_now(last) else {**moved, **entries})
+    return NONE
+
+
+def call_fromkeys(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """dict.fromkeys(keys, value)"""
+    value = args[1] if len(args) > 1 else NONE
+    keys = [m.look(key) for key in m.iterate(args[0])]
+    return DictValue({key.hash_key(m): (key, value) for key in keys})
 
 
 @METHODS.row((DictValue, "update"))
@@ -266,10 +288,24 @@ class SetValue(Container):
         return ConstValue(len(self.entries))
 
     def iterate(self, m: Machine) -> list[Value]:
+        if self.source is None and self.is_constant():     # in the order of a real set
+            items = {item.constant(): item for item in self.entries.values()}
+            return [items[key] for key in self.constant()]
         return list(self.entries.values())
 
     def contains(self, m: Machine, item: Value) -> Value:
         return boolean(item.hash_key(m) in self.entries)
+
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
+        if self.cls is not set:
+            return None
+        result = self.binary(m, op, other)
+        if result is None:
+            return None
+        self.change(m, result.entries, "clear")
+        for item in result.entries.values():
+            m.effects.log("add", self, item)
+        return self
 
     def hash_key(self, m: Machine) -> Any:
         return frozenset(self.entries)
@@ -350,6 +386,29 @@ def _set_method(op: str) -> Callable[..., Value]:
 
 for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmetric_difference": "^"}.items():
     METHODS.add((SetValue, _name), _set_method(_op))
+
+
+@METHODS.row((SetValue, "issuperset"))
+def set_issuperset(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    other = SetValue.of(m, m.iterate(args[0]))
+    return boolean(all(k in self.entries for k in other.entries))
+
+
+@METHODS.row((SetValue, "isdisjoint"))
+def set_isdisjoint(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    other = SetValue.of(m, m.iterate(args[0]))
+    return boolean(not any(k in self.entries for k in other.entries))
+
+
+@METHODS.row((SetValue, "pop"))
+def set_pop(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    if not self.is_constant() or self.source is not None:
+        raise Break("call", name="set.pop")     # which one it gives is the real set's choice
+    if not self.entries:
+        raise m.raise_real(KeyError("pop from an empty set"))
+    item = m.fresh(self.constant().pop())
+    set_discard(m, self, [item], {})
+    return item
 
 
 @METHODS.row((SetValue, "issubset"))

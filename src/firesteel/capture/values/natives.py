@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, boolean
-from firesteel.capture.values.containers import Container, ListValue, Sequence, TupleValue
+from firesteel.capture.values.containers import Container, ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue
 from firesteel.capture.values.objects import INSTANTIATE, MISSING, ClassValue, ObjectValue, mro_lookup
@@ -225,6 +225,8 @@ def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     base = native_base(cls) if cls is not None else None
     if base is None:
         raise Break("call", name="__new__ of a builtin")
+    if base is tuple and hasattr(cls, "_fields"):
+        return NamedTupleValue(cls, m.iterate(args[1]))
     return PAYLOADS[base](m, args[1:], kwargs) if base is cls else make_native(m, cls, base, args[1:], kwargs)
 
 

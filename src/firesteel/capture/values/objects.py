@@ -6,13 +6,16 @@ Attribute access follows Python's own algorithm: data descriptors of the class, 
 from __future__ import annotations
 
 import functools
+import functools
 import operator
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.polyfills import items_by_index
 from firesteel.capture.source import Source
-from firesteel.capture.values.base import NULL, ObjectKey, UserRaise, Value
+from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
@@ -59,7 +62,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
     if isinstance(attribute, classmethod):
         return BoundMethodValue(m.constant_object(attribute.__func__), m.constant_object(cls), name="")
     if owner is None:
-        return m.constant_object(attribute) if not isinstance(attribute, property) else m.opaque_constant(attribute)
+        return bind_to_class(m, attribute, cls)
     if isinstance(attribute, (types.FunctionType, functools._lru_cache_wrapper)):
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
     if isinstance(attribute, property):
@@ -70,6 +73,8 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
         return read_slot(m, owner, name)
     if isinstance(attribute, (types.WrapperDescriptorType, types.MethodDescriptorType)):
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
+    if isinstance(attribute, functools.cached_property):
+        return read_cached(m, attribute, owner)
     getter = mro_lookup(type(attribute), "__get__")
     if isinstance(getter, types.FunctionType):
         args = [m.constant_object(attribute), owner, m.constant_object(cls)]
@@ -77,6 +82,25 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
     if getter is not MISSING:
         raise Break("attribute", name=name, value=owner.describe())
     return m.class_constant(cls, name, attribute)
+
+
+def bind_to_class(m: Machine, attribute: Any, cls: type) -> Value:
+    """cls.attribute"""
+    getter = mro_lookup(type(attribute), "__get__")
+    if isinstance(attribute, property):
+        return m.opaque_constant(attribute)
+    if isinstance(attribute, types.ClassMethodDescriptorType):
+        return m.constant_object(attribute.__get__(None, cls))
+    if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):
+        return m.constant_object(getter).call(m, [m.constant_object(attribute), ConstValue(None), m.constant_object(cls)], {})
+    return m.constant_object(attribute)
+
+
+def read_cached(m: Machine, attribute: functools.cached_property, owner: Value) -> Value:
+    """The first read of a cached_property: computed, and stored in the instance."""
+    value = m.call_now(m.constant_object(attribute.func), [owner], {})
+    m.effects.store_attr(owner, attribute.attrname, value, "set_own")
+    return value
 
 
 def read_slot(m: Machine, owner: Value, name: str) -> Value:
@@ -179,22 +203,41 @@ class ObjectValue(Value):
             if attribute.fset is None:
                 raise m.raise_real(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
             return m.constant_object(attribute.fset).call(m, [self, value], {})
+        setter = mro_lookup(type(attribute), "__set__") if attribute is not MISSING else MISSING
+        if isinstance(setter, types.FunctionType):
+            return m.constant_object(setter).call(m, [m.constant_object(attribute), self, value], {})
         if attribute is not MISSING and is_data_descriptor(attribute) and not isinstance(attribute, types.MemberDescriptorType):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         kind = "setattr" if mro_lookup(self.cls, "__setattr__") is object.__setattr__ else "set_plain"
         m.effects.store_attr(self, name, value, kind)
         return None
 
-    def delattr(self, m: Machine, name: str) -> None:
-        if mro_lookup(self.cls, "__delattr__") is not object.__delattr__ or self.own_attribute(m, name) is None:
+    def delattr(self, m: Machine, name: str) -> Value | None:
+        deleter = mro_lookup(self.cls, "__delattr__")
+        if isinstance(deleter, types.FunctionType):
+            return m.constant_object(deleter).call(m, [self, ConstValue(name)], {})
+        if deleter is not object.__delattr__:
             raise Break("store", name=f"deletion of {name}", value=self.describe())
+        return self.plain_delattr(m, name)
+
+    def plain_delattr(self, m: Machine, name: str) -> Value | None:
+        """object.__delattr__"""
+        attribute = mro_lookup(self.cls, name)
+        if isinstance(attribute, property) and attribute.fdel is not None:
+            return m.constant_object(attribute.fdel).call(m, [self], {})
+        if attribute is not MISSING and is_data_descriptor(attribute):
+            raise Break("store", name=f"deletion of {name}", value=self.describe())
+        if self.own_attribute(m, name) is None:
+            self.guard_missing(m, name)
+            raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         m.effects.delete_attr(self, name)
+        return None
 
     # -- operators through the class's methods ---------------------------------------------------------------------
     def method(self, m: Machine, name: str) -> Value | None:
         """A special method, bound; None where the class has none (or only object's)."""
         found = mro_lookup(self.cls, name)
-        if found is MISSING or found is None or isinstance(found, types.WrapperDescriptorType):
+        if found is MISSING or found is None or isinstance(found, (types.WrapperDescriptorType, types.MethodDescriptorType)):
             return None
         return bind(m, found, self, self.cls, name)
 
@@ -242,7 +285,12 @@ class ObjectValue(Value):
             raise Break("operator", name=what, value=self.describe())
 
     def hash_key(self, m: Machine) -> Any:
-        if mro_lookup(self.cls, "__hash__") is not object.__hash__:
+        method = mro_lookup(self.cls, "__hash__")
+        if method is None:
+            raise m.raise_real(TypeError(f"unhashable type: {self.cls.__name__!r}"))
+        if isinstance(method, types.FunctionType):
+            return UserKey(m, self, m.known(m.call_now(m.constant_object(method), [self], {})))
+        if method is not object.__hash__:
             raise Break("operator", name="hash()", value=self.describe())
         return ObjectKey(self.obj if self.obj is not None else self)
 
@@ -262,10 +310,10 @@ class ObjectValue(Value):
         return self._tail(m, "__getitem__", [key], "[]")
 
     def setitem(self, m: Machine, key: Value, value: Value) -> Value | None:
-        m.call_now(self.method(m, "__setitem__") or NULL, [key, value], {})
+        m.call_now(self.method(m, "__setitem__") or lacking(m, self, "item assignment"), [key, value], {})
 
     def delitem(self, m: Machine, key: Value) -> None:
-        m.call_now(self.method(m, "__delitem__") or NULL, [key], {})
+        m.call_now(self.method(m, "__delitem__") or lacking(m, self, "item deletion"), [key], {})
 
     def length(self, m: Machine) -> Value:
         return self._tail(m, "__len__", [], "len()")
@@ -278,6 +326,8 @@ class ObjectValue(Value):
 
     def iterator(self, m: Machine) -> Value:
         result = self._operate(m, "__iter__")
+        if result is None and self.method(m, "__getitem__") is not None:
+            return m.call_now(m.constant_object(items_by_index), [self], {})
         if result is None:
             raise Break("iterate", value=self.describe())
         return result
@@ -303,6 +353,26 @@ class ObjectValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_object(self)
+
+
+def lacking(m: Machine, value: Value, what: str) -> Value:
+    raise m.raise_real(TypeError(f"{value.python_type().__name__!r} object does not support {what}"))
+
+
+class UserKey:
+    """A key whose hash and equality are methods of the user's."""
+
+    __slots__ = ("m", "value", "hashed")
+
+    def __init__(self, m: Machine, value: Value, hashed: int):
+        self.m, self.value, self.hashed = m, value, hashed
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        theirs = other.value if isinstance(other, UserKey) else ConstValue(other)
+        return self.m.equal(self.value, theirs)
 
 
 class InstanceDict(DictValue):
@@ -380,14 +450,28 @@ class ExceptionValue(ObjectValue):
         self.args = args
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if m.effects.written(self, name) is None:
-            if name == "args":
-                return TupleValue(list(self.args))
-            if name in ("__traceback__", "__context__", "__cause__"):
-                raise Break("attribute", name=name, value=self.describe())
-            if name == "value" and issubclass(self.cls, StopIteration):
-                return self.args[0] if self.args else NONE
+        written = m.effects.written(self, name)
+        if written is not None:
+            return m.look(written) if written is not DELETED else super().getattr(m, name)
+        if name == "__traceback__":
+            raise Break("attribute", name=name, value=self.describe())
+        row = EXCEPTION_ATTRIBUTES.get(name)
+        found = row(m, self) if row is not None else None
+        if found is not None:
+            return found
+        if self.obj is None and isinstance(mro_lookup(self.cls, name), (types.MemberDescriptorType, types.GetSetDescriptorType)) and name != "__class__":
+            raise Break("attribute", name=name, value=self.describe())
         return super().getattr(m, name)
+
+    def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
+        if mro_lookup(self.cls, "__setattr__") is not BaseException.__setattr__ or isinstance(mro_lookup(self.cls, name), property):
+            return super().setattr(m, name, value)
+        if name == "__traceback__":     # generated code has a traceback of its own
+            return None
+        if name == "args":
+            m.effects.change(self, "args", m.iterate(value))
+        m.effects.store_attr(self, name, value)
+        return None
 
     def is_constant(self) -> bool:
         return not isinstance(self.cls.__init__, types.FunctionType) and all(a.is_constant() for a in self.args)
@@ -398,6 +482,37 @@ class ExceptionValue(ObjectValue):
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_exception(self)
+
+
+def _chained(name: str) -> Callable[[Machine, ExceptionValue], Value | None]:
+    return lambda m, error: NONE if error.obj is None else m.read_attribute(error, name)
+
+
+def _suppresses(m: Machine, error: ExceptionValue) -> Value:
+    if m.effects.written(error, "__cause__") is not None:
+        return boolean(True)
+    return boolean(False) if error.obj is None else m.read_attribute(error, "__suppress_context__")
+
+
+def _group_part(index: int) -> Callable[[Machine, ExceptionValue], Value | None]:
+    def part(m: Machine, error: ExceptionValue) -> Value | None:
+        if not issubclass(error.cls, BaseExceptionGroup):
+            return None
+        value = m.look(error.args[index])
+        return value if index == 0 else TupleValue(m.iterate(value))
+    return part
+
+
+EXCEPTION_ATTRIBUTES: dict[str, Callable[[Any, ExceptionValue], Value | None]] = {
+    "args": lambda m, error: TupleValue(list(error.args)), "__cause__": _chained("__cause__"), "__context__": _chained("__context__"),
+    "__suppress_context__": _suppresses, "message": _group_part(0), "exceptions": _group_part(1),
+    "value": lambda m, error: (error.args[0] if error.args else NONE) if issubclass(error.cls, StopIteration) else None,
+}
+
+
+@CALLS.row(BaseException.with_traceback)
+def call_with_traceback(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return args[0]
 
 
 # -- classes ------------------------------------------------------------------------------------------------------------
@@ -457,6 +572,12 @@ class ClassValue(Value):
     def getitem(self, m: Machine, key: Value) -> Value:
         return m.constant_object(m.run_real(operator.getitem, self.cls, m.known(key)))
 
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        if op != "|" or not other.is_constant():        # int | None
+            return None
+        parts = (other.constant(), self.cls) if reflected else (self.cls, other.constant())
+        return m.constant_object(m.run_real(operator.or_, *parts))
+
     def iterate(self, m: Machine) -> list[Value]:
         return [fresh(m, member) for member in self.cls]
 
@@ -502,14 +623,31 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
             return made
     if is_constant_object_type(cls):
         return fresh(m, m.run_real(cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
-    if cls.__new__ is not object.__new__ or type(cls).__call__ is not type.__call__ or not is_plain(cls):
+    if type(cls).__call__ is not type.__call__ or not is_plain(cls):
         raise Break("call", name=cls.__qualname__)
-    made = ObjectValue(cls)
+    if getattr(cls, "__abstractmethods__", None):
+        raise m.raise_real(TypeError(f"Can't instantiate abstract class {cls.__name__}"))
+    if isinstance(cls.__new__, types.FunctionType):
+        return new_then_init(m, cls, args, kwargs)
+    if cls.__new__ is not object.__new__:
+        raise Break("call", name=cls.__qualname__)
+    return initialised(m, ObjectValue(cls), cls, args, kwargs)
+
+
+def new_then_init(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    """A class with a __new__ of its own."""
+    made = m.call_now(m.constant_object(cls.__new__), [m.constant_object(cls), *args], kwargs)
+    if not issubclass(made.python_type(), cls) or mro_lookup(cls, "__init__") is object.__init__:
+        return made
+    return initialised(m, made, cls, args, kwargs)
+
+
+def initialised(m: Machine, made: Value, cls: type, args: Args, kwargs: Kwargs) -> Value:
     init = mro_lookup(cls, "__init__")
     if isinstance(init, types.FunctionType):
         return m.call_returning(m.constant_object(init), [made, *args], kwargs, made)
     if args or kwargs:
-        raise Break("call", name=cls.__qualname__)
+        raise m.raise_real(TypeError(f"{cls.__name__}() takes no arguments"))
     return made
 
 
@@ -535,7 +673,8 @@ def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
 
 def new_namedtuple(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     fields, defaults = cls._fields, cls._field_defaults
-    if cls.__new__ is not mro_lookup(cls, "__new__") or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
+    home = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
+    if not home.startswith("namedtuple_") or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
         raise Break("call", name=cls.__qualname__)
     items = list(args)
     for name in fields[len(args):]:
@@ -643,6 +782,14 @@ def call_object_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], ObjectValue):
         raise Break("store", name="an attribute", value=args[0].describe())
     args[0].plain_setattr(m, args[1].constant(), args[2])
+    return NONE
+
+
+@CALLS.row(object.__delattr__)
+def call_object_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if not isinstance(args[0], ObjectValue):
+        raise Break("store", name="deletion of an attribute", value=args[0].describe())
+    m.finish_now(args[0].plain_delattr(m, m.known(args[1])) or NONE)
     return NONE
 
 

@@ -1,0 +1,233 @@
+"""Functions of itertools, operator and functools written in Python: the machine inlines these where a program calls the originals.
+
+What always holds: they give what the original gives, element by element and just as lazily; they use builtins and their arguments only.
+
+    POLYFILLS[itertools.pairwise]           # pairwise
+"""
+# ruff: noqa: A002  (names of parameters are the originals')
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+UNSET: Any = object()
+
+
+def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
+    for iterable in iterables:
+        yield from iterable
+
+
+def from_iterable(iterables: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    for iterable in iterables:
+        yield from iterable
+
+
+def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
+    while True:
+        yield start
+        start = start + step
+
+
+def cycle(iterable: Iterable[Any]) -> Iterator[Any]:
+    saved = []
+    for item in iterable:
+        yield item
+        saved.append(item)
+    while saved:
+        yield from saved
+
+
+def repeat(object: Any, times: int | None = None) -> Iterator[Any]:
+    if times is None:
+        while True:
+            yield object
+    for _ in range(times):
+        yield object
+
+
+def accumulate(iterable: Iterable[Any], func: Callable[..., Any] | None = None, *, initial: Any = None) -> Iterator[Any]:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        try:
+            total = next(iterator)
+        except StopIteration:
+            return
+    yield total
+    for item in iterator:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def islice(iterable: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
+    window = slice(*bounds)
+    start, stop, step = window.start or 0, window.stop, window.step or 1
+    index, wanted = 0, start
+    iterator = iter(iterable)
+    while stop is None or index < stop:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        if index == wanted:
+            wanted += step
+            yield item
+        index += 1
+
+
+def starmap(function: Callable[..., Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for args in iterable:
+        yield function(*args)
+
+
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any]) -> Iterator[Any]:
+    dropping = True
+    for item in iterable:
+        dropping = dropping and predicate(item)
+        if not dropping:
+            yield item
+
+
+def filterfalse(function: Callable[[Any], Any] | None, iterable: Iterable[Any]) -> Iterator[Any]:
+    for item in iterable:
+        if not (item if function is None else function(item)):
+            yield item
+
+
+def compress(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+    for item, chosen in zip(data, selectors):
+        if chosen:
+            yield item
+
+
+def pairwise(iterable: Iterable[Any]) -> Iterator[Any]:
+    iterator = iter(iterable)
+    try:
+        before = next(iterator)
+    except StopIteration:
+        return
+    for item in iterator:
+        yield before, item
+        before = item
+
+
+def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
+    iterators = [iter(iterable) for iterable in iterables]
+    active = [True] * len(iterators)
+    while True:
+        row = []
+        for i, iterator in enumerate(iterators):
+            item = fillvalue
+            if active[i]:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    active[i] = False
+                    if not any(active):
+                        return
+            row.append(item)
+        yield tuple(row)
+        if not iterators:
+            return
+
+
+def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """Groups are given whole: a program that does not look at a group before the next sees an empty one in the original."""
+    found, items = UNSET, []
+    for item in iterable:
+        value = item if key is None else key(item)
+        if found is not UNSET and not (found is value or found == value):
+            yield found, iter(items)
+            items = []
+        found = value
+        items.append(item)
+    if found is not UNSET:
+        yield found, iter(items)
+
+
+def call_iterator(function: Callable[[], Any], sentinel: Any) -> Iterator[Any]:
+    """iter(function, sentinel)"""
+    while True:
+        item = function()
+        if item is sentinel or item == sentinel:
+            return
+        yield item
+
+
+def items_by_index(obj: Any) -> Iterator[Any]:
+    """Iteration over an object that has only __getitem__."""
+    index = 0
+    while True:
+        try:
+            item = obj[index]
+        except IndexError:
+            return
+        yield item
+        index += 1
+
+
+def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial: Any = UNSET) -> Any:
+    iterator = iter(iterable)
+    total = initial
+    if initial is UNSET:
+        try:
+            total = next(iterator)
+        except StopIteration:
+            raise TypeError("reduce() of empty iterable with no initial value") from None
+    for item in iterator:
+        total = function(total, item)
+    return total
+
+
+def itemgetter(item: Any, *items: Any) -> Callable[[Any], Any]:
+    if not items:
+        return lambda obj: obj[item]
+    return lambda obj: (obj[item], *[obj[other] for other in items])
+
+
+def attrgetter(attr: str, *attrs: str) -> Callable[[Any], Any]:
+    def read(obj: Any, path: str) -> Any:
+        for name in path.split("."):
+            obj = getattr(obj, name)
+        return obj
+    if not attrs:
+        return lambda obj: read(obj, attr)
+    return lambda obj: (read(obj, attr), *[read(obj, other) for other in attrs])
+
+
+def methodcaller(name: str, /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda obj: getattr(obj, name)(*args, **kwargs)
+
+
+class ComparisonKey:
+    """What functools.cmp_to_key makes of an object."""
+
+    def __init__(self, compare: Callable[[Any, Any], int], obj: Any):
+        self.compare, self.obj = compare, obj
+
+    def __lt__(self, other: ComparisonKey) -> bool:
+        return self.compare(self.obj, other.obj) < 0
+
+
+def cmp_to_key(mycmp: Callable[[Any, Any], int]) -> Callable[[Any], ComparisonKey]:
+    return lambda obj: ComparisonKey(mycmp, obj)
+
+
+POLYFILLS: dict[Any, Callable[..., Any]] = {
+    itertools.chain: chain, itertools.chain.from_iterable: from_iterable, itertools.count: count, itertools.cycle: cycle, itertools.repeat: repeat,
+    itertools.accumulate: accumulate, itertools.islice: islice, itertools.starmap: starmap, itertools.takewhile: takewhile,
+    itertools.dropwhile: dropwhile, itertools.filterfalse: filterfalse, itertools.compress: compress, itertools.pairwise: pairwise,
+    itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
+    operator.itemgetter: itemgetter, operator.attrgetter: attrgetter, operator.methodcaller: methodcaller,
+}

@@ -1,0 +1,223 @@
+"""Rows for small libraries of Python: itertools and operator (by polyfills), functools, collections, heapq, typing, sys."""
+from __future__ import annotations
+
+import collections
+import functools
+import heapq
+import itertools
+import sys
+import typing
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture import polyfills
+from firesteel.capture.effects import DELETED, REPLAY
+from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
+from firesteel.capture.values.functions import CALLS, Args, FunctionValue, Handler, Kwargs
+from firesteel.capture.values.mappings import call_fromkeys
+from firesteel.capture.values.objects import ClassValue, InstanceDict, ObjectValue
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+
+def _inlined(fn: Any) -> Handler:
+    return lambda m, args, kwargs: m.constant_object(fn).call(m, args, kwargs)
+
+
+for _original, _fn in polyfills.POLYFILLS.items():
+    CALLS.add(_original, _inlined(_fn))
+
+
+def _arrangements(fn: Any) -> Handler:
+    """A finite arrangement of items: made at once."""
+    def arrange(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        settings = {name: m.known(value) for name, value in kwargs.items()}
+        if fn is itertools.product:
+            rows = fn(*[m.iterate(a) for a in args], **settings)
+        else:
+            rows = fn(m.iterate(args[0]), *map(m.known, args[1:]), **settings)
+        return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
+    return arrange
+
+
+for _fn in (itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement):
+    CALLS.add(_fn, _arrangements(_fn))
+
+
+@CALLS.row(itertools.tee)
+def call_tee(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    items = m.iterate(args[0])
+    count = m.known(args[1]) if len(args) > 1 else 2
+    return TupleValue([m.iterate_over(TupleValue(list(items))) for _ in range(count)])
+
+
+# -- functools ----------------------------------------------------------------------------------------------------------
+@CALLS.row(functools.update_wrapper)
+def call_update_wrapper(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Copies names and attributes of the wrapped function, what it lacks left out."""
+    given = dict(zip(("wrapper", "wrapped", "assigned", "updated"), args)) | kwargs
+    wrapper, wrapped = given["wrapper"], given["wrapped"]
+    names = m.known(given["assigned"]) if "assigned" in given else functools.WRAPPER_ASSIGNMENTS
+    for name in names:
+        try:
+            wrapper.setattr(m, name, m.finish_now(wrapped.getattr(m, name)))
+        except UserRaise as raised:
+            if not issubclass(raised.value.python_type(), AttributeError):
+                raise
+    for name, value in own_attributes(m, wrapped).items():
+        wrapper.setattr(m, name, value)
+    wrapper.setattr(m, "__wrapped__", wrapped)
+    return wrapper
+
+
+def own_attributes(m: Machine, fn: Value) -> dict[str, Value]:
+    """What is in a function's __dict__."""
+    if not isinstance(fn, FunctionValue):
+        return {}
+    real = {name: m.read_attribute(fn, name) for name in vars(fn.fn)} if fn.fn is not None else {}
+    stored = {name: value for name, value in m.effects.attributes(fn).items() if name not in functools.WRAPPER_ASSIGNMENTS}
+    return {name: value for name, value in {**real, **stored}.items() if value is not DELETED}
+
+
+# -- collections --------------------------------------------------------------------------------------------------------
+def refill(deque: collections.deque, items: list[Any]) -> None:
+    deque.clear()
+    deque.extend(items)
+
+
+REPLAY.add("refill", lambda e, target, data, name: f"{e.helper(refill)}({target}, {data[0]})")
+
+
+class DequeValue(ListValue):
+    """A collections.deque; a change of the user's fills it anew."""
+
+    cls = collections.deque
+
+    def __init__(self, items: list[Value], maxlen: int | None = None, source: Any = None, obj: Any = None):
+        super().__init__(items if maxlen is None else items[max(0, len(items) - maxlen):], source, obj)
+        self.maxlen = maxlen
+
+    def like(self, items: list[Value]) -> DequeValue:
+        return DequeValue(items, self.maxlen)
+
+    def make(self, items: list[Any]) -> Any:
+        return collections.deque(items, self.maxlen)
+
+    def change(self, m: Machine, items: list[Value], kind: str, *data: Value, left: bool = False) -> None:
+        if self.maxlen is not None:
+            items = items[:self.maxlen] if left else items[max(0, len(items) - self.maxlen):]
+        m.effects.change(self, "items", items)
+        m.effects.log("refill", self, ListValue(list(items)))
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return ConstValue(self.maxlen) if name == "maxlen" else super().getattr(m, name)
+
+    def _added(self) -> type:
+        return collections.deque
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.constant(collections.deque)}({super().rebuild(e)}, {self.maxlen})"
+
+
+@CALLS.row(collections.deque)
+def call_deque(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    given = dict(zip(("iterable", "maxlen"), args)) | kwargs
+    items = m.iterate(given["iterable"]) if "iterable" in given else []
+    return DequeValue(list(items), m.known(given.get("maxlen", NONE)))
+
+
+@METHODS.row((DequeValue, "append"))
+def deque_append(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, [*self.items, args[0]], "append")
+    return NONE
+
+
+@METHODS.row((DequeValue, "appendleft"))
+def deque_appendleft(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, [args[0], *self.items], "append", left=True)
+    return NONE
+
+
+@METHODS.row((DequeValue, "extendleft"))
+def deque_extendleft(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    self.change(m, [*m.iterate(args[0])[::-1], *self.items], "extend", left=True)
+    return NONE
+
+
+@METHODS.row((DequeValue, "popleft"))
+def deque_popleft(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    if not self.items:
+        raise m.raise_real(IndexError("pop from an empty deque"))
+    return list_pop(m, self, [ConstValue(0)], {})
+
+
+@METHODS.row((DequeValue, "rotate"))
+def deque_rotate(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    turned = collections.deque(self.items)
+    turned.rotate(m.known_index(args[0]) if args else 1)
+    self.change(m, list(turned), "assign")
+    return NONE
+
+
+@METHODS.row((DequeValue, "copy"))
+def deque_copy(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
+    return DequeValue(list(self.items), self.maxlen)
+
+
+@CALLS.row(collections._count_elements)
+def call_count_elements(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """What collections.Counter does with an iterable."""
+    for item in m.iterate(args[1]):
+        key = m.look(item)
+        before = m.finish_now(args[0].getattr(m, "get").call(m, [key, ConstValue(0)], {}))
+        args[0].setitem(m, key, m.binary("+", before, ConstValue(1)))
+    return NONE
+
+
+CALLS.add(dict.fromkeys, call_fromkeys)
+
+
+def _extremes(reverse: bool) -> Handler:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        given = dict(zip(("n", "iterable", "key"), args)) | kwargs
+        settings = {"key": given.get("key", NONE), "reverse": ConstValue(reverse)}
+        return ListValue(sorted_items(m, m.iterate(given["iterable"]), settings)[:m.known_index(given["n"])])
+    return call
+
+
+CALLS.add(heapq.nlargest, _extremes(True))
+CALLS.add(heapq.nsmallest, _extremes(False))
+
+
+# -- introspection ------------------------------------------------------------------------------------------------------
+@CALLS.row(dir)
+def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        raise Break("call", name="dir")
+    if isinstance(args[0], ObjectValue) and args[0].cls.__dir__ is object.__dir__:
+        own = [key.constant() for key, _ in InstanceDict(args[0]).know_all(m).values()]
+        return m.fresh(sorted({*dir(args[0].cls), *own}))
+    if isinstance(args[0], ClassValue) or args[0].is_constant():
+        return m.fresh(dir(args[0].constant()))
+    raise Break("call", name="dir")
+
+
+@CALLS.row(sys.exc_info)
+def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if m.handling is not NONE:
+        raise Break("call", name="sys.exc_info")
+    return TupleValue([NONE, NONE, NONE])
+
+
+@CALLS.row(typing.TypeVar)
+def call_typevar(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return m.constant_object(m.run_real(typing.TypeVar, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
+
+
+@CALLS.row(typing.cast)
+def call_cast(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return args[1] if len(args) > 1 else kwargs["val"]
