@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import enum
 import functools
 import inspect
 import logging
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from harness import capture, check
+
+import firesteel as fs
 
 
 class Settings:
@@ -231,3 +234,58 @@ def test_messages_are_replayed_in_order(caplog: pytest.LogCaptureFixture) -> Non
     assert [r.getMessage() for r in caplog.records] == ["shape (2,)", "once", "shape (2,)"]
     assert [str(w.message) for w in seen] == ["careful", "careful"]
     assert log == [0, 1]
+
+
+# -- odds and ends of attributes ----------------------------------------------------------------------------------------
+class Mode(enum.Enum):
+    ADD = "+"
+
+    def apply(self, x: torch.Tensor) -> tuple:
+        return self is Mode.ADD, x + 1
+
+    @property
+    def sign(self) -> int:
+        return 1
+
+
+def test_methods_of_enum_members_take_tensors() -> None:
+    def fn(x: torch.Tensor, mode: Mode) -> Any:
+        return mode.apply(x), mode.sign, mode.value
+
+    check(fn, torch.ones(2), Mode.ADD, fullgraph=True)
+
+
+def test_attributes_that_a_partial_has_not() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x + 1, hasattr(functools.partial(len), "__name__")
+
+    check(fn, torch.ones(2), fullgraph=True)
+
+
+def test_structures_of_torch_made_by_hand() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        pair = torch.return_types.max((x * 2, x))
+        return pair.values + pair[1]
+
+    check(fn, torch.ones(2), fullgraph=True)
+
+
+def test_annotations_of_a_base_class() -> None:
+    class Base:
+        width: int = 3
+
+    class Derived(Base):
+        pass
+
+    def fn(x: torch.Tensor, obj: Derived) -> Any:
+        return x + len(obj.__annotations__)
+
+    check(fn, torch.ones(2), Derived(), fullgraph=True)
+
+
+def test_tolist_as_symbols() -> None:
+    with fs.config.patch(capture_scalar_outputs=True):
+        compiled, backend = capture(lambda x, n: sum(x * i for i in n.tolist()), fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2), torch.tensor([2, 3])), torch.full((2,), 5.0))
+        assert torch.equal(compiled(torch.ones(2), torch.tensor([4, 3])), torch.full((2,), 7.0))
+        assert len(backend.graphs) == 1

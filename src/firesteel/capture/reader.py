@@ -74,6 +74,9 @@ class Reader:
         return LazyValue(obj, own_source(owner, name))
 
     def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
+        base = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        if hasattr(mro_lookup(type(cls), name), "__set__"):     # cls.__annotations__ is type's, an instance sees the class's
+            return builder.build(self, obj, Item(Attr(Fixed(base), "__dict__"), name))
         return builder.build(self, obj, Attr(Fixed(cls), name))
 
     def class_constant(self, cls: type, name: str, obj: Any) -> Value:

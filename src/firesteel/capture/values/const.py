@@ -92,6 +92,10 @@ class ConstValue(Value):
         return bool(self.value)
 
     def getattr(self, m: Machine, name: str) -> Value:
+        if isinstance(self.value, enum.Enum):       # its methods may take what is not known
+            attribute = m.class_attribute(type(self.value), name)
+            if attribute is not None:
+                return m.bind(attribute, self, type(self.value), name)
         found = run_for_program(m, getattr, self.value, name)
         if callable(found) and not isinstance(found, enum.Enum):
             return ConstMethod(self, name)

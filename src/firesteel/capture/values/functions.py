@@ -318,7 +318,7 @@ class PartialValue(Value):
             return TupleValue(self.args)
         if name == "keywords":
             return DictValue({k: (ConstValue(k), v) for k, v in self.kwargs.items()})
-        if not hasattr(self.cls, name) and not (self.obj is not None and hasattr(self.obj, name)):
+        if not any(name in vars(base) for base in self.cls.__mro__) and not (self.obj is not None and hasattr(self.obj, name)):
             raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         return super().getattr(m, name)
 

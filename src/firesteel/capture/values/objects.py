@@ -618,6 +618,8 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
         return new_exception(m, cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__init__ is object.__init__:
         return new_namedtuple(m, cls, args, kwargs)
+    if cls.__module__ == "torch.return_types" and len(args) == 1:
+        return NamedTupleValue(cls, m.iterate(args[0]))
     for special in INSTANTIATE.values():
         if (made := special(m, cls, args, kwargs)) is not None:
             return made
