@@ -8,11 +8,11 @@ import torch
 from native_nests import Runner, buffer, contiguous, layernorm, pointwise, reduction, run, softmax
 
 from firesteel.codegen.llvm import print_nest
-from firesteel.config import config
+from firesteel.codegen.target import host
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, Store, acc, axis, check_index, load, masked, zero
 from firesteel.loops.ops import S, literal, to
 from firesteel.runtime import threads
-from firesteel.sym.expr import const, make, symbol
+from firesteel.sym.expr import make, symbol
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -377,6 +377,15 @@ def test_a_float_symbol_and_a_size_as_value():
     r = Runner(*pointwise(lambda v: S.add(S.mul(v, to(f, "f32")), to(n, "f32")), contiguous("y", (n,)), contiguous("x", (n,))))
     r({"x": x, "y": y}, {"f0": 0.75, "s0": 30})
     near(y, x * 0.75 + 30)
+
+
+def test_a_size_in_f64_does_not_narrow_the_lanes():
+    n = symbol("s0")
+    nest, buffers = pointwise(lambda v: S.mul(v, to(S.recip(to(n, "f64")), "f32")), contiguous("y", (n,)), contiguous("x", (n,)))
+    assert f"<{host().lanes(4)} x float>" in print_nest(nest, buffers).text
+    x, y = randn(30), torch.empty(30)
+    run(nest, buffers, {"x": x, "y": y}, {"s0": 30})
+    near(y, x / 30)
 
 
 def test_a_hoisted_load_is_not_made_for_an_empty_loop():

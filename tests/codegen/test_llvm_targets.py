@@ -14,9 +14,9 @@ from firesteel.codegen.target import host
 from firesteel.loops.ops import S
 
 TARGETS = {
-    "AVX2": dict(vector_bytes=32, masks=False, variant="d"),
-    "no vector library": dict(vector_math=frozenset()),
-    "16 bytes": dict(vector_bytes=16, masks=False, variant="b", vector_math=frozenset(), fma=False),
+    "AVX2": {"vector_bytes": 32, "masks": False, "variant": "d"},
+    "no vector library": {"vector_math": frozenset()},
+    "16 bytes": {"vector_bytes": 16, "masks": False, "variant": "b", "vector_math": frozenset(), "fma": False},
 }
 
 

@@ -120,7 +120,7 @@ class _Linear:
         self.base: Size = 0
         self.irregular: dict[Expr, Size] = {}
 
-    def add(self, other: "_Linear", scale: Size) -> None:
+    def add(self, other: _Linear, scale: Size) -> None:
         for name, value in other.terms.items():
             self.terms[name] = add(self.terms.get(name, 0), mul(value, scale))
         for expr, value in other.irregular.items():

@@ -111,12 +111,16 @@ def _depends(root: Expr, axis: str) -> bool:
 
 
 def _element_bytes(nest: FlatNest) -> int:
-    """Of the widest float type that is computed with, else of the widest integer in memory; at least 4."""
+    """Of the widest float type that is computed with, else of the widest integer in memory; at least 4.  What is made of sizes
+    and constants is computed once, not in lanes."""
     floats, whole = [4], [4]
+    varying: set[Expr] = set()
     for phase in nest.phases:
         for node in topological(phase.roots()):
-            if node.dtype in FLOAT:
-                floats.append(BYTES[node.dtype])
-            elif node.op in ("at", "at_masked"):
-                whole.append(BYTES[node.dtype])
+            if node.op in ("at", "at_masked", "axis") or any(a in varying for a in node.args):
+                varying.add(node)
+                if node.dtype in FLOAT:
+                    floats.append(BYTES[node.dtype])
+                elif node.op in ("at", "at_masked"):
+                    whole.append(BYTES[node.dtype])
     return max(floats) if len(floats) > 1 else max(whole)

@@ -63,14 +63,14 @@ class Engine:
         """Object code of each (symbol, text), out of the disk cache where it is there."""
         cache = diskcache.kernels()
         keys = [_key(text) for _, text in texts]
-        found = [cache.get(k) for k in keys]
-        counters["native"]["cache_hits"] += sum(f is not None for f in found)
-        missing = [i for i, f in enumerate(found) if f is None]
+        found = {k: code for k in dict.fromkeys(keys) if (code := cache.get(k)) is not None}
+        missing = {k: text for k, (_, text) in zip(keys, texts) if k not in found}
+        counters["native"]["cache_hits"] += len(found)
         counters["native"]["compiled"] += len(missing)
-        for i, code in zip(missing, self._compile_all([texts[i][1] for i in missing]), strict=True):
-            found[i] = code
-            cache.put(keys[i], code)
-        return found
+        for key, code in zip(missing, self._compile_all(list(missing.values())), strict=True):
+            found[key] = code
+            cache.put(key, code)
+        return [found[k] for k in keys]
 
     def _compile_all(self, texts: list[str]) -> list[bytes]:
         workers = min(config.compile_threads, len(texts))
