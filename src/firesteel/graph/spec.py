@@ -175,8 +175,8 @@ def elementwise_strides(shape: Shape, operands: list[Spec]) -> Shape:
     dense in that order.
     """
     contiguous = contiguous_strides(shape)
-    if all(op.strides == contiguous and op.shape == shape for op in operands):
-        return contiguous
+    if all(op.strides == contiguous_strides(op.shape) for op in operands) and 0 not in shape:
+        return contiguous       # each operand puts its dimensions in this order, or says nothing of them
     if all(len(op.shape) == len(shape) and all(map(same, op.shape, shape)) for op in operands):
         strides = _same_shape_strides(shape, contiguous, operands)
         if strides is not None:
