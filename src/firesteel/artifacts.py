@@ -14,7 +14,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firesteel.config import config
 
@@ -130,6 +130,7 @@ class Explanation:
     break_reasons: list[BreakRecord]
     compile_times: dict[str, float]
     op_count: int
+    specializations: list[str] = field(default_factory=list)     # what the code was compiled for of the sizes and numbers, and why
 
     @property
     def graph_count(self) -> int:
@@ -143,6 +144,7 @@ class Explanation:
         lines = [f"{self.graph_count} graph(s), {self.op_count} calls captured, {self.graph_break_count} break(s)"]
         for number, record in enumerate(self.break_reasons, 1):
             lines += [f"break {number}: {record.reason}", f"  at {record.location}", f"  Hint: {record.hint}"]
+        lines += [f"specialised: {text}" for text in self.specializations]
         lines += [f"guard: {guard}" for guard in self.guards]
         lines += [f"time: {stage} {seconds * 1e3:.1f} ms" for stage, seconds in sorted(self.compile_times.items(), key=lambda row: -row[1])]
         return "\n".join(lines)

@@ -33,8 +33,8 @@ from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
-from firesteel.seams import compile_in_segments, has_seams
-from firesteel.sym.env import ShapeEnv
+from firesteel.seams import compile_in_segments, has_seams, results_gone_on_with
+from firesteel.sym.env import LateQuestion, ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
 
@@ -67,11 +67,13 @@ class Compilers:
 
 def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None,
                 inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
-                decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False) -> Callable:
-    """A captured graph as a callable(*inputs) -> tuple."""
+                decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False) -> Callable:
+    """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it goes on with, so
+    that a hook that the caller puts on one sees all of its gradient."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
-    if has_seams(gm):
-        return compile_in_segments(gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward))
+    cuts = results_gone_on_with(gm) if hookable_results else frozenset()
+    if cuts or has_seams(gm):
+        return compile_in_segments(gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
     return compile_program(functools.partial(interpret, gm), example_inputs, compilers, eager=gm.forward)
 
 
@@ -107,11 +109,21 @@ class Later:
     """A program met under a function transform, where nothing can be traced: compiled at its first call outside of one."""
 
     def __init__(self, program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable):
-        self.make = functools.cache(lambda: compile_program(program, example_inputs, compilers, eager))
+        self.make = functools.cache(lambda: _compile_late(program, example_inputs, compilers, eager))
         self.eager = eager
 
     def __call__(self, *inputs: Any) -> tuple:
         return tuple(self.eager(*inputs)) if runtime.is_transformed() else self.make()(*inputs)
+
+
+def _compile_late(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable) -> Callable:
+    """After the guards were made: where tracing needs an answer that they do not give, the program runs in eager."""
+    try:
+        return compile_program(program, example_inputs, compilers, eager)
+    except LateQuestion as question:
+        counters["aot"]["late_questions"] += 1
+        artifacts.log("aot", lambda: f"{question}")
+        return eager
 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
@@ -163,7 +175,12 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
 def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
-        return runtime.boxed_call(compilers.backward(bw, inputs))
+        try:
+            return runtime.boxed_call(compilers.backward(bw, inputs))
+        except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
+            counters["aot"]["late_questions"] += 1
+            artifacts.log("aot", lambda: f"backward: {question}")
+            return runtime.boxed_call(nop(bw, inputs))
 
 
 def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:

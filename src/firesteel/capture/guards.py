@@ -38,6 +38,9 @@ CoreState: Any = getattr(_core, "GlobalStateGuard", None)
 CoreTensors: Any = getattr(_core, "TensorGuards", None)
 
 
+RANGE = "range of"       # begins the reason of a bound that every symbol has
+
+
 @dataclass(frozen=True)
 class Guard:
     """One condition; `source` is None where it concerns no object (global state)."""
@@ -61,6 +64,18 @@ class Guard:
         """The source, of a guard that has one."""
         assert self.source is not None, self
         return self.source
+
+    def specialization(self) -> str:
+        """Which sizes or numbers the code is compiled for, and why; empty for guards on other things."""
+        if self.kind == "expr" and not self.data.why.startswith(RANGE):
+            because = [self.data.why, f"asked at {self.data.reason}" if self.data.reason else ""]
+            return ": ".join([self.data.text(lambda source: source.name), *filter(None, because)])
+        if self.kind == "equals" and type(self.data) in (int, float):
+            return f"{self.name} == {self.data!r}: a number is a constant until it changes"
+        if self.kind == "tensor" and any(size is not None for size in self.data.sizes):
+            shown = ", ".join("any" if size is None else str(size) for size in self.data.sizes)
+            return f"{self.name}.shape == ({shown}): sizes are constants until they change, or where they are marked as static"
+        return ""
 
     def __str__(self) -> str:
         return f"{self.kind}({self.name}{f', {self.data!r}' if self.data is not None else ''})"
@@ -192,6 +207,7 @@ class Question:
     expr: Any
     symbols: tuple[tuple[str, Source], ...]
     reason: str = ""        # the user's line that asked it
+    why: str = ""           # what the answer was needed for
 
     def text(self, load: Callable[[Source], str]) -> str:
         return python_text(self.expr, {symbol: load(source) for symbol, source in self.symbols})

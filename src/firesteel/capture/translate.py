@@ -190,6 +190,8 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Capture
         else:
             graph = None
     guard = build_guards(m.all_guards(), region.arg_names, list(e.sources))
+    if m.world.env is not None:
+        m.world.env.freeze()
     run = e.build("run", lines)
     broke = stop.sentence if stop is not None else ""
     m.release()

@@ -450,17 +450,18 @@ HANDLERS: dict[OpOverload, Way] = {
 
 # ---------------------------------------------------------------- operators without a rule
 
-def as_meta(value: Any) -> Any:
+def as_meta(value: Any, why: str = "") -> Any:
     """Arguments for torch's meta kernel; symbolic sizes are fixed to their hints by guards."""
     if isinstance(value, torch.Tensor):
         spec = value.spec if type(value) is AbstractTensor else spec_of(value)
-        return torch.empty_strided(tuple(map(fixed, spec.shape)), tuple(map(fixed, spec.strides)), dtype=spec.dtype, device="meta")
+        shape, strides = (tuple([fixed(s, why) for s in sizes]) for sizes in (spec.shape, spec.strides))
+        return torch.empty_strided(shape, strides, dtype=spec.dtype, device="meta")
     if isinstance(value, dict):
-        return {k: as_meta(v) for k, v in value.items()}
+        return {k: as_meta(v, why) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(as_meta(v) for v in value)
+        return type(value)(as_meta(v, why) for v in value)
     if type(value) in _SYMBOLIC:
-        return fixed(from_sym(value))
+        return fixed(from_sym(value), why)
     return torch.device("meta") if isinstance(value, torch.device) else value
 
 
@@ -505,11 +506,12 @@ def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
     if fake is not None:
         return fake_specs(fake, op, args, kwargs)
     counters["aot"]["meta_kernels"] += 1
-    if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in t.spec.shape):
+    if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in (*t.spec.shape, *t.spec.strides)):
         counters["aot"]["specialized_by_op"] += 1
-    device = _device_of(args, kwargs)
+        counters["aot"][f"specialized_by_op:{op}"] += 1
+    device, why = _device_of(args, kwargs), f"{op} has no rule for symbolic sizes"
     try:
-        results = op(*as_meta(args), **as_meta(kwargs))
+        results = op(*as_meta(args, why), **as_meta(kwargs, why))
     except NotImplementedError as error:
         raise NotImplementedError(f"no shape rule for {op}: add a row in graph/rules/ ({error})") from error
     return _specs_on(results, device)

@@ -126,9 +126,9 @@ def hint(size: Size) -> int:
     return current.env.hint(size) if type(size) is Expr else size
 
 
-def fixed(size: Size) -> int:
+def fixed(size: Size, why: str = "its value is needed as a number") -> int:
     """The size as a plain int; a symbol is specialised to its hint by a guard."""
-    return current.env.specialize(size) if type(size) is Expr else size
+    return current.env.specialize(size, why) if type(size) is Expr else size
 
 
 def product(sizes: Iterable[Size]) -> Size:

@@ -19,6 +19,7 @@ What always holds
 from __future__ import annotations
 
 import operator
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from firesteel.errors import InternalError
+from firesteel.errors import InternalError, Location
 from firesteel.graph.abstract import (
     HANDLERS,
     AbstractTensor,
@@ -54,6 +55,7 @@ from firesteel.sym.symint import from_sym, to_symint
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOTHING: dict[str, Any] = {}
+_TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom", "recompute", "region")
 
 
@@ -116,6 +118,12 @@ class TraceWorld(AbstractWorld):
         if meta["phase"] == "forward" and any(n.meta["phase"] == "backward" for n in node._input_nodes):
             meta["phase"] = "backward"      # made after the gradients, from them
         return node
+
+    def location(self) -> Location | None:
+        """The user's line that the node being interpreted came from."""
+        text = self.origin.meta.get("stack_trace") if self.origin is not None else None
+        lines = _TRACE_LINE.findall(text or "")
+        return Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
 
     def _bind(self, node: Node, value: Any) -> None:
         """Notes the unbacked symbols that this node is the first to give, and checks the conditions that can be checked now."""
@@ -375,11 +383,13 @@ def current_trace() -> TraceWorld:
 @contextmanager
 def tracing(world: TraceWorld) -> Iterator[None]:
     _active.worlds.append(world)
+    locate, world.env.locate = world.env.locate, world.location
     try:
         with torch.autograd.set_multithreading_enabled(False), world.active():
             yield
     finally:
         _active.worlds.pop()
+        world.env.locate = locate
 
 
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,

@@ -83,6 +83,10 @@ class Snapshot:
     asserts: list
 
 
+class LateQuestion(InternalError):
+    """An answer is needed that the compiled guards do not imply.  Who compiles late must do without it, or run the graph as it is."""
+
+
 class ShapeEnv:
     """Mutable: symbols and facts are added while a program is captured and traced."""
 
@@ -235,6 +239,7 @@ class ShapeEnv:
         simple = self.simplify(condition)
         if self.is_backed(simple):
             return self.decide(simple, why)
+        self._ensure_open(simple)
         self.asserts.append(Guard(simple, self.locate(), why))
         self._learn(simple)
         return True
@@ -293,12 +298,15 @@ class ShapeEnv:
     # ------------------------------------------------------------ facts
 
     def freeze(self) -> None:
-        """Its guards have been compiled: from now on a question that needs one more is an error of ours."""
+        """Its guards have been compiled: from now on a question that needs one more is a LateQuestion."""
         self.frozen = True
 
-    def _record(self, fact: Expr, why: str) -> None:
+    def _ensure_open(self, fact: Expr) -> None:
         if self.frozen:
-            raise InternalError(f"{fact} was asked after the guards had been made", self.locate())
+            raise LateQuestion(f"{fact} was asked after the guards had been made", self.locate())
+
+    def _record(self, fact: Expr, why: str) -> None:
+        self._ensure_open(fact)
         guard = Guard(fact, self.locate(), why)
         self._recorded.append(guard)
         before = self._replacements
