@@ -148,3 +148,10 @@ def test_inference_mode_in_and_around() -> None:
     assert ours.requires_grad and inside
     with torch.inference_mode():
         assert fs.compile(lambda a: a * 3)(x).is_inference()
+
+
+def test_masked_reductions_are_nodes() -> None:
+    compiled, backend = capture(lambda x, keep: torch.masked.sum(x, 1, mask=keep) + torch.masked.softmax(x, 0, mask=keep).nansum(), fullgraph=True)
+    x, keep = torch.randn(3, 4), torch.rand(3, 4) > 0.3
+    torch.testing.assert_close(compiled(x, keep), torch.masked.sum(x, 1, mask=keep) + torch.masked.softmax(x, 0, mask=keep).nansum())
+    assert backend.ops == 4

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Python functions that are one node each; what is not named here is inlined
 LEAF_MODULES = frozenset({"torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special",
-                          "torch.linalg", "torch.fft", "torch._VF"})
+                          "torch.linalg", "torch.fft", "torch._VF", "torch.masked._ops"})
 LEAF_FUNCTIONS = frozenset({torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min,
                             torch.sym_not})
 FUNCTIONAL = frozenset(id(f) for f in vars(torch.nn.functional).values() if callable(f) and not isinstance(f, type))
