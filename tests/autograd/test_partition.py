@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
+from firesteel.autograd import aot
 from firesteel.autograd.maxflow import SINK, SOURCE, Network
 from firesteel.autograd.partition import Roles, choose_saved, default_partition, min_cut_partition, saved_bytes
 
@@ -256,3 +257,17 @@ def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved():
     fw, bw = check(gm, matrices(2), matrices(1), 1, min_cut_partition)
     assert names(bw) == ["primals_1", "primals_2", "mm_1", "tangents_1"]
     assert targets(bw).count(aten.mm.default) == 3      # one of them computes `inner` again
+
+
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_saved_view_of_a_written_input_is_copied(partition):
+    def f(x):
+        row = x[:, 1]
+        row.sin_()
+        return row * 2
+
+    def gradient(fn):
+        leaf = torch.arange(6.0).view(2, 3).requires_grad_()
+        fn(leaf * 1.0).sum().backward()
+        return leaf.grad
+    torch.testing.assert_close(gradient(aot.function(f, aot.nop, partition_fn=partition)), gradient(f))

@@ -11,6 +11,7 @@ import torch
 
 from firesteel.capture import guards as G
 from firesteel.capture.guards import KINDS, GlobalState, Guard, GuardFunction, Question, TensorFacts, build_guards, state_guard
+from firesteel.capture.overlap import Overlap
 from firesteel.capture.source import Local, global_source
 from firesteel.sym import expr as E
 
@@ -82,6 +83,8 @@ CASES = [
     ("distinct", y, 3, [], ""),
     ("all_distinct", (x, y), 1000, [], ""),
     ("expr", Question(E.ge(E.symbol("s0"), 5), (("s0", x),), "model.py:7"), 5, [4, "a"], "x >= 5 does not hold any more (asked at model.py:7)"),
+    ("overlap", Overlap((x.item(0), x.item(1)), frozenset({(0, 1)})), [TENSOR[0], TENSOR], [[TENSOR[0], TENSOR[1]], [TENSOR, TENSOR.clone()]],
+     "which of x[0], x[1] share memory has changed; the code, which writes one of them, is for x[0] with x[1]"),
     ("state", GlobalState.now(), None, [], ""),
 ]
 

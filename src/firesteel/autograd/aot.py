@@ -284,7 +284,7 @@ def _example(value: Any) -> Any:
 def _kind(value: Any) -> Any:
     """What a compiled program depends on, of one input."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf
+        return value.shape, value.stride() if value.layout is torch.strided else value.layout, value.dtype, value.device, value.requires_grad, value.is_leaf
     try:
         hash(value)
     except TypeError:

@@ -316,6 +316,15 @@ def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
     return node
 
 
+def views_to(node: Node) -> list[Node]:
+    """The chain of views that ends with this node, the first one first."""
+    chain: list[Node] = []
+    while node.op == "call_function" and isinstance(node.args[0] if node.args else None, Node) and (node.target is operator.getitem or op_class(node) == "view"):
+        chain.append(node)
+        node = node.args[0]     # type: ignore[assignment]
+    return chain[::-1]
+
+
 class Copier:
     """Builds a graph from nodes of the joint graph; a node is copied just before its first reader, so that recomputed values
     live shortly."""
@@ -350,13 +359,19 @@ class Copier:
         return copy
 
     def kept(self, node: Node) -> Node:
-        """What the forward returns for a saved value: a copy, where the value is an input that will be overwritten."""
-        if not (node.op == "placeholder" and node.meta.get("mutated")) or is_size(node):
+        """What the forward returns for a saved value; where it lies in an input that will be overwritten, the same view of a copy."""
+        views = views_to(node)
+        base = views[0].all_input_nodes[0] if views else node
+        if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):
             return node
-        clone = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[node],), {})
-        clone.meta = {key: value for key, value in node.meta.items() if key != "mutated"}
-        self.copies[clone] = clone
-        return clone
+        copy = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[base],), {})
+        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"}
+        for view in views:
+            rest, options = map_arg((view.args[1:], view.kwargs), self.copies.__getitem__)
+            copy = append_call(self.graph, view.target, (copy, *rest), options)
+            copy.meta = dict(view.meta)
+        self.copies[copy] = copy
+        return copy
 
     def finish(self, results: Sequence[Any]) -> GraphModule:
         for node in results:

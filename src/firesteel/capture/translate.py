@@ -17,6 +17,7 @@ from firesteel.capture.breaks import Action, State, action_of, current_state, ex
 from firesteel.capture.emit import Emitter, graph_call
 from firesteel.capture.guards import GuardFunction, build_guards
 from firesteel.capture.machine import Machine
+from firesteel.capture.overlap import overlap_guards
 from firesteel.capture.record import Input
 from firesteel.capture.source import Local
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
@@ -189,7 +190,7 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Capture
             lines = graph_call(e, _compile_graph(region, graph, used), used)
         else:
             graph = None
-    guard = build_guards(m.all_guards(), region.arg_names, list(e.sources))
+    guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources))
     if m.world.env is not None:
         m.world.env.freeze()
     run = e.build("run", lines)

@@ -366,6 +366,7 @@ def _set_source(x: Spec, source: Spec, *rest: Any) -> Spec:
 
 RESHAPES = {
     aten.resize_.default: _resize,
+    aten.resize_as_.default: lambda x, template, *, memory_format=None: _resize(x, template.shape),
     aten.set_.source_Tensor: _set_source,
     aten.detach_.default: lambda x: x,
 }

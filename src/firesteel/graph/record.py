@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from firesteel.graph.abstract import HANDLERS, AbstractTensor, Way, call_rule, check_written, reshaped_spec, returned, set_spec
+from firesteel.graph.abstract import HANDLERS, AbstractTensor, Way, call_rule, check_written, reshaped_spec, returned, set_spec, to_spec
 from firesteel.graph.functional import Place, Step, parts, show, spec_of_node
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same
@@ -255,6 +255,11 @@ def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     spec = target.spec
     world.assign(target, world.emit(aten.full.default, list(spec.shape), _plain(value), dtype=spec.dtype, device=spec.device))
     return target
+
+
+@RECORDERS.row(aten.resize_as_.default)
+def _record_resize_as(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return _record_reshape(world, facts(aten.resize_.default), (args[0], list(to_spec(args[1]).shape)), {})
 
 
 @RECORDERS.row(aten.fill_.Tensor)

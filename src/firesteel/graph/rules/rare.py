@@ -1,4 +1,5 @@
-"""Rules of operators for which torch has no meta kernel: histograms, least squares, backwards of seldom used losses."""
+"""Rules of operators for which torch has no meta kernel, or one whose strides are not those of the CPU's kernel: linear algebra,
+histograms, Fourier transforms, bags of embeddings, backwards of seldom used losses."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,7 +7,8 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import DataAccess, rule
+from firesteel.graph.rules.base import DataAccess, rule, wrap_dim
+from firesteel.graph.rules.nn import suggested
 from firesteel.graph.sizes import less, product
 from firesteel.graph.spec import Spec, contiguous_strides, fresh
 from firesteel.sym.expr import Size
@@ -23,12 +25,36 @@ def like_second(grad: Spec, x: Spec, *rest: Any, **options: Any) -> Spec:
 
 # ---------------------------------------------------------------- linear algebra
 
+def _by_columns(x: Spec, shape: Sequence[Size], dtype: torch.dtype | None = None) -> Spec:
+    """A fresh batch of matrices stored by columns, as LAPACK does."""
+    *batch, rows, columns = shape
+    flat = contiguous_strides((*batch, columns, rows))
+    return Spec(tuple(shape), (*flat[:-2], flat[-1], flat[-2]), 0, dtype or x.dtype, x.device)
+
+
 @rule("geqrf")
 def geqrf(x: Spec) -> tuple[Spec, Spec]:
-    """The factors stored by columns, and one coefficient a reflection."""
+    """The factors, and one coefficient a reflection."""
     *batch, rows, columns = x.shape
-    strides = (*(s * rows * columns for s in contiguous_strides(tuple(batch))), 1, rows)
-    return fresh(x)._replace(strides=strides), _contiguous(x, (*batch, columns if less(columns, rows) else rows))
+    return _by_columns(x, x.shape), _contiguous(x, (*batch, columns if less(columns, rows) else rows))
+
+
+@rule("_linalg_svd")
+def svd(x: Spec, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> tuple[Spec, Spec, Spec]:
+    *batch, rows, columns = x.shape
+    count = columns if less(columns, rows) else rows
+    values = _contiguous(x, (*batch, count), torch.empty((), dtype=x.dtype).real.dtype)
+    if not compute_uv:
+        return _contiguous(x, (0,)), values, _contiguous(x, (0,))
+    right = (*batch, columns if full_matrices else count, columns)
+    left = _by_columns(x, (*batch, rows, rows if full_matrices else count))
+    return left, values, _contiguous(x, right) if x.device.type == "cuda" else _by_columns(x, right)
+
+
+@rule("linalg_eig")
+def eig(x: Spec) -> tuple[Spec, Spec]:
+    dtype = torch.complex64 if x.dtype in (torch.float32, torch.complex64) else torch.complex128
+    return _contiguous(x, x.shape[:-1], dtype), _by_columns(x, x.shape, dtype)
 
 
 @rule("linalg_lstsq")
@@ -77,3 +103,42 @@ def histogram_of_counts(x: Spec, bins: Sequence[int], **options: Any) -> Spec:
 @rule("_histogramdd_from_bin_tensors")
 def histogram_of_edges(x: Spec, bins: Sequence[Spec], **options: Any) -> Spec:
     return _contiguous(x, [product(edges.shape) - 1 for edges in bins])
+
+
+# ---------------------------------------------------------------- networks
+
+@rule("max_unpool2d")
+def max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> Spec:
+    return suggested(x, (*x.shape[:-2], *output_size))
+
+
+@rule("_embedding_bag _embedding_bag_forward_only")
+def embedding_bag(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq: bool = False, mode: int = 0, sparse: bool = False,
+                  per_sample_weights: Spec | None = None, include_last_offset: bool = False, padding_idx: int = -1) -> tuple[Spec, ...]:
+    """Results, which bag an index is in (left out where sums are taken straight from the rows), sizes of bags, places of maxima."""
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    straight = (mode == 0 and padding_idx < 0 and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+                and weight.strides[1] == 1 and (per_sample_weights is None or per_sample_weights.strides[0] == 1))
+    maxima = (bags, weight.shape[1]) if mode == 2 else (bags,)
+    return (_contiguous(weight, (bags, weight.shape[1])), _contiguous(indices, (0,) if straight else indices.shape),
+            _contiguous(indices, (bags,)), _contiguous(indices, maxima))
+
+
+# ---------------------------------------------------------------- Fourier transforms
+
+def _transformed(x: Spec, shape: Sequence[Size], dims: Sequence[int], dtype: torch.dtype) -> Spec:
+    """Batch dimensions in the order of their strides, then the transformed ones: so the CPU's library lays out its result."""
+    batch = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: -x.strides[d])
+    order = [*batch, *dims]
+    strides = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order))))
+    return Spec(tuple(shape), tuple(strides[d] for d in range(len(shape))), 0, dtype, x.device)
+
+
+@rule("_fft_c2r")
+def complex_to_real(x: Spec, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Spec:
+    """All dimensions but the last go from complex to complex first."""
+    dims = [wrap_dim(d, len(x.shape)) for d in dim]
+    if len(dims) > 1:
+        x = _transformed(x, x.shape, sorted(dims[:-1], key=lambda d: -x.strides[d]), x.dtype)
+    shape = [last_dim_size if d == dims[-1] else n for d, n in enumerate(x.shape)]
+    return _transformed(x, shape, dims[-1:], torch.empty((), dtype=x.dtype).real.dtype)

@@ -1,0 +1,67 @@
+"""Inputs that share memory, one of which is written: what a write to one shows in the others is part of the compiled program.
+
+In: the tensors that a graph reads, with what the capture did to them.  Out: at most one guard a shared storage, which says which of the
+tensors in it lie over one another.  What always holds: a program that writes no shared input has no such guard.
+
+    f(x[:5], x[4:9])        # writes its first argument: "a and b share memory"
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from firesteel.capture.guards import KINDS, RELATION, Guard, Kind, Writer
+from firesteel.capture.record import Input
+from firesteel.capture.source import Source
+
+Pairs = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Tensors by their sources, and the pairs of them that share memory."""
+    sources: tuple[Source, ...]
+    pairs: Pairs
+
+
+def overlap_guards(inputs: Sequence[Input]) -> Iterator[Guard]:
+    groups: dict[int, list[Input]] = {}
+    for i in inputs:
+        if isinstance(i.real, torch.Tensor) and i.source is not None and torch._C._has_storage(i.real):
+            groups.setdefault(i.real.untyped_storage()._cdata, []).append(i)
+    for group in groups.values():
+        if len(group) > 1 and any(i.abstract._version for i in group):
+            yield Guard(None, "overlap", Overlap(tuple(i.source for i in group), overlapping([i.real for i in group])))
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> Pairs:
+    """The pairs whose memory meets, taken as ranges from a tensor's first to its last element."""
+    spans = [_span(t) for t in tensors]
+    return frozenset((i, j) for j, (a, b) in enumerate(spans) for i, (c, d) in enumerate(spans[:j]) if a < d and c < b)
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    if not t.numel():
+        return 0, 0
+    start, size = t.data_ptr(), t.element_size()
+    return start, start + size * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))
+
+
+def _check(x: str, data: Overlap, w: Writer) -> str:
+    return f"{w.bind(overlapping, 'overlapping')}(({', '.join(map(w.load, data.sources))})) == {w.bind(data.pairs, 'pairs')}"
+
+
+def _sentence(name: str, data: Overlap, now: Any) -> str:
+    names = [source.name for source in data.sources]
+    shown = _names(data.pairs, lambda k: names[k])
+    return f"which of {', '.join(names)} share memory has changed; the code, which writes one of them, is for {shown or 'none'}"
+
+
+def _names(pairs: Pairs, name: Callable[[int], str]) -> str:
+    return ", ".join(f"{name(i)} with {name(j)}" for i, j in sorted(pairs))
+
+
+KINDS.add("overlap", Kind(RELATION, _check, _sentence, sources=lambda data: data.sources))
