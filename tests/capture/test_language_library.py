@@ -55,7 +55,7 @@ def test_dicts(x):
     default = d.setdefault("f", []), d.get("nope"), d.get("nope", 3)
     del d["c"]
     made = dict(zip("xy", [1, 2])), dict([("k", x)]), dict.fromkeys("ab", 0), {v: k for k, v in {"p": 1}.items()}
-    return (d, e, popped, default, made, list(d.keys()), list(d.items()), list(d.values()), "a" in d, len(d), list(reversed(d)),
+    return (x + 1, d, e, popped, default, made, list(d.keys()), list(d.items()), list(d.values()), "a" in d, len(d), list(reversed(d)),
             d.keys() & {"a"}, {"a": 1} == {"a": 1}, sorted(d), max(d), [*d])
 
 
@@ -223,7 +223,7 @@ class Box:
 @one
 def test_text(x):
     s = "Hello, World"
-    return (s.upper(), s.split(", "), s.replace("l", "L"), s[::-1], s.find("W"), s.startswith(("He", "x")), "-".join(["a", "b"]), s.strip("Hd"),
+    return (x + 1, s.upper(), s.split(", "), s.replace("l", "L"), s[::-1], s.find("W"), s.startswith(("He", "x")), "-".join(["a", "b"]), s.strip("Hd"),
             "a" in s, len(s), "%s is %d and %.2f" % ("pi", 3, 3.14159), "{} {0!r:>5}".format("a") if False else "{0!r:>5} {k:03d}".format("a", k=7),
             f"{3.14159:.2f} {s!r:>20} {10:#x} {'nested':{'<'}{10}} {1_000:,}", s.lower().title().swapcase(), "a,b,,c".partition(","), s.encode()[:3],
             "x" * 3, "ab" < "b", sorted("bca"), "12".zfill(5), "12".isdigit(), s.casefold().count("l"), f"{x.shape} {x.dtype} {x.dim()=}",

@@ -444,7 +444,7 @@ def test_introspection(x):
     setattr(v, "extra", 3)
     has = hasattr(v, "extra")
     delattr(v, "extra")
-    return (has, hasattr(v, "extra"), getattr(v, "extra", x), type(v) is Vector, type(v).__name__, callable(v), callable(3), callable(len),
+    return (x + 1, has, hasattr(v, "extra"), getattr(v, "extra", x), type(v) is Vector, type(v).__name__, callable(v), callable(3), callable(len),
             isinstance(v, (int, Vector)), issubclass(Vector, object), sorted(vars(v)), v.__class__.__name__, "parts" in dir(v), v is v,
             isinstance(x, torch.Tensor), Vector.__len__(v), type(x).__name__, isinstance(3, int | str), v.__dict__.keys() == {"parts"})
 

@@ -20,7 +20,7 @@ from firesteel.capture.code import Instr
 from firesteel.capture.emit import WRITERS, Emitter
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.opcodes import call_parts
-from firesteel.capture.resume import RUNNING, SUSPENDED, UNSTARTED
+from firesteel.capture.resume import HANDLED_AGAIN, RUNNING, SUSPENDED, UNSTARTED
 from firesteel.capture.suspended import shell, suspend
 from firesteel.capture.values.base import LASTI, NULL, HandledValue, Value
 from firesteel.capture.values.generators import GeneratorValue
@@ -306,8 +306,8 @@ def written_values(e: Emitter, f: Frame, live: frozenset[str], stack: list[Value
     slots = tuple(name for name in f.slots if name in live)
     values = [e.expr(f.slots[name]) for name in slots]
     kinds = []
-    for item in stack:
-        kind, texts = stack_item(e, item)
+    for n, item in enumerate(stack):
+        kind, texts = (HANDLED_AGAIN, []) if is_handled(item) and any(item is below for below in stack[:n]) else stack_item(e, item)
         kinds.append(kind)
         values += texts
     return slots, kinds, values
@@ -352,11 +352,17 @@ def live_in_handler(f: Frame) -> frozenset[str]:
     return live_slots(f.code, handler.target.index) if handler is not None else frozenset()
 
 
+def is_handled(item: Value) -> bool:
+    return isinstance(item, HandledValue) and not item.over
+
+
 def stack_item(e: Emitter, item: Value) -> tuple[str, list[str]]:
     if item is NULL:
         return NULL_SLOT, []
     if item is LASTI:
         return LASTI_SLOT, []
+    if isinstance(item, HandledValue) and item.over:       # nothing reads it any more
+        return VALUE, ["None"]
     if isinstance(item, HandledValue):
         return HANDLED, [e.expr(item.previous), e.expr(item.current)]
     return VALUE, [e.expr(item)]

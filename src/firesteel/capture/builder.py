@@ -26,7 +26,7 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture import marks, polyfills
 from firesteel.capture.guards import Guard, Question, TensorFacts
-from firesteel.capture.resume import HANDLED, VALUE
+from firesteel.capture.resume import HANDLED, HANDLED_AGAIN, VALUE
 from firesteel.capture.resume import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
@@ -451,8 +451,16 @@ def as_cell(m: Machine, value: Value) -> Value:
     return m.cell(obj, value.source) if isinstance(obj, types.CellType) else value
 
 
+def stack_values(m: Machine, kinds: tuple[str, ...], given: Iterator[Value]) -> list[Value]:
+    """The stack of a suspended frame."""
+    stack: list[Value] = []
+    for kind in kinds:
+        again = kind == HANDLED_AGAIN
+        stack.append(next(item for item in reversed(stack) if isinstance(item, HandledValue)) if again else stack_value(m, kind, given))
+    return stack
+
+
 def stack_value(m: Machine, kind: str, given: Iterator[Value]) -> Value:
-    """One item on the stack of a suspended frame."""
     if kind == VALUE:
         return m.look(as_cell(m, next(given)))
     if kind == HANDLED:
@@ -478,7 +486,7 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
     given = iter([m.lazy(value, Item(Call(generator.source, values_of), n)) for n, value in enumerate(values)])
     slots = {name: as_cell(m, next(given)) for name in spec.slots}
     frame = m.new_frame(spec.code, spec.scope, slots, spec.index)
-    frame.stack = [*(stack_value(m, kind, given) for kind in spec.stack), NONE]
+    frame.stack = [*stack_values(m, spec.stack, given), NONE]
     frame.generator = generator
     return frame
 

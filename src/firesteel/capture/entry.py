@@ -26,7 +26,7 @@ import torch
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
 from firesteel.capture.breaks import VALUE, Spec, input_names
-from firesteel.capture.builder import as_cell, build, stack_value
+from firesteel.capture.builder import as_cell, build, stack_values
 from firesteel.capture.code import program
 from firesteel.capture.guards import GuardFunction
 from firesteel.capture.machine import Frame, Machine
@@ -220,7 +220,7 @@ class Continuation(Region):
             f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
             for name in frame_spec.slots:
                 f.slots[name] = as_cell(m, next(given))
-            f.stack = [stack_value(m, kind, given) for kind in frame_spec.stack]
+            f.stack = stack_values(m, frame_spec.stack, given)
             m.handling = next((item.current for item in reversed(f.stack) if isinstance(item, HandledValue)), m.handling)
             f.returns = {"push": None, "discard": m.DISCARD}.get(frame_spec.returns, frame_spec.returns)
             if f.returns == "made":

@@ -545,7 +545,9 @@ def op_push_exc_info(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("POP_EXCEPT")
 def op_pop_except(m: Machine, f: Frame, i: Instr) -> None:
-    m.handling = f.stack.pop().previous
+    handled = f.stack.pop()
+    m.effects.change(handled, "over", True)
+    m.handling = handled.previous
 
 
 @OPCODES.row("CHECK_EXC_MATCH")

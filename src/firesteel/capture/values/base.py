@@ -174,6 +174,7 @@ class HandledValue(Value):
 
     def __init__(self, previous: Value, current: Value):
         self.previous, self.current = previous, current
+        self.over = False       # has POP_EXCEPT taken (a copy of) it?
 
 
 class LazyValue(Value):

@@ -8,6 +8,7 @@ callable itself; other builtins are executed if their arguments are known, and b
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -50,6 +51,7 @@ IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
 
 
+RECURSIVE_REPR = dataclasses._recursive_repr(repr).__code__       # keeps a set of ids against endless recursion
 SINGLE_DISPATCH = functools.singledispatch(lambda value: value).__code__     # of the wrapper that looks for the implementation
 
 
@@ -151,6 +153,8 @@ class FunctionValue(Value):
         self.use(m)
         if self.fn is not None:
             check_marks(self.fn, args)
+            if self.code is RECURSIVE_REPR:
+                return m.constant_object(self.fn.__wrapped__).call(m, args, kwargs)
             if self.code is SINGLE_DISPATCH and args:
                 return m.constant_object(self.fn.dispatch(args[0].python_type())).call(m, args, kwargs)
             if getattr(self.fn, marks.CONSTANT, False):
@@ -318,9 +322,15 @@ class PartialValue(Value):
             return TupleValue(self.args)
         if name == "keywords":
             return DictValue({k: (ConstValue(k), v) for k, v in self.kwargs.items()})
+        written = m.effects.written(self, name)
+        if written is not None and written is not DELETED:
+            return written
         if not any(name in vars(base) for base in self.cls.__mro__) and not (self.obj is not None and hasattr(self.obj, name)):
             raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         return super().getattr(m, name)
+
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
+        m.effects.store_attr(self, name, value)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         looked = {k: m.look(v) for k, v in self.kwargs.items()}
@@ -328,7 +338,10 @@ class PartialValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         parts = [e.expr(self.fn), *map(e.expr, self.args), *(f"**{{{k!r}: {e.expr(v)}}}" for k, v in self.kwargs.items())]
-        return f"{e.constant(self.cls)}({', '.join(parts)})"
+        name = e.write_as(self, e.assign(f"{e.constant(self.cls)}({', '.join(parts)})"))
+        for attribute, value in e.m.effects.attributes(self).items():
+            e.line(f"{name}.{attribute} = {e.expr(value)}")
+        return name
 
 
 class BuiltinValue(Value):
@@ -388,8 +401,8 @@ def is_pure(fn: Any) -> bool:
     home = getattr(fn, "__module__", None)
     if home == "builtins":
         return fn.__name__ not in IMPURE_BUILTINS
-    owner = getattr(fn, "__objclass__", None) or getattr(fn, "__self__", None)      # str.upper, str.maketrans
-    return home in PURE_MODULES or isinstance(owner, type) and owner in PURE_CLASSES
+    owner = getattr(fn, "__objclass__", None) or getattr(fn, "__self__", None)      # str.upper
+    return home in PURE_MODULES or isinstance(owner, type) and owner in PURE_CLASSES or fn is str.maketrans
 
 
 class BoundBuiltin(Value):

@@ -248,6 +248,11 @@ class DictView(Container):
             return self.owner.contains(m, item)
         return boolean(any(m.equal(m.look(mine), item) for mine in self.iterate(m)))
 
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        if self.kind == "values" or not isinstance(other, (DictView, SetValue)):
+            return super().compare(m, op, other)
+        return SetValue.of(m, self.iterate(m)).compare(m, op, SetValue.of(m, m.iterate(other)))
+
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, m.iterate(other)), reflected)
 
