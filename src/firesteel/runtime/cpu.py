@@ -116,9 +116,17 @@ class Engine:
             return [self.addresses[symbol] for symbol, _ in texts]
 
 
-@functools.cache
+_engines: list[Engine] = []
+_engine_lock = threading.Lock()
+
+
 def engine() -> Engine:
-    return Engine()
+    """The engine, made at the first call.  Never two: the code of one that is dropped would be freed under its kernels."""
+    if not _engines:
+        with _engine_lock:
+            if not _engines:
+                _engines.append(Engine())
+    return _engines[0]
 
 
 _local = threading.local()
