@@ -29,6 +29,7 @@ from firesteel.capture.breaks import VALUE, Spec, input_names
 from firesteel.capture.builder import as_cell, build, stack_values
 from firesteel.capture.code import program
 from firesteel.capture.guards import GuardFunction
+from firesteel.capture.limits import advice
 from firesteel.capture.machine import Frame, Machine
 from firesteel.capture.policy import Policy
 from firesteel.capture.resume import resume_function
@@ -69,6 +70,7 @@ class Region:
         self.policy = Policy(root.dynamic)
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
+        self._general = False           # the variant at the recompile limit is made
 
     def start(self, m: Machine, values: list[Value]) -> Value | None:
         """Puts the first frames on the machine; or the result, where it is known at once."""
@@ -124,15 +126,19 @@ class Region:
         if self.root.fullgraph:
             raise RecompileLimitExceeded(f"{self.name} has {len(self.entries)} variants already; the next is asked for because {why}",
                                          hint="Keep what the guard names unchanged, or raise fs.config.recompile_limit.")
-        self._warn(why)
-        return True
+        return self._at_limit(inputs)
 
-    def _warn(self, why: str) -> None:
-        counters["recompile_limit"][self.name] += 1
+    def _at_limit(self, inputs: tuple[Any, ...]) -> bool:
+        """Is this call to run eagerly?  No, if one more variant, with symbols for what varied, serves it."""
+        guards = [guard for entry in self.entries for guard in entry.guard.guards]
+        general = not self._general and self.policy.settle(guards, dict(zip(self.arg_names, inputs)))
         if not self._warned:
             self._warned = True
-            logger.warning("%s has %d compiled variants (fs.config.recompile_limit) and runs eagerly for other inputs: %s. "
-                           "Keep that unchanged between calls, mark it dynamic, or raise the limit.", self.name, len(self.entries), why)
+            logger.warning("%s has %d compiled variants (fs.config.recompile_limit); %s: %s", self.name, len(self.entries),
+                           "one more is made, dynamic in what varied" if general else "other inputs run eagerly", advice(self.entries, inputs))
+        self._general = self._general or general
+        counters["recompile_limit"][f"{self.name}: {'made dynamic' if general else 'eager'}"] += 1
+        return not general
 
     def why(self, inputs: tuple[Any, ...]) -> str:
         """What keeps these inputs from the latest Entry."""

@@ -403,6 +403,11 @@ class GuardFunction:
             return _tensor_failure(self.guards, arguments)
         return ""
 
+    def failing(self, args: Sequence[Any]) -> Guard | None:
+        """The first guard that fails on these arguments."""
+        arguments = dict(zip(self.arg_names, args, strict=True))
+        return next((guard for n, guard in enumerate(self.guards) if self._failure(n, guard, arguments)), None)
+
     def _failure(self, n: int, guard: Guard, arguments: Mapping[str, Any]) -> str:
         """Why this one fails, or an empty string; each guard is compiled alone when first asked."""
         try:

@@ -30,6 +30,7 @@ class Policy:
         self._sizes: dict[Source, set[int]] = {}
         self._strides: dict[Source, set[int]] = {}
         self._numbers: set[Source] = set()
+        self._settled = False       # at the limit: what varied is a symbol whatever the settings say
 
     # -- asked while capturing -------------------------------------------------------------------------------------
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
@@ -42,6 +43,8 @@ class Policy:
         return self._strides.get(source, set())
 
     def number_is_symbol(self, source: Source, number: int | float) -> bool:
+        if self._settled and source in self._numbers:
+            return True
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
             return False
         return source in self._numbers or (self.dynamic is True and type(number) is int and number not in (0, 1) and is_argument(source))
@@ -49,8 +52,22 @@ class Policy:
     # -- told when a guard fails -----------------------------------------------------------------------------------
     def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
         """Looks for sizes and numbers that differ from what an Entry was made for."""
-        if self.dynamic is False or not config.automatic_dynamic_shapes:
-            return
+        if self.dynamic is not False and config.automatic_dynamic_shapes:
+            self._learn(guards, arguments)
+
+    def settle(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> bool:
+        """At the limit: learns past the settings (but not past dynamic=False).  Did that teach anything?"""
+        if self.dynamic is False:
+            return False
+        before, settled = self._known(), self._settled
+        self._settled = True
+        self._learn(guards, arguments)
+        return self._known() != before or bool(self._numbers) and not settled and (config.specialize_int or config.specialize_float)
+
+    def _known(self) -> tuple[Any, ...]:
+        return {s: set(d) for s, d in self._sizes.items()}, {s: set(d) for s, d in self._strides.items()}, set(self._numbers)
+
+    def _learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
         for guard in guards:
             if guard.kind == "tensor":
                 self._learn_sizes(guard, arguments)

@@ -1,0 +1,69 @@
+"""At the recompile limit: one warning with the guard, the values and the change; a dynamic variant where that helps; eager calls are counted."""
+import logging
+
+import pytest
+import torch
+from firesteel.artifacts import counters
+from firesteel.config import config
+from firesteel.errors import RecompileLimitExceeded
+from harness import capture, same
+
+
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if "recompile_limit" in r.getMessage()]
+
+
+def counted(kind):
+    return sum(n for name, n in counters["recompile_limit"].items() if name.endswith(kind))
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    counters["recompile_limit"].clear()
+
+
+def test_the_warning_names_guard_values_and_change(caplog):
+    def f(x, name):
+        return x + len(name)
+
+    compiled, backend = capture(f)
+    with config.patch(recompile_limit=2), caplog.at_level(logging.WARNING, "firesteel"):
+        for n in range(6):
+            same(compiled(torch.ones(2), "a" * n), f(torch.ones(2), "a" * n))
+    assert len(backend.graphs) == 2
+    (text,) = warnings_of(caplog)
+    assert "name is 'aa'" in text and "'a'" in text and "''" in text and "Keep it constant" in text and "eagerly" in text
+    assert counted("eager") == 4
+
+
+@pytest.mark.parametrize("vary", ["size", "int", "float"])
+def test_what_varied_becomes_dynamic_at_the_limit(vary, caplog):
+    def f(x, k):
+        return x * k + x.shape[0]
+
+    calls = [(torch.ones(3 + n if vary == "size" else 3), {"int": n + 2, "float": n + 0.5}.get(vary, 2)) for n in range(8)]
+    compiled, backend = capture(f)
+    with config.patch(recompile_limit=3, automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True), \
+            caplog.at_level(logging.WARNING, "firesteel"):
+        for x, k in calls:
+            same(compiled(x, k), f(x, k))
+    assert len(backend.graphs) == 4
+    assert counted("made dynamic") == 1 and counted("eager") == 0
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_dynamic_false_is_respected(caplog):
+    compiled, backend = capture(lambda x: x + 1, dynamic=False)
+    with config.patch(recompile_limit=2):
+        for n in range(2, 8):
+            same(compiled(torch.ones(n)), torch.full((n,), 2.0))
+    assert len(backend.graphs) == 2
+    assert counted("eager") == 4
+    assert "mark_dynamic" in warnings_of(caplog)[0]
+
+
+def test_fullgraph_raises_at_the_limit():
+    compiled, _ = capture(lambda x, s: x + len(s), fullgraph=True)
+    with config.patch(recompile_limit=1), pytest.raises(RecompileLimitExceeded, match="s is 'bb'"):
+        compiled(torch.ones(2), "a")
+        compiled(torch.ones(2), "bb")
