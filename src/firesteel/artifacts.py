@@ -47,7 +47,7 @@ _times: collections.Counter = collections.Counter()     # stage -> seconds, own 
 _runs: collections.Counter = collections.Counter()      # stage -> number of runs
 _open = threading.local()                               # .stack: list of [child seconds]
 _enabled_logs: set[str] = set()
-_dumped = collections.Counter()
+_dumped: collections.Counter = collections.Counter()
 
 
 @contextlib.contextmanager

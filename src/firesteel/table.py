@@ -14,7 +14,7 @@ file in which to write one.  Tests iterate over the tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
@@ -31,20 +31,20 @@ class MissingRow(KeyError):
         return self.text
 
 
-class Table(Mapping[Hashable, V], Generic[V]):
+class Table(Mapping[Any, V], Generic[V]):     # keys are strings, operators, classes: what is hashable
     """A mapping of rows, each added once."""
 
     def __init__(self, name: str, home: str):
         self.name, self.home = name, home
-        self._rows: dict[Hashable, V] = {}
+        self._rows: dict[Any, V] = {}
 
-    def add(self, key: Hashable, value: V) -> V:
+    def add(self, key: Any, value: V) -> V:
         if key in self._rows:
             raise ValueError(f"{self.name} table: a row for {key!r} is there already")
         self._rows[key] = value
         return value
 
-    def row(self, *keys: Hashable) -> Callable[[V], V]:
+    def row(self, *keys: Any) -> Callable[[V], V]:
         """Decorator: the decorated object is the row of each key."""
         def register(value: V) -> V:
             for key in keys:
@@ -52,7 +52,7 @@ class Table(Mapping[Hashable, V], Generic[V]):
             return value
         return register
 
-    def remove(self, key: Hashable) -> None:
+    def remove(self, key: Any) -> None:
         del self._rows[key]
 
     def get(self, key, default=None):
@@ -61,13 +61,13 @@ class Table(Mapping[Hashable, V], Generic[V]):
     def __contains__(self, key: object) -> bool:
         return key in self._rows
 
-    def __getitem__(self, key: Hashable) -> V:
+    def __getitem__(self, key: Any) -> V:
         try:
             return self._rows[key]
         except KeyError:
             raise MissingRow(self.name, key, self.home) from None
 
-    def __iter__(self) -> Iterator[Hashable]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
 
     def __len__(self) -> int:

@@ -7,9 +7,13 @@ Used to pick cheap division and narrow index types.  Sizes are ints or symbols; 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from firesteel.codegen.flat import FlatNest
 from firesteel.sym.expr import Expr, postorder
+
+_JOINED: dict[str, Callable[[Iterable[Any]], Any]] = {"add": sum, "mul": math.prod, "min": min, "max": max}
 
 
 class Bounds:
@@ -33,15 +37,15 @@ class Bounds:
             return extent - 1 if isinstance(extent, int) else math.inf
         if node.op not in ("add", "mul", "floordiv", "mod", "min", "max") or node.dtype != "i64":
             return None
-        parts = [self.of(a) for a in node.args]
-        if any(p is None for p in parts):
+        parts = [p for a in node.args if (p := self.of(a)) is not None]
+        if len(parts) < len(node.args):
             return None
         if node.op == "floordiv":
             divisor = node.args[1]
             return parts[0] // divisor.attr if divisor.op == "const" and divisor.attr > 0 and parts[0] != math.inf else parts[0]
         if node.op == "mod":
             return min(parts)
-        return {"add": sum, "mul": math.prod, "min": min, "max": max}[node.op](parts)
+        return _JOINED[node.op](parts)
 
     def natural(self, node: Expr) -> bool:
         """Are all its arguments never negative?"""

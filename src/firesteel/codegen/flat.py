@@ -11,8 +11,9 @@ In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, axis
 from firesteel.sym.expr import Expr, Size, as_size, const, make
@@ -80,7 +81,7 @@ def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[FlatNest, tuple[
 
 # ---------------------------------------------------------------- walking expressions
 
-def topological(roots: Iterable[Expr], seen: Mapping[Expr, object] | set = frozenset()) -> list[Expr]:
+def topological(roots: Iterable[Expr], seen: Container[Any] = frozenset()) -> list[Expr]:
     """Every node below the roots once, arguments first, without those in `seen` and what only they need.
 
     Iterative: a chain of fused operators may be deeper than Python's stack."""
@@ -292,7 +293,7 @@ def order_axes(nest: FlatNest) -> FlatNest:
         return nest
     accesses = addresses(nest)
     widest = max(accesses, key=lambda a: (len(a[1].terms), a[3]), default=None)
-    steps = [widest[1].coefficient(a.name) for a in nest.axes] if widest else []
+    steps: list[Any] = [widest[1].coefficient(a.name) for a in nest.axes] if widest else []
     if not steps or not all(isinstance(s, int) for s in steps):
         return nest
     # an axis that the widest access does not step along stays where it is relative to its outer neighbour
@@ -309,7 +310,7 @@ def merge_axes(nest: FlatNest) -> FlatNest:
     axes, gone = _merge_group(nest.axes, everywhere, raw_axes(nest.phases))
     phases = []
     for phase in nest.phases:
-        own, lost = phase.axes, {}
+        own, lost = phase.axes, {}      # type: ignore[var-annotated]  # as _merge_group's
         if len(own) > 1 and not any(r.op.startswith("arg") for r in phase.reduces):
             own, lost = _merge_group(own, [a for _, a, _, _ in addresses(phase)], raw_axes([phase]))
         gone |= lost

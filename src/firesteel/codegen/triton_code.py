@@ -12,8 +12,9 @@ check_index: an index out of range sets the error flag and is replaced by 0; loa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from firesteel.codegen.flat import Address, FlatNest, product, topological
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
@@ -78,7 +79,8 @@ class Intervals:
             return self._divided(node.op, *parts)
         if node.op == "mul":
             return self._folded(lambda a, b: _corners(a, b), parts)
-        return self._folded(self._RULES[node.op], parts) if len(parts) > 1 else self._RULES[node.op](*parts)
+        rule: Callable[..., tuple[float, float]] = self._RULES[node.op]
+        return self._folded(rule, parts) if len(parts) > 1 else rule(*parts)
 
     @staticmethod
     def _folded(rule, parts):
@@ -189,7 +191,8 @@ class Code:
     def axis(self, name: str) -> Val:
         found = self.memo.get(("axis", name))
         if found is None:
-            text, inner, extent, dims = self.memo[("split", name)]     # type: ignore[misc]
+            split: Any = self.memo[("split", name)]     # the one kind of row that is no Val
+            text, inner, extent, dims = split
             if inner != 1:
                 text = f"{text} // {self.size(inner)}"
             if extent is not None:

@@ -23,7 +23,7 @@ def call_name(target: Any) -> str:
     """add for aten.add.Tensor; getitem for operator.getitem."""
     name = _names.get(target)
     if name is None:
-        full = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
+        full: str = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
         name = _names[target] = full.strip("_") or "call"
     return name
 

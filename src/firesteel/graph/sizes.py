@@ -123,12 +123,12 @@ def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: s
 
 def hint(size: Size) -> int:
     """The size in the example call; no guard."""
-    return current.env.hint(size) if type(size) is Expr else size
+    return current.env.hint(size) if type(size) is Expr else size      # type: ignore[return-value]  # an int: nothing derives from Expr
 
 
 def fixed(size: Size, why: str = "its value is needed as a number") -> int:
     """The size as a plain int; a symbol is specialised to its hint by a guard."""
-    return current.env.specialize(size, why) if type(size) is Expr else size
+    return current.env.specialize(size, why) if type(size) is Expr else size       # type: ignore[return-value]  # an int, as above
 
 
 def product(sizes: Iterable[Size]) -> Size:

@@ -9,7 +9,7 @@ Equal Specs are equal values, so a rule that changes nothing returns its argumen
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -245,7 +245,8 @@ def spec_of(tensor: torch.Tensor) -> Spec:
     """The Spec of a real tensor."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise NotImplementedError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype} has no abstract form")
-    return Spec(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device)
+    offset: Any = tensor.storage_offset()       # torch says it may be a SymInt; a real tensor's is a number
+    return Spec(tuple(tensor.shape), tuple(tensor.stride()), offset, tensor.dtype, tensor.device)
 
 
 def device_of(device: torch.device | str | int | None, default: torch.device) -> torch.device:

@@ -137,9 +137,10 @@ def step_symbols(step: Nest | Extern, buffers: Mapping[str, Buffer]) -> tuple[st
     """Symbols whose values must be known before the step runs."""
     if isinstance(step, Extern):
         values = _numbers((*step.args, *step.kwargs.values()))
-        touched = [name for name in step.outputs if name in buffers] if step.out else []
+        touched = [name for name in step.outputs if name is not None and name in buffers] if step.out else []
     else:
-        values = [axis.extent for phase in (step, *step.phases) for axis in phase.axes] + list(nest_exprs(step))
+        axes = [*step.axes, *(axis for phase in step.phases for axis in phase.axes)]
+        values = [*(axis.extent for axis in axes), *nest_exprs(step)]
         touched = [name for name in (*reads(step), *writes(step)) if name in buffers]
     for name in touched:
         values += [*buffers[name].shape, *buffers[name].strides]

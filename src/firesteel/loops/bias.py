@@ -25,10 +25,11 @@ def separate_biases(program: Program) -> Program:
     if not any(isinstance(step, Extern) and step.target in ADDMM for step in program.steps):
         return program
     fixed = access.output_buffers(program).union(*[access.reads(step) for step in program.steps if isinstance(step, Extern)])
-    buffers, steps = dict(program.buffers), []
+    buffers = dict(program.buffers)
+    steps: list[Nest | Extern] = []
     for step in program.steps:
         bias = _bias(step, program.buffers, fixed)
-        steps += [step] if bias is None else _separated(step, bias, buffers)
+        steps += _separated(step, bias, buffers) if isinstance(step, Extern) and bias is not None else [step]
     return replace(program, buffers=buffers, steps=tuple(steps))
 
 
@@ -37,13 +38,13 @@ def _bias(step: Nest | Extern, buffers: dict[str, Buffer], fixed: set[str]) -> B
     if not isinstance(step, Extern) or step.target not in ADDMM or step.kwargs or len(step.args) != 3 or step.outputs[0] in fixed:
         return None
     view = step.args[0]
-    result, bias = buffers[step.outputs[0]], buffers[view.buffer]
+    result, bias = buffers[step.outputs[0]], buffers[view.buffer]      # type: ignore[index]  # a matrix product has a result
     whole = View(bias.name, bias.shape, bias.strides, bias.offset, bias.dtype)
     return bias if view == whole and bias.shape == result.shape[1:] and bias.dtype == result.dtype in ("f32", "f64") else None
 
 
 def _separated(step: Extern, bias: Buffer, buffers: dict[str, Buffer]) -> list[Nest | Extern]:
-    result = buffers[step.outputs[0]]
+    result = buffers[step.outputs[0]]       # type: ignore[index]  # as above
     name = f"{result.name}_mm"
     while name in buffers:
         name += "_"

@@ -116,12 +116,11 @@ class _Inliner:
                 use.broadcast |= not points <= {node.attr for node in access.walk(*index) if node.op == "axis"}
 
     def run(self) -> Program:
-        steps = []
+        steps: list[Nest | Extern] = []
         for step, loads in zip(self.program.steps, self.loaded):
-            if isinstance(step, Nest):
-                step = self._step(step, loads)
-            if step is not None:
-                steps.append(step)
+            new = self._step(step, loads) if isinstance(step, Nest) else step
+            if new is not None:
+                steps.append(new)
         buffers = {name: buffer for name, buffer in self.program.buffers.items() if name not in self.definitions}
         return replace(self.program, buffers=buffers, steps=tuple(steps))
 

@@ -158,7 +158,7 @@ class _Arena:
             at -= 1
             where, before = self.holes.pop(at)
             size += before
-        self.holes.insert(at, (where, size))
+        self.holes.insert(at, (where, size))        # type: ignore[arg-type]  # only symbolic places have Exprs as sizes
 
     def offsets(self) -> list[Size]:
         """Byte offset of each symbolic place, and of the end."""

@@ -341,7 +341,8 @@ def _launch(kernel: GpuKernel, one: Pass, own: Device, where: str, places: tuple
 
 def _scratch_places(kernel: GpuKernel) -> tuple[tuple[Size, ...], Size]:
     """(byte offset of each piece of scratch memory, bytes of all)"""
-    places, total = [], 0
+    places: list[Size] = []
+    total: Size = 0
     for dtype, count in kernel.scratch:
         places.append(total)
         total = total + (count * ITEMSIZE[dtype] + SCRATCH_ALIGNMENT - 1) // SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT

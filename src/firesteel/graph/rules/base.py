@@ -177,7 +177,7 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype:
                 zeros = promote(zeros, operand.dtype)
         elif operand is not None:
             numbers = promote(numbers, scalar_dtype(operand))
-    return _combine(dims, _combine(zeros, numbers))
+    return _combine(dims, _combine(zeros, numbers))     # type: ignore[return-value]  # there is an operand
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:

@@ -99,7 +99,7 @@ def dot(a: Spec, b: Spec) -> Spec:
 
 # ---------------------------------------------------------------- convolution
 
-def _pair(value: Sequence[Size] | Size, n: int) -> list[Size]:
+def _pair(value: Any, n: int) -> list[Size]:
     if not isinstance(value, (list, tuple)):
         return [value] * n
     return list(value) * n if len(value) == 1 else list(value)
@@ -176,7 +176,7 @@ def flash_attention_cpu(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_ca
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
-def flash_attention_cpu_backward(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, Spec, Spec]:
+def flash_attention_cpu_backward(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
     return tuple(Spec(x.shape, _transposed_heads(x.shape), 0, x.dtype, x.device) for x in (q, k, v))
 
 

@@ -211,7 +211,7 @@ def cdist_forward(a: Spec, b: Spec, p: float, mode: Any) -> Spec:
 
 # ---------------------------------------------------------------- pooling
 
-def _pair(value: Sequence[Size] | Size, n: int) -> list[Size]:
+def _pair(value: Any, n: int) -> list[Size]:
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * n if len(values) == 1 else values
 

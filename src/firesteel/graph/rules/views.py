@@ -73,7 +73,7 @@ def view(x: Spec, shape: Sequence[Size], strides: Sequence[Size] | None = None) 
     new = view_strides(x, shape)
     check(new is not None, "view size is not compatible with input tensor's size and stride "
           "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead.")
-    return _viewed(x, shape, new)
+    return _viewed(x, shape, new)      # type: ignore[arg-type]  # checked above
 
 
 @rule("_unsafe_view")
@@ -147,7 +147,8 @@ def expand(x: Spec, sizes: Sequence[Size], *, implicit: bool = False) -> Spec:
     missing = len(sizes) - len(x.shape)
     check(missing >= 0, f"expand: the number of sizes provided ({len(sizes)}) must be greater or equal to the number of dimensions "
           f"in the tensor ({len(x.shape)})")
-    shape, strides = list(sizes), [0] * len(sizes)
+    shape: list[Size] = list(sizes)
+    strides: list[Size] = [0] * len(sizes)
     for i in range(len(sizes) - 1, -1, -1):
         _expand_dim(x, i, i - missing, shape, strides)
     return _viewed(x, tuple(shape), tuple(strides))
@@ -301,7 +302,7 @@ def as_strided(x: Spec, shape: Sequence[Size], strides: Sequence[Size], offset: 
 def view_as_real(x: Spec) -> Spec:
     dtype = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}.get(x.dtype)
     check(dtype is not None, "view_as_real is only supported for complex tensors")
-    return Spec((*x.shape, 2), (*(s * 2 for s in x.strides), 1), x.offset * 2, dtype, x.device)
+    return Spec((*x.shape, 2), (*(s * 2 for s in x.strides), 1), x.offset * 2, dtype, x.device)     # type: ignore[arg-type]  # checked above
 
 
 @rule("view_as_complex")
@@ -309,7 +310,7 @@ def view_as_complex(x: Spec) -> Spec:
     dtype = {torch.float32: torch.complex64, torch.float64: torch.complex128, torch.float16: torch.complex32}.get(x.dtype)
     check(dtype is not None and bool(x.shape) and same(x.shape[-1], 2) and same(x.strides[-1], 1),
           "view_as_complex takes a floating tensor whose last dimension has size 2 and stride 1")
-    return Spec(x.shape[:-1], tuple(s // 2 for s in x.strides[:-1]), x.offset // 2, dtype, x.device)
+    return Spec(x.shape[:-1], tuple(s // 2 for s in x.strides[:-1]), x.offset // 2, dtype, x.device)     # type: ignore[arg-type]  # checked above
 
 
 @rule("_conj _neg_view")
