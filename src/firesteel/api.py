@@ -108,8 +108,8 @@ def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     """The same module with a compiled call: an object of a subclass that shares the original's attribute dictionary, so that
     state_dict keys, isinstance, train(), assignments and the original itself all stay one thing."""
-    original = getattr(module, "_firesteel_original", module)
-    compiled = object.__new__(_compiled_class(type(original)))
+    original: Any = getattr(module, "_firesteel_original", module)
+    compiled: Any = object.__new__(_compiled_class(type(original)))
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)

@@ -61,9 +61,10 @@ def bench(args: argparse.Namespace) -> int:
 def cache(args: argparse.Namespace) -> int:
     """Shows or clears the on-disk cache of compiled kernels: cache show, cache clear."""
     if args.target == "clear":
-        print(f"{diskcache.clear()} entries removed")
-        return 0
-    print(diskcache.show())
+        for suffix in diskcache.SUFFIXES:
+            diskcache.kernels(suffix).clear()
+    for suffix in diskcache.SUFFIXES:
+        print(f"{suffix:8} {diskcache.kernels(suffix).show()}")
     return 0
 
 
@@ -84,7 +85,7 @@ def _version(name: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    lines = "\n".join(f"  {name:8} {fn.__doc__.splitlines()[0]}" for name, fn in COMMANDS.items())
+    lines = "\n".join(f"  {name:8} {str(fn.__doc__).splitlines()[0]}" for name, fn in COMMANDS.items())
     parser = argparse.ArgumentParser(prog="firesteel", description="A compiler for PyTorch programs.\n\n" + lines,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=list(COMMANDS))

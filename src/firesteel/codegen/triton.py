@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 from dataclasses import dataclass
 
 from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatReduce, FlatStore, addresses, flatten, mul, product, rebuild, topological
@@ -83,7 +84,7 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _tiles(extent: Size, block: int) -> Size:
+def _tiles(extent: Size, block: Size) -> Size:
     return -(-extent // block) if isinstance(extent, int) else (extent + (block - 1)) // block
 
 
@@ -222,7 +223,8 @@ class _Printer:
     def slice_body(self, number: int | None, phase: FlatPhase | None, waiting: list[FlatPhase], places: dict) -> list[str]:
         """The function of one phase; `waiting` run before it, their stores in the first slice alone."""
         w = self.code()
-        block, slices = (1, 1) if number is None else (self.tiling.blocks[number], self._pieces(number, phase))
+        block: int = 1 if number is None else self.tiling.blocks[number]
+        slices: Size = 1 if number is None or phase is None else self._pieces(number, phase)
         w.line("pid = tl.program_id(0)")
         if slices != 1:
             w.line(f"cut = pid % {w.size(slices)}")
@@ -250,7 +252,7 @@ class _Printer:
             return _tiles(_extent(phase.axes), self.tiling.blocks[number])
         return self.tiling.slices[number]
 
-    def _keep(self, w: Code, r: FlatReduce, slices: int, places: dict) -> None:
+    def _keep(self, w: Code, r: FlatReduce, slices: Size, places: dict) -> None:
         """The accumulator of this slice into scratch memory."""
         dtype = accumulator_dtype(r.dtype)
         places[r.name] = (len(self.scratch), slices, r)
@@ -397,10 +399,10 @@ def _addresses_fit(nest: FlatNest, intervals: Intervals) -> bool:
 
 def _reach(address: Address, irregular: Sequence[Expr], intervals: Intervals) -> float:
     """A bound on the absolute value of the address and of each of its partial sums."""
-    parts = [(c, intervals.extents[n]) for n, c in address.terms]
+    parts: list[tuple[Any, Any]] = [(c, intervals.extents[n]) for n, c in address.terms]
     if not isinstance(address.base, int) or not all(isinstance(c, int) and isinstance(n, int) for c, n in parts):
         return float("inf")
-    total: float = abs(address.base) + sum(abs(c) * max(n - 1, 0) for c, n in parts)      # type: ignore[arg-type]
+    total: float = abs(address.base) + sum(abs(c) * max(n - 1, 0) for c, n in parts)
     for e, scale in zip(irregular, address.scales):
         if not isinstance(scale, int):
             return float("inf")

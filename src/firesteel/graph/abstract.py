@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._library import fake_impl, simple_registry
@@ -39,7 +39,7 @@ from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
 
 aten = torch.ops.aten
-_make = torch.Tensor._make_wrapper_subclass
+_make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass     # sizes are also Exprs, and numbers torch takes for them
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -53,7 +53,7 @@ class AbstractTensor(torch.Tensor):
     record: Any
     born: Any       # the graph node whose value this object is, while tracing
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl     # type: ignore[assignment]  # torch's own way to say "none"
 
     @classmethod
     def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
@@ -80,7 +80,7 @@ class AbstractTensor(torch.Tensor):
         return self.value
 
 
-def find_world(args: Any, kwargs: Any = None) -> AbstractWorld:
+def find_world(args: Any, kwargs: Any = None) -> AbstractWorld | None:
     """The world of the first abstract tensor among the arguments."""
     for a in args:
         if type(a) is AbstractTensor:
@@ -175,7 +175,7 @@ class AbstractWorld:
             wrapped.requires_grad_(True)
             if not tensor.is_leaf:      # a result of an operator, which may be written in place
                 with torch.enable_grad():
-                    wrapped = wrapped.clone()
+                    wrapped = cast(AbstractTensor, wrapped.clone())
         for mark in ("_is_param", "_is_buffer"):
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
@@ -192,7 +192,7 @@ class AbstractWorld:
                 found = (*found[:d], self.env.create_symbol(found[d], f"{source}.stride()[{d}]", LEAST_SIZE), *found[d + 1:])
         return spec._replace(shape=shape, strides=found)
 
-    def _size(self, size: int, source: str, kind: Any) -> Size:
+    def _size(self, size: Any, source: str, kind: Any) -> Size:
         """A symbol for a dynamic dimension.  Sizes 0 and 1 stay numbers, since they vanish and broadcast, but for a 1 that the user
         marked: then the program has to be right for other sizes too."""
         if kind == "unbacked":
@@ -231,7 +231,8 @@ def symbolic_strides(spec: Spec, shape: tuple[Size, ...]) -> tuple[Size, ...]:
     other stride is a constant."""
     order = sorted(range(len(shape)), key=lambda d: (spec.strides[d], -d))
     strides: list[Size] = list(spec.strides)
-    step, symbolic = 1, 1
+    step: Size = 1
+    symbolic: Size = 1
     for dim in order:
         if spec.strides[dim] == step:
             strides[dim] = symbolic
@@ -262,7 +263,7 @@ class AbstractMode(TorchDispatchMode):
 
 # ---------------------------------------------------------------- operators that are not pure
 
-Way = Callable[[AbstractWorld, Facts, tuple, dict[str, Any]], Any]
+Way = Callable[[Any, Facts, tuple, dict[str, Any]], Any]        # the first is the world whose way it is
 
 
 def _run_composite(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
@@ -282,7 +283,7 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 
 
 def _run_inplace(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    target = args[fact.writes[0]]
+    target = args[fact.writes[0]]       # type: ignore[index]  # a name only where the kind is "out"
     if fact.twin is not None:
         check_written(fact, target, call_rule(facts(fact.twin), args, kwargs))
     for place in fact.writes:
@@ -364,7 +365,7 @@ def _set_source(x: Spec, source: Spec, *rest: Any) -> Spec:
     return source
 
 
-RESHAPES = {
+RESHAPES: dict[OpOverload, Callable[..., Spec]] = {
     aten.resize_.default: _resize,
     aten.resize_as_.default: lambda x, template, *, memory_format=None: _resize(x, template.shape),
     aten.set_.source_Tensor: _set_source,

@@ -48,7 +48,7 @@ def single_operator(name: str) -> Callable[..., Any]:
         return lambda x, a, b, value=1: scaled(name, x, a, b, value)
     if name == "norm":
         return lambda x, ord=2, dtype=None: aten.linalg_vector_norm.default(x, ord, None, False, dtype=dtype)
-    packet = getattr(aten, name, None)
+    packet: Any = getattr(aten, name, None)
     if packet is None and name.endswith("_"):
         pure = getattr(aten, name[:-1])
         return lambda x, *rest, **more: aten.copy_.default(x, pure(x, *rest, **more))

@@ -70,6 +70,7 @@ def _read(op: OpOverload) -> Facts:
     writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     tags = op.tags
     rule, twin = RULES.get(op), None
+    kind: Kind
     if not writes:
         kind = "view" if any(r.alias_info is not None for r in schema.returns) else "pure"
     elif torch.Tag.inplace_view in tags:

@@ -40,6 +40,11 @@ def spec(node: Any) -> Spec | None:
     return value.spec if type(value) is AbstractTensor else None
 
 
+def arguments(node: Node) -> tuple[Any, ...]:
+    """What the operator's schema says they are; torch's type for them is a union of all that may be an argument of anything."""
+    return node.args
+
+
 def outputs_of(graph: Graph) -> set[Node]:
     return set(next(iter(reversed(graph.nodes))).all_input_nodes)
 
@@ -149,30 +154,30 @@ def _same_spec(node: Node) -> Node | None:
 
 @NOOPS.row(aten.permute.default)
 def _identity_permutation(node: Node) -> Node | None:
-    ndim = len(spec(node).shape)
-    return node.args[0] if [wrap_dim(d, ndim) for d in node.args[1]] == list(range(ndim)) else None
+    base, dims = arguments(node)
+    return base if [wrap_dim(d, len(dims)) for d in dims] == list(range(len(dims))) else None
 
 
 @NOOPS.row(aten.t.default)
 def _t_of_t(node: Node) -> Node | None:
-    inner = node.args[0]
+    inner = arguments(node)[0]
     return inner.args[0] if inner.op == "call_function" and inner.target is aten.t.default else None
 
 
 @NOOPS.row(aten.transpose.int)
 def _transpose_of_transpose(node: Node) -> Node | None:
-    inner = node.args[0]
-    if inner.op != "call_function" or inner.target is not aten.transpose.int:
+    inner, own = arguments(node)[0], spec(node)
+    if inner.op != "call_function" or inner.target is not aten.transpose.int or own is None:
         return None
-    ndim = len(spec(node).shape)
-    dims = [{wrap_dim(d, ndim) for d in n.args[1:]} for n in (node, inner)]
+    ndim = len(own.shape)
+    dims = [{wrap_dim(d, ndim) for d in arguments(n)[1:]} for n in (node, inner)]
     return inner.args[0] if dims[0] == dims[1] else None
 
 
 def _part_of_scatter(scatter: OpOverload) -> Callable[[Node], Node | None]:
     """Reading back the part that was just written gives what was written."""
     def test(node: Node) -> Node | None:
-        base = node.args[0]
+        base = arguments(node)[0]
         if base.op != "call_function" or base.target is not scatter or base.kwargs != node.kwargs:
             return _same_spec(node) if node.target is aten.slice.Tensor else None
         return base.args[1] if tuple(base.args[2:]) == tuple(node.args[1:]) else None
@@ -200,21 +205,24 @@ def fold_constants(graph: Graph) -> int:
 
 
 def _folded(graph: Graph, module: Any, node: Node) -> Node | None:
-    if node.target is aten.lift_fresh_copy.default and node.args[0].op == "get_attr":
-        tensor = getattr(module, node.args[0].target, None)
-        if isinstance(tensor, torch.Tensor) and tensor.ndim == 0 and type(tensor) is torch.Tensor:
-            return _full(graph, node, tensor.item(), spec(node))
-    if node.target is aten._to_copy.default and isinstance(node.args[0], Node) and node.args[0].target is aten.full.default:
-        value = node.args[0].args[1]
-        own = spec(node)
-        if own is not None and not own.shape and isinstance(value, (int, float, bool)) and own.dtype.is_floating_point:
-            return _full(graph, node, value, own) if spec(node.args[0]).dtype.is_floating_point is False or _exact(value, node.args[0]) else None
+    if node.target is not aten.lift_fresh_copy.default and node.target is not aten._to_copy.default:
+        return None
+    first, own = arguments(node)[0], spec(node)
+    if own is None or not isinstance(first, Node):
+        return None
+    if node.target is aten.lift_fresh_copy.default:
+        tensor = getattr(module, str(first.target), None) if first.op == "get_attr" else None
+        return _full(graph, node, tensor.item(), own) if type(tensor) is torch.Tensor and tensor.ndim == 0 else None
+    if first.target is aten.full.default and not own.shape and own.dtype.is_floating_point:
+        value, made = first.args[1], spec(first)
+        if isinstance(value, (int, float, bool)) and made is not None and (not made.dtype.is_floating_point or _exact(value, made.dtype)):
+            return _full(graph, node, value, own)
     return None
 
 
-def _exact(value: float, full: Node) -> bool:
+def _exact(value: float, dtype: torch.dtype) -> bool:
     """Does the narrower dtype of the first `full` hold the value exactly?  Else converting it directly would round less."""
-    return torch.full((), value, dtype=spec(full).dtype).item() == value
+    return torch.full((), value, dtype=dtype).item() == value
 
 
 def _full(graph: Graph, node: Node, value: Any, own: Spec) -> Node:

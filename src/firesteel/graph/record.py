@@ -109,7 +109,7 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
         return _record_decomposed(world, fact, args, kwargs)
     twin = facts(fact.twin)
     values = call_rule(twin, args, kwargs)
-    target = args[fact.writes[0]]
+    target = args[fact.writes[0]]       # type: ignore[index]  # a name only where the kind is "out"
     check_written(fact, target, values)
     nodes = tuple(world.to_node(a) for a in args)
     node_kwargs = {k: world.to_node(v) for k, v in kwargs.items()}
@@ -125,8 +125,8 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
 def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """An in-place operator whose twin has a decomposition: that is run, and its results are written."""
     with world._mode:
-        results = fact.twin(*args, **kwargs)
-    written = [args[p] for p in fact.writes]
+        results = fact.twin(*args, **kwargs)        # type: ignore[misc]  # the caller has seen that it has one
+    written: Any = [args[p] for p in fact.writes]       # type: ignore[index]  # places, as above
     if len(written) == 1 and isinstance(written[0], (list, tuple)):
         written = written[0]
     for target, result in zip(written, results if isinstance(results, (list, tuple)) else [results]):
@@ -137,13 +137,12 @@ def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
 
 def _assign_all(world: TraceWorld, fact: Facts, args: tuple, node: Node, results: Any) -> None:
     """Writes the results of a twin that gives several: a list for one written list, or one result a written argument."""
-    written = [args[p] for p in fact.writes]
+    written = [args[p] for p in fact.writes]        # type: ignore[index]  # places, as above
+    items: list[Any] = world._unpack(node, results)
     if len(written) == 1:
-        items = world._unpack(node, results)
         for target, item in zip(written[0], items):
             world.assign(target, item)
         return
-    items = world._unpack(node, results)
     for target, item, result in zip(written, items, results):
         if isinstance(result, (list, tuple)):
             for t, value in zip(target, result):

@@ -30,7 +30,7 @@ def sizes_in(value: Any) -> list[Expr]:
     return [size] if type(size) is Expr else []
 
 
-SIZE_FUNCTIONS = {
+SIZE_FUNCTIONS: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "floordiv": operator.floordiv,
     "mod": operator.mod, "truediv": operator.truediv, "pow": operator.pow, "abs": operator.abs, "min": torch.sym_min,
     "max": torch.sym_max, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,

@@ -134,7 +134,7 @@ class TraceWorld(AbstractWorld):
             if type(value) is AbstractTensor:
                 self._learn_sizes(node, value.spec)
             elif type(value) in _SYMBOLIC:
-                self._sizes[from_sym(value)] = node
+                self._sizes[from_sym(value)] = node     # type: ignore[index]  # the type says that it carries an Expr
         if found or len(env.asserts) > self._asserted:
             self._check()
 
@@ -181,7 +181,7 @@ class TraceWorld(AbstractWorld):
     def emit(self, op: OpOverload, *args: Any, **kwargs: Any) -> Node:
         """Appends a call on nodes and sizes whose Spec the rule finds."""
         specs = [spec_of_node(a) if isinstance(a, Node) else a for a in args]
-        value = self.from_specs(facts(op).rule(*specs, **kwargs))
+        value = self.from_specs(facts(op).rule(*specs, **kwargs))       # type: ignore[misc]  # what is emitted has a rule
         return self.node(op, tuple(self.to_node(a) for a in args), {k: self.to_node(v) for k, v in kwargs.items()}, value)
 
     def to_node(self, value: Any) -> Any:
@@ -321,7 +321,7 @@ class TraceWorld(AbstractWorld):
         if isinstance(result, (list, tuple)):
             self._unpack(node, result)
         elif type(result) in _SYMBOLIC:
-            self._sizes[from_sym(result)] = node
+            self._sizes[from_sym(result)] = node        # type: ignore[index]  # as in _bind
         return result
 
     def _unpack(self, node: Node, results: Sequence[Any]) -> list[Node | None]:
@@ -338,7 +338,7 @@ class TraceWorld(AbstractWorld):
             elif isinstance(result, (list, tuple)):
                 self._unpack(item, result)
             elif type(result) in _SYMBOLIC:
-                self._sizes[from_sym(result)] = item
+                self._sizes[from_sym(result)] = item        # type: ignore[index]  # as in _bind
         return items
 
     def assign(self, target: AbstractTensor, node: Node) -> None:

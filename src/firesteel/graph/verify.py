@@ -71,7 +71,7 @@ def _check_aten(node: Node) -> None:
 
 
 def _check_operator(node: Node) -> None:
-    fact = facts(node.target)
+    fact = facts(node.target)       # type: ignore[arg-type]  # the caller has looked
     if fact.writes:
         _fail(node, "the operator writes to its arguments")
     if fact.rule is None:

@@ -238,7 +238,7 @@ def joined_by(expr: Expr, extents: dict[str, Size]) -> Size | None:
     for small in inner:
         extent = extents[small[0].attr]
         rest, = [from_poly({monomial: count}) for monomial, count in terms.items() if monomial != small]
-        for outer in [atom for atom in access.walk(rest) if atom.op == "axis"]:
+        for outer in [atom for atom in access.walk(as_expr(rest)) if atom.op == "axis"]:
             if outer * extent == rest:
                 return extent
     return None

@@ -17,6 +17,7 @@ How
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from dataclasses import dataclass
 
 from firesteel.loops import cost
@@ -99,7 +100,8 @@ class _Arranger:
 
     def _same_place(self, load: Expr, reader: Statement) -> bool:
         producer = self.statements[self.stored[load.attr]]
-        return load.op == "load" and load.args == producer.what.index and (not producer.axes or set(producer.axes) == set(reader.axes))
+        store: Any = producer.what      # never a Reduce: those are not in `stored`
+        return load.op == "load" and load.args == store.index and (not producer.axes or set(producer.axes) == set(reader.axes))
 
     # ------------------------------------------------ values
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from firesteel.artifacts import logger
 from firesteel.config import config
 
+SUFFIXES = (".o", ".cubin")     # kinds of content: kernels of the CPU, kernels of a GPU
 LIMIT = 512 << 20
 _MAGIC = b"firesteel1\n"
 _DIGEST = 32

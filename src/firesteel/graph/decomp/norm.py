@@ -134,7 +134,7 @@ def _channel(stat: Tensor, ndim: int) -> Tensor:
     return aten.view.default(stat, [1, -1] + [1] * (ndim - 2)) if ndim > 2 else aten.unsqueeze.default(stat, 0)
 
 
-def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, training: bool,
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, training: bool,
                 momentum: float, eps: float):
     """(output, saved mean, saved 1/std, new running mean, new running variance)"""
     ndim, wide = x.dim(), widen(x)

@@ -40,7 +40,7 @@ def index(x: Spec, indices: Sequence[Spec | None]) -> Spec:
 def _indexed(x: Spec, indices: list[Spec | None]) -> tuple[Shape, Shape]:
     """Indexed dimensions stay in place if they are adjacent, else move to the front, as in NumPy."""
     places = [d for d, i in enumerate(indices) if i is not None]
-    joint = broadcast_all(indices[d].shape for d in places)
+    joint = broadcast_all(i.shape for i in indices if i is not None)
     order = list(range(len(x.shape)))
     adjacent = not places or places[-1] - places[0] + 1 == len(places)
     if not adjacent:
@@ -135,7 +135,7 @@ def searchsorted(boundaries: Spec, x: Spec, *, out_int32: bool = False, right: b
 @rule("cat")
 def cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     check(len(tensors) > 0, "expected a non-empty list of Tensors")
-    dtype = None
+    dtype: Any = None
     for t in tensors:
         dtype = promote(dtype, t.dtype)
     parts = [t for t in tensors if not (len(t.shape) == 1 and type(t.shape[0]) is int and t.shape[0] == 0)]

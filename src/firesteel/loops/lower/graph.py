@@ -69,7 +69,7 @@ class Facts:
     them now: symbols that turned out equal after a node was recorded are one symbol here, known ones are numbers."""
 
     def __init__(self, nodes: Iterable[Node]):
-        self.env = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
+        self.env: Any = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
 
@@ -195,7 +195,8 @@ class Walk:
         b, raw = self.b, node.meta["val"]
         if isinstance(raw, NUMBERS):
             views = tuple([b.argument(a) for a in args])
-            b.steps.append(Extern(node.name, (from_sym(raw).attr,), node.target, views, dict(kwargs), origin=(node.name,)))
+            symbol: Any = from_sym(raw)     # an Expr, by the type of `raw`
+            b.steps.append(Extern(node.name, (symbol.attr,), node.target, views, dict(kwargs), origin=(node.name,)))
             return out
         result = lower_call(b, out, node.target, args, kwargs)
         call = cast(Extern, b.steps[-1])
