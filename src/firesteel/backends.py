@@ -26,20 +26,20 @@ BACKENDS: Table[Backend] = Table("backend", "backends.py")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd, then our code generator."""
     return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions())
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True)
 
 
 @BACKENDS.row("aot_eager")
 def aot_eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd; PyTorch runs the graphs."""
-    return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop)
+    return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop, hookable_results=True)
 
 
 @BACKENDS.row("aot_eager_partitioned")
 def aot_eager_partitioned(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """The same with the min-cut partitioner and our decompositions."""
     return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions())
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True)
 
 
 @BACKENDS.row("eager")

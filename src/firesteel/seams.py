@@ -14,7 +14,7 @@ the graph has run (`LateHook.hook`, `BackwardHook.user_hooks`), so it is no part
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -93,9 +93,22 @@ def has_seams(gm: GraphModule) -> bool:
     return any(is_seam(node) for node in gm.graph.nodes)
 
 
-def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], Callable]) -> Callable[..., tuple]:
-    """A graph with seams as a callable: every stretch between seams is compiled by `backend`, seams are called as they are."""
-    steps = [make_step(stretch, backend) for stretch in with_states(stretches(gm)) if not all("state" in node.meta for node in stretch[1])]
+def results_gone_on_with(gm: GraphModule) -> frozenset[Node]:
+    """The nodes that are returned, require a gradient and are used by other calls on tensors: the caller may put a hook on such a tensor,
+    which must see the gradient of all that was made from it."""
+    results = {node for node in gm.graph.output_node().args[0] if isinstance(node, Node) and is_tracked(node)}
+    return frozenset(node for node in results if any(isinstance(user.meta.get("val"), torch.Tensor) for user in node.users))
+
+
+def is_tracked(node: Node) -> bool:
+    val = node.meta.get("val")
+    return node.op != "placeholder" and isinstance(val, torch.Tensor) and val.requires_grad
+
+
+def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], Callable], cuts: Collection[Node] = ()) -> Callable[..., tuple]:
+    """A graph with seams as a callable: every stretch between seams, and behind a node of `cuts`, is compiled by `backend`; seams are
+    called as they are."""
+    steps = [make_step(stretch, backend) for stretch in with_states(stretches(gm, cuts)) if not all("state" in node.meta for node in stretch[1])]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = gm.graph.output_node().args[0]
     last_use = {node: n for n, step in enumerate(steps) for node in step.reads}
@@ -111,8 +124,8 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     return run
 
 
-def stretches(gm: GraphModule) -> list[list[Node]]:
-    """The calls of a graph in order, cut before and behind each seam.  Item reads stay with the call they read."""
+def stretches(gm: GraphModule, cuts: Collection[Node] = ()) -> list[list[Node]]:
+    """The calls of a graph in order, cut before and behind each seam and behind `cuts`.  Item reads stay with the call they read."""
     parts: list[list[Node]] = [[]]
     home: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
@@ -127,6 +140,8 @@ def stretches(gm: GraphModule) -> list[list[Node]]:
         else:
             home[node] = parts[-1]
             parts[-1].append(node)
+        if node in cuts:
+            parts.append([])
     return [part for part in parts if part]
 
 

@@ -240,7 +240,7 @@ def _autocast() -> Any:
 
 def _module_hooks() -> Any:
     """False while there are no hooks that torch calls for every module; else the kind of the backward ones."""
-    some = module_internals._has_any_global_hook()
+    some = bool(module_internals._has_any_global_hook())
     return some and (module_internals._global_is_full_backward_hook, bool(module_internals._global_forward_hooks_always_called))
 
 
