@@ -109,7 +109,7 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     """The same module with a compiled call: an object of a subclass that shares the original's attribute dictionary, so that
     state_dict keys, isinstance, train(), assignments and the original itself all stay one thing."""
     original: Any = getattr(module, "_firesteel_original", module)
-    compiled: Any = object.__new__(_compiled_class(type(original)))
+    compiled: Any = object.__new__(_compiled_class(type(original)))     # type: ignore[arg-type]  # mypy: a class is not Hashable
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)

@@ -93,10 +93,16 @@ def has_seams(gm: GraphModule) -> bool:
     return any(is_seam(node) for node in gm.graph.nodes)
 
 
+def results_of(gm: GraphModule) -> Sequence[Any]:
+    """What a captured graph returns: nodes and constants."""
+    results: Any = gm.graph.output_node().args[0]
+    return results
+
+
 def results_gone_on_with(gm: GraphModule) -> frozenset[Node]:
     """The nodes that are returned, require a gradient and are used by other calls on tensors: the caller may put a hook on such a tensor,
     which must see the gradient of all that was made from it."""
-    results = {node for node in gm.graph.output_node().args[0] if isinstance(node, Node) and is_tracked(node)}
+    results = {node for node in results_of(gm) if isinstance(node, Node) and is_tracked(node)}
     return frozenset(node for node in results if any(isinstance(user.meta.get("val"), torch.Tensor) for user in node.users))
 
 
@@ -110,7 +116,7 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     called as they are."""
     steps = [make_step(stretch, backend) for stretch in with_states(stretches(gm, cuts)) if not all("state" in node.meta for node in stretch[1])]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    results = gm.graph.output_node().args[0]
+    results = results_of(gm)
     last_use = {node: n for n, step in enumerate(steps) for node in step.reads}
     dead = [[node for node in step.reads if last_use[node] == n and node not in results] for n, step in enumerate(steps)]
 
@@ -149,7 +155,7 @@ def is_item_read(node: Node) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
 
 
-StateCall = tuple[Callable[..., Any], tuple[Any, ...]]
+StateCall = tuple[Any, tuple[Any, ...]]     # a function and its arguments
 Stretch = tuple[list[StateCall], list[Node], list[StateCall]]
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 from dataclasses import dataclass
+from typing import Any
 
 from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatReduce, FlatStore, addresses, flatten, mul, product, rebuild, topological
 from firesteel.codegen.printer import decompose

@@ -48,9 +48,10 @@ class Sweep:
 class Intervals:
     """What is known of the integers in a nest: node -> (least, greatest), infinite where nothing is."""
 
-    _RULES = {"add": lambda a, b: (a[0] + b[0], a[1] + b[1]), "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-              "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])), "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-              "neg": lambda a: (-a[1], -a[0])}
+    _RULES: dict[str, Callable[..., tuple[float, float]]] = {
+        "add": lambda a, b: (a[0] + b[0], a[1] + b[1]), "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+        "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])), "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+        "neg": lambda a: (-a[1], -a[0])}
     UNKNOWN = (-math.inf, math.inf)
 
     def __init__(self, nest: FlatNest):
@@ -79,7 +80,7 @@ class Intervals:
             return self._divided(node.op, *parts)
         if node.op == "mul":
             return self._folded(lambda a, b: _corners(a, b), parts)
-        rule: Callable[..., tuple[float, float]] = self._RULES[node.op]
+        rule = self._RULES[node.op]
         return self._folded(rule, parts) if len(parts) > 1 else rule(*parts)
 
     @staticmethod

@@ -59,7 +59,7 @@ class AbstractTensor(torch.Tensor):
     def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
         return find_world(args, kwargs).run(op, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:      # type: ignore[override]  # mypy loses the keyword's name
         return f"AbstractTensor({self.spec})"
 
     def tolist(self) -> Any:

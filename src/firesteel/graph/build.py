@@ -23,8 +23,8 @@ def call_name(target: Any) -> str:
     """add for aten.add.Tensor; getitem for operator.getitem."""
     name = _names.get(target)
     if name is None:
-        full: str = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
-        name = _names[target] = full.strip("_") or "call"
+        full = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
+        name = _names[target] = str(full).strip("_") or "call"
     return name
 
 

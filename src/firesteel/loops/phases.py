@@ -17,8 +17,8 @@ How
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 from dataclasses import dataclass
+from typing import Any
 
 from firesteel.loops import cost
 from firesteel.loops.access import rebuild, walk
