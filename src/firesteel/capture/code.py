@@ -42,9 +42,9 @@ class Handler:
 class Instr:
     """One instruction, real or normalised; compared by identity."""
     opname: str
-    arg: int | None = None
+    arg: Any = None                     # an int, where the instruction has one
     argval: Any = None                  # the constant, the name, the operator's symbol, a pair of names, ...
-    target: Instr | None = None         # of a jump
+    target: Any = None                  # of a jump: an Instr
     handler: Handler | None = None      # innermost exception handler around it
     position: Position = NOWHERE
     index: int = -1                     # in its list

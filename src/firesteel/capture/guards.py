@@ -44,7 +44,7 @@ RANGE = "range of"       # begins the reason of a bound that every symbol has
 @dataclass(frozen=True)
 class Guard:
     """One condition; `source` is None where it concerns no object (global state)."""
-    source: Source | None
+    source: Any     # a Source or None
     kind: str
     data: Any = None
 

@@ -40,8 +40,8 @@ def literal(value: Any) -> str | None:
     if kind is float:
         return repr(value) if math.isfinite(value) else None
     if kind is tuple:
-        items = [literal(item) for item in value]
-        return None if None in items else f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        items = [text for item in value if (text := literal(item)) is not None]
+        return None if len(items) < len(value) else f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     return None
 
 
@@ -72,8 +72,9 @@ class Source:
     """A step of a chain: `base` is where it starts from (None for a root), `key` which attribute, item, ..."""
 
     __slots__ = ("base", "key", "_hash")
-    base: Source | None
+    base: Any       # a Source; of which kind, the subclass says
     key: Any
+    _hash: int
 
     def __init__(self, base: Source | None, key: Any = None):
         _set(self, "base", base)
