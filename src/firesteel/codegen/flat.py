@@ -11,7 +11,7 @@ In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,8 @@ def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[FlatNest, tuple[
     """The nest with linear addresses, canonical names and merged axes; and its buffers' names by number."""
     flattener = _Flattener(nest, buffers)
     flat = flattener.run()
-    return merge_axes(order_axes(flat)), tuple(flattener.numbers)
+    surveys = [_Survey(p) for p in flat.phases]
+    return merge_axes(order_axes(flat, surveys), surveys), tuple(flattener.numbers)
 
 
 # ---------------------------------------------------------------- walking expressions
@@ -87,15 +88,21 @@ def topological(roots: Iterable[Expr], seen: Container[Any] = frozenset()) -> li
     Iterative: a chain of fused operators may be deeper than Python's stack."""
     order: list[Expr] = []
     done: set[Expr] = set()
-    stack = [(r, False) for r in reversed(list(roots))]
+    stack = [r for r in roots if r not in seen]
+    stack.reverse()
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in done and node not in seen:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        missing = [a for a in node.args if a not in done and a not in seen]
+        if missing:
+            missing.reverse()
+            stack += missing
+        else:
+            stack.pop()
             done.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in done and a not in seen)
+            order.append(node)
     return order
 
 
@@ -267,32 +274,36 @@ def _is_zero(size: Size) -> bool:
 
 # ---------------------------------------------------------------- order and merge of axes
 
-def addresses(nest: FlatNest | FlatPhase) -> list[tuple[int, Address, tuple[Expr, ...], bool]]:
-    """(buffer, address, irregular parts, is a store) of every access, each load once."""
+Access = tuple[int, Address, tuple[Expr, ...], bool]       # buffer, address, its irregular parts, is it a store?
+
+
+class _Survey:
+    """What a phase accesses, and its raw axes: those used other than linearly in addresses, which cannot be merged."""
+
+    def __init__(self, phase: FlatPhase):
+        self.accesses: list[Access] = []
+        self.raw: set[str] = set()
+        for node in topological(phase.roots()):
+            if node.op == "at":
+                self.accesses.append((*node.attr, node.args, False))
+            elif node.op == "at_masked":
+                self.accesses.append((*node.attr, node.args[2:], False))
+            elif node.op == "axis":
+                self.raw.add(node.attr)
+        self.accesses += [(s.buffer, s.address, s.irregular, True) for s in phase.stores]
+
+
+def addresses(nest: FlatNest | FlatPhase) -> list[Access]:
+    """Every access of a nest or a phase, each load once in a phase."""
     phases = nest.phases if isinstance(nest, FlatNest) else (nest,)
-    found = []
-    seen: set[Expr] = set()
-    for phase in phases:
-        for node in topological(phase.roots(), seen):
-            seen.add(node)
-            if node.op in ("at", "at_masked"):
-                buffer, address = node.attr
-                found.append((buffer, address, node.args[2:] if node.op == "at_masked" else node.args, False))
-        found += [(s.buffer, s.address, s.irregular, True) for s in phase.stores]
-    return found
+    return [access for phase in phases for access in _Survey(phase).accesses]
 
 
-def raw_axes(phases: Iterable[FlatPhase]) -> set[str]:
-    """Axes that are used other than linearly in addresses: these cannot be merged."""
-    return {node.attr for phase in phases for node in topological(phase.roots()) if node.op == "axis"}
-
-
-def order_axes(nest: FlatNest) -> FlatNest:
+def order_axes(nest: FlatNest, surveys: Sequence[_Survey]) -> FlatNest:
     """Parallel axes, the one with the largest step in the widest store (else load) outermost: they then merge and stream."""
     if len(nest.axes) < 2:
         return nest
-    accesses = addresses(nest)
-    widest = max(accesses, key=lambda a: (len(a[1].terms), a[3]), default=None)
+    widest = max((a for s in surveys for a in s.accesses), key=lambda a: (len(a[1].terms), a[3]), default=None)
     steps: list[Any] = [widest[1].coefficient(a.name) for a in nest.axes] if widest else []
     if not steps or not all(isinstance(s, int) for s in steps):
         return nest
@@ -304,17 +315,19 @@ def order_axes(nest: FlatNest) -> FlatNest:
     return FlatNest(tuple(nest.axes[i] for i in order), nest.phases, nest.dtypes)
 
 
-def merge_axes(nest: FlatNest) -> FlatNest:
+def merge_axes(nest: FlatNest, surveys: Sequence[_Survey]) -> FlatNest:
     """Joins neighbouring axes whose addresses are those of one longer axis."""
-    everywhere = [a for _, a, _, _ in addresses(nest)]
-    axes, gone = _merge_group(nest.axes, everywhere, raw_axes(nest.phases))
+    gone: dict[str, str] = {}
+    axes = nest.axes
+    if len(axes) > 1:
+        axes, gone = _merge_group(axes, [a[1] for s in surveys for a in s.accesses], set().union(*(s.raw for s in surveys)))
     phases = []
-    for phase in nest.phases:
-        own, lost = phase.axes, {}      # type: ignore[var-annotated]  # as _merge_group's
-        if len(own) > 1 and not any(r.op.startswith("arg") for r in phase.reduces):
-            own, lost = _merge_group(own, [a for _, a, _, _ in addresses(phase)], raw_axes([phase]))
-        gone |= lost
-        phases.append(FlatPhase(phase.kind, own, phase.reduces, phase.stores))
+    for phase, survey in zip(nest.phases, surveys, strict=True):
+        own = phase.axes
+        if len(own) > 1:
+            own, lost = _merge_group(own, [a[1] for a in survey.accesses], survey.raw)
+            gone |= lost
+        phases.append(phase if own is phase.axes else FlatPhase(phase.kind, own, phase.reduces, phase.stores))
     if not gone:
         return nest
     return FlatNest(axes, _without_axes(phases, gone), nest.dtypes)
