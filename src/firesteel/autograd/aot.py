@@ -334,7 +334,8 @@ class Traced:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))
         unique, places = deduplicate(flat)
-        key = (structure, tuple(places), torch.is_grad_enabled(), *(self._key(v) for v in unique))
+        casting = tuple(autocast_state()) if runtime.casts() else ()
+        key = (structure, tuple(places), torch.is_grad_enabled(), casting, *(self._key(v) for v in unique))
         variants = self.variants.setdefault(key, [])
         found = next((v for v in variants if v.holds(unique)), None)
         if found is None:

@@ -68,15 +68,28 @@ class TrainingGraph:
 
 
 def plain_call(compiled: Compiled) -> Compiled:
-    """A graph compiler may return a function that takes all inputs in one list (marked `_boxed_call`)."""
-    if getattr(compiled, "_boxed_call", False):
-        return lambda *args: compiled(list(args))
-    return compiled
+    """A graph compiler may return a function that takes all inputs in one list (marked `_boxed_call`).  Where automatic casting was on
+    when the program was traced, it is when this is called; the casts are in the graph."""
+    call = (lambda *args: compiled(list(args))) if getattr(compiled, "_boxed_call", False) else compiled
+    return without_casting(call) if casts() else call
 
 
 def boxed_call(compiled: Compiled) -> Callable[[list], Sequence[Any]]:
-    """The compiled graph as a function of one list, which it may empty in order to free what it has used."""
-    return compiled if getattr(compiled, "_boxed_call", False) else lambda args: compiled(*args)
+    """The compiled graph as a function of one list, which it may empty in order to free what it has used.  A backward may be started
+    inside of a region with automatic casting."""
+    call = compiled if getattr(compiled, "_boxed_call", False) else lambda args: compiled(*args)
+    quiet = without_casting(call)
+    return lambda args: quiet(args) if casts() else call(args)
+
+
+casts = torch._C._is_any_autocast_enabled
+
+
+def without_casting(fn: Callable) -> Callable:
+    def run(*args):
+        with torch._C._DisableAutocast():
+            return fn(*args)
+    return run
 
 
 peek_transform = torch._C._functorch.peek_interpreter_stack

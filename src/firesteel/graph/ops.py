@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
+from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.rules import RULES
 
 aten = torch.ops.aten
@@ -78,9 +79,9 @@ def _read(op: OpOverload) -> Facts:
     elif any(isinstance(w, str) for w in writes):
         kind, twin = "out", _out_twin(op)
     elif schema.returns and all(r.alias_info is None for r in schema.returns):
-        kind, twin = "update", _functional_form(op)
+        kind, twin = "update", _functional_form(op) or functional_form(op)
     else:
-        kind, twin = "inplace", _inplace_twin(op)
+        kind, twin = "inplace", _inplace_twin(op) or (functional_form(op) if op.namespace != "aten" else None)
     if rule is None and twin is not None and kind != "update":
         rule = RULES.get(twin)
     composite = rule is None and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")

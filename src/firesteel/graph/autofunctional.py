@@ -1,0 +1,61 @@
+"""Functional forms of operators that write their arguments and have none: custom operators, mostly.
+
+`functional_form(op)` defines, once an operator, `firesteel::functional_NAMESPACE_NAME_OVERLOAD`: the same arguments, none of them written.
+It returns the operator's own fresh results, if any, and then the new value of each written argument.
+
+    functional_form(torch.ops.mine.accumulate_.default)     # (Tensor total, Tensor x) -> Tensor
+"""
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+_library = torch.library.Library("firesteel", "FRAGMENT")       # what is defined lives as long as this object
+_ALIAS = re.compile(r"Tensor\(\w+!?(?: -> [^)]*)?\)")
+
+
+@functools.cache
+def functional_form(op: OpOverload) -> OpOverload:
+    schema = op._schema
+    written = [(a.name, str(a.type)) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
+    name = f"functional_{schema.name.replace('::', '_')}_{op._overloadname}"
+    arguments = _ALIAS.sub("Tensor", _arguments(str(schema)))
+    _library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tuple(op.tags))
+    _library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
+    return getattr(torch.ops.firesteel, name).default
+
+
+def _arguments(schema: str) -> str:
+    """What stands between the parentheses of "mine::op(Tensor(a!) x, int n=3) -> ()"."""
+    depth = 0
+    start = schema.index("(")
+    for place in range(start, len(schema)):
+        depth += {"(": 1, ")": -1}.get(schema[place], 0)
+        if depth == 0:
+            return schema[start + 1:place]
+    raise ValueError(schema)
+
+
+def _implementation(op: OpOverload, written: list[str], fresh: int) -> Any:
+    names = [a.name for a in op._schema.arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args)), **kwargs}
+        for name in written:
+            values[name] = _copy(values.get(name))
+        own = op(**values)
+        results = () if not fresh else own if isinstance(own, tuple) else (own,)
+        everything = (*results[:fresh], *(values[name] for name in written))
+        return everything[0] if len(everything) == 1 else everything
+    return run
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_copy(v) for v in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,257 @@
+"""torch.autograd.Function in its variants and custom operators of torch.library, compiled: values, gradients and errors are eager's."""
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+import firesteel as fs
+
+BACKENDS = ("aot_eager", "native")
+
+
+# ---------------------------------------------------------------- functions
+
+class Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w * 2, g * x * 3        # not the true gradient: it must be this one that runs
+
+
+class Attributes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor, name):
+        ctx.factor, ctx.name = factor, name
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor * (2 if ctx.name == "double" else 1), None, None
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(3)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class WithIndices(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.sort()
+        ctx.mark_non_differentiable(places)
+        ctx.save_for_backward(places)
+        return values, places
+
+    @staticmethod
+    def backward(ctx, g, _):
+        places, = ctx.saved_tensors
+        return torch.zeros_like(g).scatter(-1, places, g)
+
+
+class FloatAside(torch.autograd.Function):
+    """A floating result that carries no gradient."""
+    @staticmethod
+    def forward(ctx, x):
+        y, z = x * 2, x * 5
+        ctx.mark_non_differentiable(z)
+        return y, z
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * 2
+
+
+class NoMaterialize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (a * 2 if a is not None else 0) + (b * 3 if b is not None else 0)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * x.exp()
+
+
+class Setup(torch.autograd.Function):
+    @staticmethod
+    def forward(x, w):
+        return x * w, x + 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, w = inputs
+        ctx.save_for_backward(x, w, output[0])
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, w, out = ctx.saved_tensors
+        return g * w + h, g * x + out * 0
+
+
+class NeedsGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w if ctx.needs_input_grad[0] else None, g * x if ctx.needs_input_grad[1] else None
+
+
+PROGRAMS = {
+    "saved": lambda x, w: Saved.apply(x, w).sin(),
+    "attributes": lambda x, w: Attributes.apply(x, 2.5, "double") + Attributes.apply(w, 3, "single"),
+    "dirty": lambda x, w: Dirty.apply(x * 2) * w,
+    "indices": lambda x, w: (lambda pair: (pair[0] * w, pair[1]))(WithIndices.apply(x)),
+    "float aside": lambda x, w: (lambda pair: (pair[0] * w, pair[1]))(FloatAside.apply(x)),
+    "no materialize": lambda x, w: NoMaterialize.apply(x)[1] * w,
+    "once": lambda x, w: Once.apply(x) * w,
+    "setup": lambda x, w: Setup.apply(x, w)[0] + Setup.apply(w, x)[1],
+    "needs": lambda x, w: NeedsGrad.apply(x, w.detach()) + NeedsGrad.apply(x.detach(), w),
+    "twice": lambda x, w: Saved.apply(Saved.apply(x, w), w),
+}
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+
+
+def observed(fn, *args):
+    out = fn(*args)
+    outputs = out if isinstance(out, tuple) else (out,)
+    loss = sum((t * t).sum() for t in outputs if t.requires_grad)
+    loss.backward()
+    return [*outputs, *(a.grad for a in args)], [t.requires_grad for t in outputs]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_function(name, backend):
+    fs.reset()
+    got, flags = observed(fs.compile(PROGRAMS[name], backend=backend), *inputs())
+    want, wanted_flags = observed(PROGRAMS[name], *inputs())
+    assert flags == wanted_flags
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["saved", "attributes", "setup", "needs"])
+def test_second_order(name):
+    """The gradient that a custom backward computes is differentiated again, as in eager."""
+    def second(fn):
+        x, w = inputs()
+        g, = torch.autograd.grad(fn(x, w).sum(), x, create_graph=True)
+        return torch.autograd.grad((g * g).sum() + (x * w).sum(), (x, w), allow_unused=True)
+    fs.reset()
+    for a, b in zip(second(fs.compile(PROGRAMS[name], backend="aot_eager")), second(PROGRAMS[name])):
+        torch.testing.assert_close(a, b)
+
+
+def test_once_differentiable_refuses_a_second_time():
+    def second(fn):
+        x, w = inputs()
+        g, = torch.autograd.grad(fn(x, w).pow(2).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError) as caught:
+            torch.autograd.grad(g.sum(), x)
+        return str(caught.value)
+    fs.reset()
+    assert second(fs.compile(PROGRAMS["once"], backend="aot_eager")) == second(PROGRAMS["once"])
+
+
+# ---------------------------------------------------------------- operators
+
+@torch.library.custom_op("fstest::scaled", mutates_args=())
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * factor)
+
+
+@scaled.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.factor = inputs[1]
+
+
+scaled.register_autograd(lambda ctx, g: (scaled(g, ctx.factor), None), setup_context=_save)
+
+
+@torch.library.custom_op("fstest::accumulate_", mutates_args=("total",))
+def accumulate_(total: torch.Tensor, x: torch.Tensor) -> None:
+    total.numpy()[...] += x.detach().numpy()
+
+
+@torch.library.custom_op("fstest::count_", mutates_args=("total",))
+def count_(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    total.add_(x.numel())
+    return x * 2
+
+
+@count_.register_fake
+def _(total, x):
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_custom_operator(backend):
+    f = lambda x, w: scaled(x * w, 2.5).sin()
+    fs.reset()
+    got, _ = observed(fs.compile(f, backend=backend, fullgraph=True), *inputs())
+    want, _ = observed(f, *inputs())
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("view", [False, True])
+def test_custom_operator_that_writes(backend, view):
+    def f(total, x):
+        y = x * 2
+        accumulate_(total[1:] if view else total, y[1:] if view else y)
+        return total * 3
+
+    fs.reset()
+    results = []
+    for fn in (fs.compile(f, backend=backend, fullgraph=True), f):
+        total, x = torch.ones(4), torch.arange(4.0)
+        results.append((fn(total, x), total))
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_custom_operator_that_writes_and_returns(backend):
+    def f(total, x):
+        local = total + 1
+        y = count_(local, x)
+        return local * 2, y
+
+    fs.reset()
+    torch.testing.assert_close(fs.compile(f, backend=backend, fullgraph=True)(torch.ones(3), torch.arange(3.0)), f(torch.ones(3), torch.arange(3.0)))

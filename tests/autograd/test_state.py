@@ -1,0 +1,173 @@
+"""States of torch around and inside compiled code (random generators, autocast, inference mode, determinism, anomaly detection), and what
+the runtime does with saved tensors and tangents: as eager."""
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import firesteel as fs
+from firesteel.autograd import aot
+
+BACKENDS = ("aot_eager", "native")
+
+# ---------------------------------------------------------------- random numbers
+
+RANDOM = {
+    "dropout": lambda x: F.dropout(x, 0.4).sin(),
+    "two draws": lambda x: F.dropout(x, 0.5) + x * torch.rand_like(x),
+    "randn": lambda x: x * torch.randn(4, 6) + torch.rand(6),
+    "randint": lambda x: x * torch.randint(0, 9, (4, 6)),
+    "randperm": lambda x: x[torch.randperm(4)],
+    "bernoulli": lambda x: x * torch.bernoulli(x.detach().sigmoid()),
+    "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(0.3),
+    "normal_": lambda x: x + torch.empty_like(x).normal_(1, 2),
+    "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1, 2),
+    "exponential_": lambda x: x + torch.empty_like(x).exponential_(2.0),
+    "multinomial": lambda x: x + torch.multinomial(x.detach().softmax(-1), 6, replacement=True),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "unused": lambda x: (torch.rand(3), x * torch.rand_like(x))[1],
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_eager_s(name, backend):
+    def observed(fn):
+        torch.manual_seed(3)
+        x = torch.randn(4, 6, requires_grad=True)
+        first, second = fn(x), fn(x)
+        (first.sum() + (second * second).sum()).backward()
+        return first, second, x.grad, torch.rand(4)     # the generator goes on as in eager
+    fs.reset()
+    for got, want in zip(observed(fs.compile(RANDOM[name], backend=backend)), observed(RANDOM[name])):
+        torch.testing.assert_close(got, want)
+
+
+# ---------------------------------------------------------------- modes
+
+def linear_then_sum(x, w):
+    return (x @ w).exp().sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast(backend, inside):
+    def f(x, w):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            return x @ w
+
+    def observed(fn):
+        torch.manual_seed(0)
+        x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            out = fn(x, w)
+        out.float().sum().backward()
+        return out, x.grad, w.grad
+    fs.reset()
+    for got, want in zip(observed(fs.compile(f, backend=backend)), observed(f)):
+        torch.testing.assert_close(got, want)       # dtypes too
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inference_mode(backend):
+    f = lambda x: (x * 2, x[0])
+    fs.reset()
+    compiled = fs.compile(f, backend=backend)
+    x = torch.randn(3, 3, requires_grad=True)
+    with torch.inference_mode():
+        got, want = compiled(x), f(x)
+    assert [t.is_inference() for t in got] == [t.is_inference() for t in want]
+    torch.testing.assert_close(got, want)
+    assert compiled(x)[0].requires_grad and not compiled(x)[0].is_inference()
+
+
+def test_deterministic_mode_is_obeyed():
+    def f(x, i):
+        return x.index_add(0, i, x[:2])
+    fs.reset()
+    compiled = fs.compile(f, backend="native")
+    x, i = torch.randn(4, 3), torch.tensor([1, 1])
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(compiled(x, i), f(x, i), rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_anomaly_detection_finds_nan_in_a_compiled_backward(backend):
+    f = lambda x: x.sqrt() * 0.0
+    fs.reset()
+    x = torch.zeros(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan values"):
+            fs.compile(f, backend=backend)(x).sum().backward()
+
+
+# ---------------------------------------------------------------- saved tensors and tangents
+
+def training_case(backend):
+    fs.reset()
+    fn = fs.compile(lambda x, w: ((x @ w).sin(), (x * 2).exp()), backend=backend)
+    torch.manual_seed(0)
+    return fn, torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_retain_graph_and_the_error_of_a_second_backward(backend):
+    fn, x, w = training_case(backend)
+    loss = fn(x, w)[0].sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], first)
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_partial_outputs_and_none_gradients(backend):
+    fn, x, w = training_case(backend)
+    fn(x, w)[1].sum().backward()
+    assert w.grad is None
+    torch.testing.assert_close(x.grad, 2 * (x * 2).exp())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tangent", [lambda: torch.randn(4, 4).t(), lambda: torch.tensor(2.0).expand(4, 4), lambda: torch.randn(8, 8)[::2, ::2]])
+def test_tangents_of_any_layout(backend, tangent):
+    fn, x, w = training_case(backend)
+    torch.manual_seed(1)
+    g = tangent()
+    torch.testing.assert_close(torch.autograd.grad(fn(x, w)[0], (x, w), g), torch.autograd.grad((x @ w).sin(), (x, w), g))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_saved_tensor_hooks(backend):
+    fn, x, w = training_case(backend)
+    fn(x, w)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t.double(), lambda t: t.float()):
+        out = fn(x, w)[0]
+    out.sum().backward()
+    assert seen
+    torch.testing.assert_close(x.grad, torch.cos(x @ w) @ w.t())
+
+
+def test_saved_tensors_are_freed_with_the_backward():
+    saved = []
+
+    def compiler(gm, example_inputs):
+        def run(*args):
+            results = gm(*args)
+            saved.extend(weakref.ref(t) for t in results[1:] if isinstance(t, torch.Tensor) and not any(t is a for a in args))
+            return results
+        return run
+    fn = aot.function(lambda x: x.exp().sin().exp().sum(), compiler, aot.nop)
+    out = fn(torch.randn(5, requires_grad=True))
+    assert saved and all(r() is not None for r in saved)
+    out.backward()
+    assert all(r() is None for r in saved)
