@@ -522,7 +522,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
 
 def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     """An instance of a class over dict, list, ...: the builtin part is read past the class's own methods."""
-    base = native_base(type(obj))
+    base: Any = native_base(type(obj))
     if is_fixed(source) or not issubclass(base, (dict, list)):
         return OpaqueValue(obj, source)
     guard(m, source, "type", type(obj))
@@ -535,7 +535,8 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     if not all(map(is_constant_object, keys)):
         return OpaqueValue(obj, source)
     guard(m, native, "keys", tuple(keys))
-    entries = {key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
+    entries: dict[Any, tuple[Value, Value]] = {
+        key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
     return wrap_native(m, obj, source, base, NativeEntries(entries, source, obj, base))
 
 

@@ -210,7 +210,9 @@ def _run_at(instrs: Sequence[Instr], at: int, entered: set[Instr]) -> tuple[int,
 
 def normalise(instrs: Sequence[Instr], cells: versions.Cells) -> list[Instr]:
     """Real instructions as normalised ones; `cells` are the names of slots that hold cells."""
-    entered, result, first_of, at = jump_targets(instrs), [], {}, 0
+    entered, at = jump_targets(instrs), 0
+    result: list[Instr] = []
+    first_of: dict[Any, Any] = {}
     while at < len(instrs):
         length, rule = _run_at(instrs, at, entered)
         run = instrs[at:at + length]

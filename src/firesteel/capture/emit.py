@@ -56,7 +56,7 @@ def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
         object.__setattr__(obj, name, value)
 
 
-def fill_native(obj: Any, base: type, content: Any) -> None:
+def fill_native(obj: Any, base: Any, content: Any) -> None:
     """Puts items into an object over dict, list or set, past its class's own methods."""
     if not issubclass(base, dict):
         (base.extend if issubclass(base, list) else base.update)(obj, content)

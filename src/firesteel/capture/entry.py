@@ -233,8 +233,8 @@ class Continuation(Region):
                 f.returns = m.look(next(given))
             f.module = frame_spec.module
             if frame_spec.generator:
-                f.generator = m.look(next(given))
-                f.generator.frame, f.generator.touched = f, True
+                generator: Any = m.look(next(given))
+                f.generator, generator.frame, generator.touched = generator, f, True
             m.frames.append(f)
         return None
 
@@ -259,7 +259,8 @@ def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
             frame, items, inside = _before_asking(frame), items + _sent_none(frame), None
         inside = _frame_call(frame, slots, items, extra, inside, drops)
         if frame.generator:
-            state_of(extra).real = inside()     # started by the frame outside, when it asks for the next element
+            state: Any = state_of(extra)
+            state.real = inside()       # started by the frame outside, when it asks for the next element
     return inside()
 
 
@@ -283,7 +284,7 @@ def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, 
     def call() -> Any:
         extra = [inside] if awaits is not None else []
         if drops:
-            inside()
+            inside()        # type: ignore[misc]  # the frame whose result is dropped
         result = resumed(*[slots[name] for name in names], *items, *extra)
         return made if frame.returns == "made" else result
     return call
@@ -359,7 +360,7 @@ def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: boo
     if not isinstance(fn, torch.nn.Module):
         functools.update_wrapper(compiled, fn)
     setattr(compiled, marks.COMPILED, fn)
-    compiled.__firesteel_root__ = root
+    compiled.__firesteel_root__ = root      # type: ignore[attr-defined]
     return compiled
 
 

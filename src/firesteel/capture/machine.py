@@ -54,7 +54,7 @@ class Frame:
 
     __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "tags", "generator", "birth", "namespace")
 
-    def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] = (),
+    def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] | tuple[CellValue, ...] = (),
                  pc: int = 0, birth: int = 0):
         self.code, self.scope, self.slots, self.closure, self.pc, self.birth = code, scope, slots, closure, pc, birth
         self.program: list[Instr] = program(code)
@@ -241,7 +241,7 @@ class Machine(Reader):
 
     def generator_returns(self, frame: Frame, result: Value) -> None:
         """A generator's frame, which was just popped, has returned."""
-        self.finish_generator(frame.generator, result)
+        self.finish_generator(frame.generator, result)      # type: ignore[arg-type]  # it has one
         if len(self.frames) == self.base:
             self.returned = result
         else:
@@ -374,7 +374,7 @@ class Machine(Reader):
             first = first.get(self)
         if not isinstance(cell, CellValue) or first is None:
             raise Break("call", name="super")
-        return SuperValue(cell.get(self).constant(), self.look(first))
+        return SuperValue(cell.get(self).constant(), self.look(first))      # type: ignore[union-attr]  # bound when the class was made
 
     # -- states of torch -------------------------------------------------------------------------------------------
     def set_states(self, changes: Changes) -> None:

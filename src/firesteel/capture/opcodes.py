@@ -112,7 +112,7 @@ def op_load_closure(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("LOAD_DEREF")
 def op_load_deref(m: Machine, f: Frame, i: Instr) -> None:
-    value = f.slots[i.argval].get(m)
+    value = f.slots[i.argval].get(m)        # type: ignore[attr-defined]  # a cell
     if value is None:
         raise m.raise_real(NameError(f"cannot access free variable {i.argval!r} where it is not associated with a value"))
     f.stack.append(value)
@@ -120,13 +120,13 @@ def op_load_deref(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("STORE_DEREF")
 def op_store_deref(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots[i.argval].set(m, f.stack[-1])
+    f.slots[i.argval].set(m, f.stack[-1])       # type: ignore[attr-defined]  # a cell
     f.stack.pop()
 
 
 @OPCODES.row("DELETE_DEREF")
 def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots[i.argval].set(m, None)
+    f.slots[i.argval].set(m, None)      # type: ignore[attr-defined]  # a cell
 
 
 @OPCODES.row("LOAD_GLOBAL")
@@ -333,7 +333,7 @@ def op_dict_merge(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("LIST_TO_TUPLE")
 def op_list_to_tuple(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, TupleValue(list(f.stack[-1].items)))
+    f.finish(1, TupleValue(list(f.stack[-1].items)))        # type: ignore[attr-defined]  # a list
 
 
 @OPCODES.row("UNPACK_SEQUENCE")
@@ -547,7 +547,7 @@ def op_push_exc_info(m: Machine, f: Frame, i: Instr) -> None:
 def op_pop_except(m: Machine, f: Frame, i: Instr) -> None:
     handled = f.stack.pop()
     m.effects.change(handled, "over", True)
-    m.handling = handled.previous
+    m.handling = handled.previous       # type: ignore[attr-defined]  # what PUSH_EXC_INFO left
 
 
 @OPCODES.row("CHECK_EXC_MATCH")
@@ -567,8 +567,7 @@ def op_reraise(m: Machine, f: Frame, i: Instr) -> None:
 def op_before_with(m: Machine, f: Frame, i: Instr) -> None:
     manager = f.stack[-1]
     if isinstance(manager, ContextValue):
-        leave, entered = manager.enter(m)
-        f.stack[-1:] = [leave, entered]
+        f.stack[-1:] = manager.enter(m)
         return
     if not isinstance(manager, ObjectValue):
         raise Break("context", name=manager.describe())

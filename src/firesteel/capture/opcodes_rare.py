@@ -62,7 +62,7 @@ def op_match_sequence(m: Machine, f: Frame, i: Instr) -> None:
 def op_match_keys(m: Machine, f: Frame, i: Instr) -> None:
     subject, keys = f.stack[-2:]
     found = [match_key(m, subject, m.look(key)) for key in m.iterate(keys)]
-    f.stack.append(NONE if any(value is None for value in found) else TupleValue(found))
+    f.stack.append(NONE if any(value is None for value in found) else TupleValue(found))        # type: ignore[arg-type]  # no None among them
 
 
 def match_key(m: Machine, subject: Value, key: Value) -> Value | None:
@@ -137,7 +137,7 @@ def op_load_locals(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("LOAD_FROM_DICT_OR_DEREF")
 def op_load_from_dict_or_deref(m: Machine, f: Frame, i: Instr) -> None:
-    found = f.stack[-1].find(m, ConstValue(i.argval)) or f.slots[i.argval].get(m)
+    found = f.stack[-1].find(m, ConstValue(i.argval)) or f.slots[i.argval].get(m)       # type: ignore[attr-defined]  # a dict; a cell
     if found is None:
         raise m.raise_real(NameError(f"cannot access free variable {i.argval!r} where it is not associated with a value in enclosing scope"))
     f.finish(1, found)
@@ -145,7 +145,7 @@ def op_load_from_dict_or_deref(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("LOAD_FROM_DICT_OR_GLOBALS")
 def op_load_from_dict_or_globals(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, f.stack[-1].find(m, ConstValue(i.argval)) or m.read_global(f.scope, i.argval))
+    f.finish(1, f.stack[-1].find(m, ConstValue(i.argval)) or m.read_global(f.scope, i.argval))      # type: ignore[attr-defined]  # a dict
 
 
 @OPCODES.row("SETUP_ANNOTATIONS")

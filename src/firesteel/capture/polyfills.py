@@ -144,7 +144,8 @@ def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[An
 
 def groupby(iterable: Iterable[Any], key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Groups are given whole: a program that does not look at a group before the next sees an empty one in the original."""
-    found, items = UNSET, []
+    found: Any = UNSET
+    items: list[Any] = []
     for item in iterable:
         value = item if key is None else key(item)
         if found is not UNSET and not (found is value or found == value):

@@ -318,7 +318,7 @@ class Reader:
             self.guard(Guard(value.source, "identity", obj))
         return obj
 
-    def known_index(self, value: Value) -> int:
+    def known_index(self, value: Any) -> int:
         value = self.look(value)
         if hasattr(value, "plain_getattr") and value.method(self, "__index__") is not None:
             value = self.call_now(value.method(self, "__index__"), [], {})

@@ -42,7 +42,7 @@ class Recorder:
         self.tensors: dict[int, tuple[Any, Value]] = {} # id(abstract) -> (abstract, its Value)
         self.place = place
         self._number_nodes: dict[int, tuple[Value, Node]] = {}     # id(SymNumber) -> its node
-        self._undo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._last_placeholder: Node | None = None
 
     # -- making nodes ----------------------------------------------------------------------------------------------
@@ -143,5 +143,6 @@ def is_pure_read(node: Node) -> bool:
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
-        return not isinstance(node.args[0].meta.get("val"), torch.Tensor)
+        read: Any = node.args[0]        # a node
+        return not isinstance(read.meta.get("val"), torch.Tensor)
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -69,7 +69,7 @@ SHELL_CODE = _delegate.__code__
 def shell(name: str, started: bool) -> Generator:
     """A generator object over a new state; one that has started stands inside of its `yield from`."""
     state = GeneratorState()
-    made = _delegate(state)
+    made: Any = _delegate(state)
     made.__name__ = made.__qualname__ = name
     if started:
         state._priming = True
@@ -81,7 +81,7 @@ def state_of(gen: Any) -> GeneratorState | None:
     """The state behind a shell; None for any other generator, and for one that is finished."""
     if type(gen) is not types.GeneratorType or gen.gi_code is not SHELL_CODE or gen.gi_frame is None:
         return None
-    inner = gen.gi_yieldfrom
+    inner: Any = gen.gi_yieldfrom
     return inner if inner is not None else gen.gi_frame.f_locals["state"]
 
 
@@ -97,7 +97,7 @@ def status_of(gen: Any) -> Any:
 
 
 def values_of(gen: Any) -> tuple[Any, ...]:
-    return state_of(gen).values
+    return state_of(gen).values     # type: ignore[union-attr]  # it is a shell, and not finished
 
 
 def suspend(gen: Any, spec: Any, values: tuple[Any, ...]) -> None:

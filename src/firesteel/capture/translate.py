@@ -112,7 +112,7 @@ def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
     if outcome.stopped is not None:
         _write_break(region, m, e, outcome.stopped)
         return
-    value = outcome.returned if outcome.raised is None else outcome.raised
+    value: Any = outcome.returned if outcome.raised is None else outcome.raised
     m.effects.emit(e)       # first: an iterator is rebuilt over the container as it is then
     write_generators(e, m)
     text = e.expr(value)

@@ -95,7 +95,7 @@ class Value:
     def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         raise Break("store", name=f"attribute {name}", value=self.describe())
 
-    def delattr(self, m: Machine, name: str) -> None:
+    def delattr(self, m: Machine, name: str) -> Value | None:
         raise Break("store", name=f"deletion of {name}", value=self.describe())
 
     def getitem(self, m: Machine, key: Value) -> Value:

@@ -279,7 +279,7 @@ CALLS.add(collections.OrderedDict, _makes_dict(collections.OrderedDict))
 @CALLS.row(collections.defaultdict)
 def call_defaultdict(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     factory = args[0] if args and args[0] is not NONE else None
-    made = _makes_dict(collections.defaultdict)(m, args[1:], kwargs)
+    made: Any = _makes_dict(collections.defaultdict)(m, args[1:], kwargs)
     made.factory = factory
     return made
 

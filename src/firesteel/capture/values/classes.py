@@ -136,7 +136,8 @@ def _restore(cls: type, name: str, before: Any) -> None:
 
 @CALLS.row(builtins.__build_class__)
 def call_build_class(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    body, name, bases = args[0], m.known(args[1]), [m.look(base) for base in args[2:]]
+    body, name = args[0], m.known(args[1])
+    bases: list[Any] = [m.look(base) for base in args[2:]]
     if kwargs or not isinstance(body, FunctionValue) or not all(isinstance(base, ClassValue) for base in bases):
         raise Break("call", name=f"the class statement of {name}")
     real = tuple(base.cls for base in bases)
@@ -160,7 +161,7 @@ def run_body(m: Machine, body: FunctionValue) -> dict[str, Value]:
     return {key.constant(): m.look(value) for key, value in namespace.entries.values()}
 
 
-def make_class(m: Machine, name: str, bases: list[Value], namespace: dict[str, Value], cell: Any) -> LocalClass:
+def make_class(m: Machine, name: str, bases: list[Any], namespace: dict[str, Value], cell: Any) -> LocalClass:
     stand_ins = {key: stand_in(m, value) for key, value in namespace.items()}
     for key, value in stand_ins.items():
         if not isinstance(value, (property, Placeholder)) and mro_lookup(type(value), "__set_name__") is not MISSING:

@@ -162,7 +162,7 @@ class Sequence(Container):
 class TupleValue(Sequence):
     """A tuple."""
 
-    cls = tuple
+    cls: type = tuple
 
     def hash_key(self, m: Machine) -> Any:
         return tuple(m.look(item).hash_key(m) for item in self.items)
@@ -207,7 +207,7 @@ class NamedTupleValue(TupleValue):
         if name in self.fields:
             return self.at(m, self.fields.index(name))
         if name == "_fields":
-            return fresh(m, self.cls._fields)
+            return fresh(m, self.cls._fields)       # type: ignore[attr-defined]
         found = m.class_attribute(self.cls, name)
         return super().getattr(m, name) if found is None else m.bind(found, self, self.cls, name)
 
@@ -274,7 +274,7 @@ def size_numel(m: Machine, self: SizeValue, args: Args, kwargs: Kwargs) -> Value
 class ListValue(Sequence):
     """A list.  The length of the user's is guarded when its items are first asked for: appending needs no guard."""
 
-    cls = list
+    cls: type = list
 
     def __init__(self, items: list[Value], source: Any = None, obj: Any = None, know: Callable[[], None] | None = None):
         self._items, self.source, self.obj, self._know = items, source, obj, know

@@ -66,10 +66,10 @@ def copied(m: Machine, value: Value, each: Each, done: dict[int, tuple[Value, Va
         made.entries.update({k: (key, each(item)) for k, (key, item) in value.know_all(m).items()})
         return made
     if isinstance(value, ListValue):
-        made = ListValue([])
-        done[id(value)] = (value, made)
-        made.items.extend(each(item) for item in value.items)
-        return made
+        new = ListValue([])
+        done[id(value)] = (value, new)
+        new.items.extend(each(item) for item in value.items)
+        return new
     if isinstance(value, NamedTupleValue):
         return NamedTupleValue(value.cls, [each(item) for item in value.items])
     if isinstance(value, TupleValue):

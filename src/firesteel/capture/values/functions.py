@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +51,7 @@ IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
 
 
-RECURSIVE_REPR = dataclasses._recursive_repr(repr).__code__       # keeps a set of ids against endless recursion
+RECURSIVE_REPR = dataclasses._recursive_repr(repr).__code__     # type: ignore[attr-defined]  # keeps a set of ids against endless recursion
 SINGLE_DISPATCH = functools.singledispatch(lambda value: value).__code__     # of the wrapper that looks for the implementation
 
 
@@ -154,9 +154,10 @@ class FunctionValue(Value):
         if self.fn is not None:
             check_marks(self.fn, args)
             if self.code is RECURSIVE_REPR:
-                return m.constant_object(self.fn.__wrapped__).call(m, args, kwargs)
+                return m.constant_object(self.fn.__wrapped__).call(m, args, kwargs)     # type: ignore[attr-defined]  # set by functools.wraps
             if self.code is SINGLE_DISPATCH and args:
-                return m.constant_object(self.fn.dispatch(args[0].python_type())).call(m, args, kwargs)
+                found = self.fn.dispatch(args[0].python_type())     # type: ignore[attr-defined]  # set by functools.singledispatch
+                return m.constant_object(found).call(m, args, kwargs)
             if getattr(self.fn, marks.CONSTANT, False):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_filename.startswith(TRANSFORMS):
@@ -420,7 +421,7 @@ class BoundBuiltin(Value):
 
 def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
     """MAKE_FUNCTION: `parts` are what `flags` say, in order."""
-    taken = iter(parts)
+    taken: Iterator[Any] = iter(parts)
     defaults = m.iterate(next(taken)) if flags & 1 else []
     kwdefaults = {k.constant(): v for k, v in next(taken).entries.values()} if flags & 2 else {}
     if flags & 4:

@@ -6,7 +6,7 @@ what comes of one group remembers it as its `origin`, so that parts raised again
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
@@ -21,11 +21,12 @@ def is_group(value: Value) -> bool:
     return isinstance(value, ExceptionValue) and issubclass(value.cls, BaseExceptionGroup)
 
 
-def origin(value: ExceptionValue) -> ExceptionValue:
+def origin(value: Value) -> Value:
     return getattr(value, "origin", value)
 
 
-def members(m: Machine, group: ExceptionValue) -> list[Value]:
+def members(m: Machine, group: ExceptionValue) -> list[Any]:
+    """Values of exceptions."""
     return [m.look(item) for item in m.iterate(m.look(group.args[1]))]
 
 
@@ -34,7 +35,7 @@ def derive(m: Machine, group: ExceptionValue, kept: list[Value]) -> Value:
     if not kept:
         return NONE
     made = ExceptionValue(group.cls, [group.args[0], ListValue(kept)])
-    made.origin = origin(group)
+    made.origin = origin(group)     # type: ignore[attr-defined]  # only groups that were split have one
     for name, value in m.effects.attributes(group).items():
         m.effects.store_attr(made, name, value)
     return made
@@ -80,9 +81,9 @@ def leaves(m: Machine, value: ExceptionValue) -> list[Value]:
     return [leaf for item in members(m, value) for leaf in leaves(m, item)] if is_group(value) else [value]
 
 
-def prepare_reraise(m: Machine, original: Value, raised: list[Value]) -> Value:
+def prepare_reraise(m: Machine, original: Any, raised: list[Value]) -> Value:
     """PREP_RERAISE_STAR: what leaves the except* clauses."""
-    errors = [m.look(error) for error in raised if m.look(error) is not NONE]
+    errors: list[Any] = [m.look(error) for error in raised if m.look(error) is not NONE]
     if not errors or not is_group(original):
         return errors[0] if errors else NONE
     again = [error for error in errors if origin(error) is origin(original)]

@@ -250,7 +250,8 @@ def hook_table(m: Machine, module: torch.nn.Module, module_source: Source, name:
     source = module_source.attr(name)
     m.guard(Guard(Call(module_source, hook_layout), "equals", hook_layout(module)))
     values = Call(source, dict_values)
-    entries = {key: (HookId(key, Nth(source, i)), m.lazy(hook, Item(values, i))) for i, (key, hook) in enumerate(obj.items())}
+    entries: dict[Any, tuple[Value, Value]] = {
+        key: (HookId(key, Nth(source, i)), m.lazy(hook, Item(values, i))) for i, (key, hook) in enumerate(obj.items())}
     table = HookTable(entries, source, obj, type(obj))
     m.remember(obj, table)
     return table
@@ -295,7 +296,7 @@ class BackwardHookValue(Value):
     def _apply(self, m: Machine, args: Value, items: list[Value], call: Any) -> Value:
         """`args` with the tensors that the seam gave."""
         places = tuple(i for i, item in enumerate(items) if isinstance(item, TensorValue))
-        tensors = [items[i] for i in places]
+        tensors = [item for item in items if isinstance(item, TensorValue)]
         if not torch.is_grad_enabled() or not any(t.abstract.requires_grad for t in tensors):
             return args
         with m.world.active():

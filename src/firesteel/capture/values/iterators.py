@@ -84,7 +84,7 @@ class HasMore(Source):
         return f"more than {self.key} left in {self.base.name}"
 
 
-PEEKABLE = (type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))))
+PEEKABLE: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))))
 
 
 # -- values -------------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class SequenceIterator(IteratorValue):
         return type(iter([]))
 
     def _items(self) -> list[Value]:
-        return self.owner.items if self.items is None else self.items
+        return self.owner.items if self.items is None else self.items       # type: ignore[attr-defined]  # a sequence, without `items`
 
     def next(self, m: Machine) -> Value | None:
         items = self._items()
@@ -231,7 +231,7 @@ class MapIterator(IteratorValue):
         items = [m.next_now(part) for part in self.parts]
         if any(item is None for item in items):
             return None
-        return m.call_now(self.fn, items, {})
+        return m.call_now(self.fn, items, {})       # type: ignore[arg-type]  # no None among them
 
     def rebuild(self, e: Emitter) -> str:
         return f"map({', '.join(e.expr(p) for p in [self.fn, *self.parts])})"

@@ -45,7 +45,7 @@ def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     module = frame.slots.get("self")
     if frame.code is not torch.nn.Module._call_impl.__code__ or not isinstance(module, CellValue):
         return ConstValue(True)
-    return ConstValue(not has_always_called(module.get(m).identity()))
+    return ConstValue(not has_always_called(module.get(m).identity()))      # type: ignore[union-attr]  # a method's self is bound
 
 
 @BY_NAME.row("torch._dynamo.decorators.graph_break")
@@ -64,6 +64,7 @@ def _answers_for_real(fn: Callable[..., Any]) -> Handler:
     return look_at
 
 
+_fn: Any
 for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.isbuiltin, inspect.iscoroutinefunction,
             inspect.isgeneratorfunction, inspect.unwrap, inspect.getfullargspec, inspect.getmro, inspect.isroutine, inspect.ismodule):
     CALLS.add(_fn, _answers_for_real(_fn))

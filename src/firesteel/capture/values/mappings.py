@@ -160,7 +160,7 @@ def dict_pop(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
     if found is None and len(args) > 1:
         return args[1]
     self.delitem(m, args[0])
-    return found
+    return found        # type: ignore[return-value]  # else delitem has raised
 
 
 @METHODS.row((DictValue, "popitem"))
@@ -304,7 +304,7 @@ class SetValue(Container):
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if self.cls is not set:
             return None
-        result = self.binary(m, op, other)
+        result: Any = self.binary(m, op, other)
         if result is None:
             return None
         self.change(m, result.entries, "clear")
@@ -382,7 +382,7 @@ def set_clear(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
 
 def _set_method(op: str) -> Callable[..., Value]:
     def method(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-        result: Value = SetValue(dict(self.entries), cls=self.cls)
+        result: Any = SetValue(dict(self.entries), cls=self.cls)
         for other in args:
             result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
         return result

@@ -76,14 +76,15 @@ class ModuleValue(ObjectValue):
         if special or name in self.obj._parameters or name in self.obj._modules:
             raise Break("store", name=f"attribute {name}", value=self.describe())
         if name in self.obj._buffers:
-            return self._set_buffer(m, name, value)
-        m.effects.store_attr(self, name, value)
+            self._set_buffer(m, name, value)
+        else:
+            m.effects.store_attr(self, name, value)
         return None
 
     def _set_buffer(self, m: Machine, name: str, value: Value) -> None:
         if not issubclass(value.python_type(), (torch.Tensor, type(None))) or module_internals._global_buffer_registration_hooks:
             raise Break("store", name=f"buffer {name}", value=self.describe())
-        self.own_attribute(m, "_buffers").setitem(m, ConstValue(name), value)
+        self.own_attribute(m, "_buffers").setitem(m, ConstValue(name), value)       # type: ignore[union-attr]  # every module has it
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         found = mro_lookup(self.cls, "__call__")

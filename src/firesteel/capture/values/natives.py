@@ -89,15 +89,16 @@ class NativeObject(ObjectValue):
             if hasattr(made, field):
                 m.effects.change(self.payload, field, getattr(made, field))
 
-    def _ask(self, m: Machine, name: str, *args: Value) -> Value | None:
+    def _ask(self, m: Machine, name: str, *args: Value) -> Any:
         """A special method: the class's, or the builtin's."""
         method = self.method(m, name)
         return SPECIAL[name](m, self.payload, *args) if method is None else method.call(m, list(args), {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
-        if self.method(m, "__getitem__") is None and isinstance(self.payload, DictValue) and self.method(m, "__missing__") is not None:
+        missing = self.method(m, "__missing__") if self.method(m, "__getitem__") is None and isinstance(self.payload, DictValue) else None
+        if missing is not None:
             found = self.payload.find(m, key)
-            return found if found is not None else self.method(m, "__missing__").call(m, [key], {})
+            return found if found is not None else missing.call(m, [key], {})
         return self._ask(m, "__getitem__", key)
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
@@ -161,6 +162,7 @@ class NativeObject(ObjectValue):
 
 
 # -- the builtin part ---------------------------------------------------------------------------------------------------
+_base: Any
 for _base in (dict, collections.OrderedDict, list, set, frozenset, tuple):
     PAYLOADS.add(_base, lambda m, args, kwargs, base=_base: CALLS[base](m, args, kwargs))
 PAYLOADS.add(collections.defaultdict, lambda m, args, kwargs: CALLS[collections.defaultdict](m, args, kwargs))
@@ -221,7 +223,7 @@ def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value
 
 def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """list.__new__(cls, ...)"""
-    cls = args[0].cls if isinstance(args[0], ClassValue) else None
+    cls: Any = args[0].cls if isinstance(args[0], ClassValue) else None
     base = native_base(cls) if cls is not None else None
     if base is None:
         raise Break("call", name="__new__ of a builtin")

@@ -99,7 +99,7 @@ def bind_to_class(m: Machine, attribute: Any, cls: type) -> Value:
 def read_cached(m: Machine, attribute: functools.cached_property, owner: Value) -> Value:
     """The first read of a cached_property: computed, and stored in the instance."""
     value = m.call_now(m.constant_object(attribute.func), [owner], {})
-    m.effects.store_attr(owner, attribute.attrname, value, "set_own")
+    m.effects.store_attr(owner, str(attribute.attrname), value, "set_own")
     return value
 
 
@@ -309,7 +309,7 @@ class ObjectValue(Value):
     def getitem(self, m: Machine, key: Value) -> Value:
         return self._tail(m, "__getitem__", [key], "[]")
 
-    def setitem(self, m: Machine, key: Value, value: Value) -> Value | None:
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
         m.call_now(self.method(m, "__setitem__") or lacking(m, self, "item assignment"), [key, value], {})
 
     def delitem(self, m: Machine, key: Value) -> None:
@@ -405,7 +405,7 @@ class InstanceDict(DictValue):
         return found
 
     def know_all(self, m: Machine) -> dict[Any, tuple[Value, Value]]:
-        own = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
+        own: Any = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
         if self.owner.source is not None:
             m.guard_own_names(self.owner, tuple(own))
         names = [*own, *(n for n in m.effects.attributes(self.owner) if n not in own)]
@@ -413,7 +413,7 @@ class InstanceDict(DictValue):
 
     def unread(self, m: Machine) -> dict[str, Value]:
         """All entries as they are, looked at or not."""
-        own = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
+        own: Any = instance_dict(self.owner.obj) if self.owner.obj is not None else {}
         if self.owner.source is not None:
             m.guard_own_names(self.owner, tuple(own))
         found = {name: m.lazy_own(self.owner, name, obj) for name, obj in own.items()}
@@ -474,7 +474,8 @@ class ExceptionValue(ObjectValue):
         return None
 
     def is_constant(self) -> bool:
-        return not isinstance(self.cls.__init__, types.FunctionType) and all(a.is_constant() for a in self.args)
+        init = self.cls.__init__        # type: ignore[misc]  # of the class itself: it is looked at, not called
+        return not isinstance(init, types.FunctionType) and all(a.is_constant() for a in self.args)
 
     def constant(self) -> Any:
         """A copy for formatting; never the object itself."""
@@ -579,16 +580,16 @@ class ClassValue(Value):
         return m.constant_object(m.run_real(operator.or_, *parts))
 
     def iterate(self, m: Machine) -> list[Value]:
-        return [fresh(m, member) for member in self.cls]
+        return [fresh(m, member) for member in self.cls]        # type: ignore[attr-defined]  # an enum
 
     def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
 
     def length(self, m: Machine) -> Value:
-        return ConstValue(len(self.cls))
+        return ConstValue(len(self.cls))        # type: ignore[arg-type]  # an enum
 
     def contains(self, m: Machine, item: Value) -> Value:
-        return boolean(item.constant() in self.cls)
+        return boolean(item.constant() in self.cls)     # type: ignore[operator]  # an enum
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.cls)
@@ -673,7 +674,7 @@ def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-def new_namedtuple(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
+def new_namedtuple(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value:
     fields, defaults = cls._fields, cls._field_defaults
     home = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
     if not home.startswith("namedtuple_") or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
@@ -700,7 +701,7 @@ class SuperValue(Value):
 
     def getattr(self, m: Machine, name: str) -> Value:
         is_class = isinstance(self.owner, ClassValue)
-        start = self.owner.cls if is_class else self.owner.python_type()
+        start = self.owner.cls if isinstance(self.owner, ClassValue) else self.owner.python_type()
         mro = start.__mro__
         for base in mro[mro.index(self.cls) + 1:]:
             if name in base.__dict__:

@@ -120,8 +120,8 @@ class TensorValue(Value):
         return call_graph(m, "call_function", m.unary_operators[op], [self], {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
-        part, key = select_symbols(m, self, key)
-        return part if key is None else call_graph(m, "call_function", operator.getitem, [part, key], {})
+        part, rest = select_symbols(m, self, key)
+        return part if rest is None else call_graph(m, "call_function", operator.getitem, [part, rest], {})
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
         part, key = select_symbols(m, self, key)
@@ -153,7 +153,7 @@ class TensorValue(Value):
         return e.graph_output(self)
 
 
-def select_symbols(m: Machine, tensor: TensorValue, key: Value) -> tuple[TensorValue, Value | None]:
+def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
     """The tensor and the rest of the key, after the symbolic ints in the key (which torch's own indexing refuses) have been applied."""
     items = [m.look(item) for item in key.items] if isinstance(key, TupleValue) else [key]
     places = [i for i, item in enumerate(items) if isinstance(item, SymNumber) and item.python_type() is int]
@@ -172,8 +172,7 @@ def _dims_taken(item: Value) -> int:
     """How many dimensions of the tensor one item of a key stands for."""
     if item.is_constant():
         return 0 if item.constant() is None or item.constant() is Ellipsis or isinstance(item.constant(), bool) else 1
-    mask = isinstance(item, TensorValue) and item.abstract.dtype in (torch.bool, torch.uint8)
-    return item.abstract.dim() if mask else 1
+    return item.abstract.dim() if isinstance(item, TensorValue) and item.abstract.dtype in (torch.bool, torch.uint8) else 1
 
 
 def can_be_argument(value: Value) -> bool:
