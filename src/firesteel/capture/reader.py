@@ -18,7 +18,7 @@ from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
-from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, Source, Stride, global_source
+from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
@@ -212,8 +212,14 @@ class Reader:
         """All attributes of the instance were asked for."""
         self.guard(Guard(dict_source(owner), "keys", names))
 
+    def guard_class_attribute(self, cls: type, name: str, attribute: Any) -> None:
+        """A method was found through a class: nobody has put another one there.  Classes of torch and the standard library are fixed."""
+        if not builder.is_trusted_scope({"__name__": cls.__module__}):
+            found = attribute.__func__ if isinstance(attribute, staticmethod) else attribute
+            self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
+
     def guard_no_hooks(self, module: Any) -> None:
-        self.guard(Guard(module.source, "no_hooks"))
+        self.guard(Guard(OwnDict(module.source), "no_hooks"))
 
     def all_guards(self) -> list[Guard]:
         """The guards, and the questions about sizes that were answered with this call's sizes."""
@@ -338,11 +344,12 @@ def has_custom_getattribute(cls: type) -> bool:
 
 def dict_source(owner: Any) -> Source:
     """Where the instance's own dict is found."""
-    return Call(owner.source, instance_dict) if has_custom_getattribute(owner.cls) else Attr(owner.source, "__dict__")
+    return Call(owner.source, instance_dict) if has_custom_getattribute(owner.cls) else OwnDict(owner.source)
 
 
 def own_source(owner: Any, name: str) -> Source:
-    return Item(dict_source(owner), name) if has_custom_getattribute(owner.cls) else Attr(owner.source, name)
+    past_class = has_custom_getattribute(owner.cls) or mro_lookup(owner.cls, "__getattr__") is not MISSING
+    return Item(dict_source(owner), name) if past_class else Attr(owner.source, name)
 
 
 def is_variable(value: Value) -> bool:

@@ -32,6 +32,7 @@ BINARY_METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "flo
 COMPARE_METHODS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
 UNARY_METHODS = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}
 MISSING: Any = object()
+REPLACEABLE = (types.FunctionType, staticmethod, property)     # class attributes that programs replace at run time
 
 
 def mro_lookup(cls: type, name: str) -> Any:
@@ -57,6 +58,8 @@ def is_data_descriptor(attribute: Any) -> bool:
 
 def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
     """A class attribute as seen through an instance (or through the class, with owner None)."""
+    if isinstance(attribute, REPLACEABLE):
+        m.guard_class_attribute(cls, name, attribute)
     if isinstance(attribute, staticmethod):
         return m.constant_object(attribute.__func__)
     if isinstance(attribute, classmethod):
