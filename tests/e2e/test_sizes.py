@@ -199,6 +199,19 @@ def test_strides_that_change_become_symbols():
     assert check(lambda x: x * 2, [(torch.randn(8, n)[:, :3],) for n in (10, 11, 12, 13)]) == 2
 
 
+RELATED = {
+    "multiple": (lambda x, n: x * 2 if x.shape[0] == 4 * n else x, [(torch.randn(12), 3), (torch.randn(20), 5)]),
+    "quotient": (lambda x, n: x * 2 if x.shape[0] == 256 // n else x, [(torch.randn(32), 8), (torch.randn(64), 4)]),
+    "used again": (lambda x, n: x.view(4, x.shape[0] // 4) * 2 if x.shape[0] == 4 * n else x, [(torch.randn(12), 3), (torch.randn(20), 5)]),
+    "two inputs": (lambda x, y, n: x + y.repeat(2) if x.shape[0] == 4 * n else x, [(torch.randn(4 * n), torch.randn(2 * n), n) for n in (3, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_a_size_known_by_a_number_that_the_graph_does_not_take(name):
+    assert check(*RELATED[name], dynamic=True) == 1
+
+
 def test_marks_with_bounds():
     fn = fs.compile(lambda x: x * 2)
     x = torch.randn(5, 2)

@@ -1,8 +1,9 @@
 """Triton's language on CPU tensors, as far as our kernels use it: kernels run without a GPU and without Triton.
 
 `run(kernel, tensors, symbols)` runs every program of every pass in order.  Types are as strict as Triton's where a mistake would
-change values: integers divide towards zero, both operands of an operator have one type, an access of memory outside of its
-tensor fails, and so does reading scratch memory that nobody wrote.
+change values: integers divide towards zero, both operands of an operator have one type.  An access of memory outside of its tensor
+fails, and so does one that races: programs of a pass run in any order, so none may read or set what another one sets, and
+within a program a barrier stands between a store and a load of the same element.
 """
 from __future__ import annotations
 
@@ -18,6 +19,39 @@ from firesteel.loops.ops import DTYPES
 from firesteel.sym.expr import evaluate
 
 program = [0]
+
+
+class Races:
+    """Who read and set each element in the current pass: the number of a program, or NOBODY."""
+    NOBODY = -1
+    SEVERAL = -2
+
+    def __init__(self) -> None:
+        self.writers: dict[int, torch.Tensor] = {}
+        self.readers: dict[int, torch.Tensor] = {}
+        self.unseen: dict[int, torch.Tensor] = {}       # set by this program since its last barrier
+
+    def _of(self, table: dict[int, torch.Tensor], elements: torch.Tensor) -> torch.Tensor:
+        if elements.data_ptr() not in table:
+            table[elements.data_ptr()] = torch.full((elements.numel(),), self.NOBODY)
+        return table[elements.data_ptr()]
+
+    def read(self, elements: torch.Tensor, at: torch.Tensor) -> None:
+        me, writers, readers = program[0], self._of(self.writers, elements), self._of(self.readers, elements)
+        assert ((writers[at] == me) | (writers[at] == self.NOBODY)).all(), "a program reads what another one sets"
+        assert (self._of(self.unseen, elements)[at] != me).all(), "no barrier between a store and a load"
+        readers[at] = torch.where((readers[at] == me) | (readers[at] == self.NOBODY), me, self.SEVERAL)
+
+    def write(self, elements: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+        me, writers, readers = program[0], self._of(self.writers, elements), self._of(self.readers, elements)
+        same = elements[at] == values
+        assert ((writers[at] == me) | (writers[at] == self.NOBODY) | same).all(), "two programs set one element"
+        assert ((readers[at] == me) | (readers[at] == self.NOBODY)).all(), "a program sets what another one reads"
+        writers[at] = me
+        self._of(self.unseen, elements)[at] = me
+
+
+races = Races()
 
 
 def _plain(value: Any) -> Any:
@@ -143,6 +177,7 @@ class Language:
     def load(pointer: Pointer, mask: T | None = None, other: T | None = None) -> T:
         at, wanted = _masked(pointer, mask)
         assert other is None or mask is not None
+        races.read(pointer.elements, at[wanted])
         values = pointer.elements[torch.where(wanted, at, 0)] if pointer.elements.numel() else torch.zeros(at.shape, dtype=pointer.elements.dtype)
         if mask is not None:
             instead = _plain(other) if other is not None else torch.tensor(77).to(values.dtype)     # anything may stand there
@@ -154,6 +189,7 @@ class Language:
         at, wanted = _masked(pointer, mask)
         values = value.t if isinstance(value, T) else torch.tensor(value)
         values = values.to(pointer.elements.dtype).broadcast_to(at.shape)
+        races.write(pointer.elements, at[wanted], values[wanted])
         pointer.elements[at[wanted]] = values[wanted]
 
     @staticmethod
@@ -205,7 +241,7 @@ class Language:
 
     @staticmethod
     def debug_barrier() -> None:
-        pass
+        races.unseen.clear()
 
     abs = staticmethod(lambda a: T(torch.abs(a.t)))
     floor = staticmethod(lambda a: T(torch.floor(a.t)))
@@ -253,6 +289,7 @@ def run(kernel: GpuKernel, tensors: Mapping[str, torch.Tensor], symbols: Mapping
     numbers = [T(torch.tensor(symbols[s], dtype=torch.float64 if isinstance(symbols[s], float) else torch.int64)) for s in kernel.symbols]
     arguments = [*(Pointer.of(t) for t in itertools.chain((tensors[b] for b in kernel.buffers), scratch)), *numbers, Pointer.of(error)]
     for one in kernel.passes:
+        races.__init__()
         for number in range(evaluate(one.programs, symbols)):
             program[0] = number
             scope[one.function](*arguments)

@@ -187,14 +187,14 @@ KINDS.add("all_distinct", Kind(RELATION, lambda x, data, w: f"len({{{', '.join(f
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def _hooks_of(module: torch.nn.Module) -> str:
-    return ", ".join(name.strip("_").replace("_", " ") for name in _HOOKS if getattr(module, name))
+def _hooks_of(attributes: Mapping[str, Any]) -> str:
+    return ", ".join(name.strip("_").replace("_", " ") for name in _HOOKS if attributes[name])
 
 
 KINDS.add("module", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data[0])} and {x}.training is {data[1]}",
                          lambda name, data, now: (f"{name} is in {'training' if now.training else 'evaluation'} mode now" if type(now) is data[0]
                                                   else f"{name} is a {_show(type(now))}; it was a {_show(data[0])}"), uses=2))
-KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}.{hook}' for hook in _HOOKS)})",
+KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}[{hook!r}]' for hook in _HOOKS)})",
                            lambda name, data, now: f"{name} has got hooks ({_hooks_of(now)})", uses=4))
 
 

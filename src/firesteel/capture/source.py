@@ -149,13 +149,13 @@ class Source:
         return Item(self, key)
 
     def parameter(self, name: str) -> Item:
-        return Item(Attr(self, "_parameters"), name)
+        return Item(Item(OwnDict(self), "_parameters"), name)
 
     def buffer(self, name: str) -> Item:
-        return Item(Attr(self, "_buffers"), name)
+        return Item(Item(OwnDict(self), "_buffers"), name)
 
     def child(self, name: str) -> Item:
-        return Item(Attr(self, "_modules"), name)
+        return Item(Item(OwnDict(self), "_modules"), name)
 
     def type(self) -> Type:
         return Type(self)
@@ -297,11 +297,32 @@ class Item(Source):
     @property
     def name(self) -> str:
         base = self.base
-        if type(base) is Attr and base.key in MODULE_TABLES:
+        if type(base) in (Attr, Item) and type(base.key) is str and base.key in MODULE_TABLES:
             return f"{base.base.name}[{self.key}]" if self.key.isdigit() else f"{base.base.name}.{self.key}"
+        if type(base) is OwnDict:
+            return f"{base.name}.{self.key}"
         if type(base) is Fixed and type(base.key) is dict:
             return self.key if isinstance(self.key, str) else f"{base.name}[{self.key!r}]"
         return f"{base.name}[{self.key!r}]"
+
+
+class OwnDict(Source):
+    """The attribute dictionary of an instance: read once, its entries cost a fifth of attributes of a class that has a __getattr__."""
+
+    __slots__ = ()
+
+    def __init__(self, base: Source):
+        super().__init__(base, None)
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{base}.__dict__"
+
+    def step(self, base: Any) -> Any:
+        return base.__dict__
+
+    @property
+    def name(self) -> str:
+        return self.base.name
 
 
 class Type(Source):

@@ -231,6 +231,10 @@ class TraceWorld(AbstractWorld):
     def _compute_size(self, size: Expr) -> Any:
         if size.op == "const":
             return size.attr
+        untold = any(s not in self._sizes for s in free_symbols(size))
+        told = self.env.in_terms_of(size, self._sizes) if untold else None
+        if told is not None:
+            return self._raw_size(told)     # as it is: simplified it would be the same again
         if size.op == "symbol":
             raise InternalError(f"the size {size} is not known from any input of the graph")
         for part in postorder(*size.args):      # one by one: sums may be long

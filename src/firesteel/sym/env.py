@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,11 +32,13 @@ from firesteel.sym.expr import (
     as_size,
     eq,
     evaluate,
+    floordiv,
     free_symbols,
     ge,
     le,
     make,
     not_,
+    postorder,
     python_text,
     substitute,
     symbol,
@@ -286,6 +288,31 @@ class ShapeEnv:
             size = found
         return self._context.simplify(size)
 
+    def in_terms_of(self, size: Any, told: Collection[Expr]) -> Any:
+        """The value over symbols that can be read: a symbol that was replaced stands for what it was replaced by, where run time reads
+        it and not the other.  With s1 = 4*s0 and s1 told, 4*s0 is s1, and s0 is s1 // 4.  None where that is not possible."""
+        known = [(s, value) for s, value in self._replacements.items() if s in told and type(value) is Expr]
+        whole = {value: s for s, value in known if value not in told}
+        if size in whole:
+            return whole[size]
+        size = _with_parts(size, whole)
+        missing = {s for s in free_symbols(size) if s not in told}
+        return substitute(size, found) if (found := self._solved(missing, known, told)) is not None else None
+
+    def _solved(self, missing: set[Expr], known: list[tuple[Expr, Expr]], told: Collection[Expr]) -> dict[Expr, Any] | None:
+        found: dict[Expr, Any] = {}
+        for wanted in missing:
+            for s, value in known:
+                terms = poly(value)
+                count = terms.get((wanted,))
+                rest = from_poly({m: n for m, n in terms.items() if m != (wanted,)})
+                if count and free_symbols(rest) <= set(told) and wanted not in free_symbols(rest):
+                    found[wanted] = floordiv(s - rest, count) if count != 1 else s - rest
+                    break
+            else:
+                return None
+        return found
+
     def as_stated(self, condition: Expr) -> Any:
         """A condition in the symbols that run time reads, nothing of it decided by what was concluded about unbacked symbols."""
         backed = {s: value for s, value in self._replacements.items() if self.symbols[s].hint is not None}
@@ -490,6 +517,16 @@ class ShapeEnv:
 
     def __repr__(self) -> str:
         return f"ShapeEnv({len(self.symbols)} symbols, {len(self._recorded)} guards)"
+
+
+def _with_parts(size: Any, whole: Mapping[Expr, Expr]) -> Any:
+    """The expression with each part that is a key replaced by its value."""
+    made: dict[Expr, Any] = {}
+    for node in postorder(size):
+        args = tuple([made[arg] for arg in node.args])
+        other = whole.get(node)
+        made[node] = other if other is not None else node if args == node.args else make(node.op, node.dtype, args, node.attr)
+    return made[size] if type(size) is Expr else size
 
 
 def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:

@@ -21,7 +21,7 @@ from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
 from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
 from firesteel.loops.ops import SHORT, literal
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, free_symbols
 from firesteel.sym.symint import from_sym
 
 
@@ -71,7 +71,19 @@ class Facts:
     def __init__(self, nodes: Iterable[Node]):
         self.env: Any = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
+        self.told: set[Expr] = set()            # symbols that inputs tell, where these are others than the sizes mention
+        self._find_told([from_node for from_node in nodes if from_node.op == "placeholder"])
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
+
+    def _find_told(self, placeholders: Sequence[Node]) -> None:
+        """An input's size may be known as 4*s0 while no input shows s0 itself: then sizes are written in what the inputs show."""
+        if self.env is None:
+            return
+        raw = [size for node in placeholders for size in _sizes_of(node.meta.get("val"))]
+        simple = [self.env.simplify(size) for size in raw]
+        shown = {size for size in simple if type(size) is Expr and size.op == "symbol"}
+        if not free_symbols(*simple) <= shown:
+            self.told = shown | {size for size in raw if size.op == "symbol"}
 
     def of(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -89,8 +101,18 @@ class Facts:
     def size(self, size: Expr) -> Any:
         found = self.known.get(size)
         if found is None:
-            found = self.known[size] = size if self.env is None else self.env.simplify(size)
+            found = self.known[size] = size if self.env is None else self._written(self.env.simplify(size))
         return found
+
+    def _written(self, size: Any) -> Any:
+        if not self.told or type(size) is not Expr or free_symbols(size) <= self.told - self.replaced():
+            return size
+        told = self.env.in_terms_of(size, self.told)
+        return size if told is None else told
+
+    def replaced(self) -> set[Expr]:
+        """Symbols among those told that the environment knows by another name."""
+        return {s for s in self.told if self.env.simplify(s) is not s}
 
     def spec(self, spec: Any) -> Any:
         for size in (*spec.shape, *spec.strides, spec.offset):
@@ -100,6 +122,18 @@ class Facts:
 
     def sizes(self, sizes: Sequence[Any]) -> tuple:
         return tuple([self.size(n) if type(n) is Expr else n for n in sizes])
+
+
+def _sizes_of(value: Any) -> list[Expr]:
+    """The symbolic sizes that an input shows."""
+    if isinstance(value, NUMBERS):
+        sizes: tuple = (from_sym(value),)
+    elif isinstance(value, torch.Tensor) or hasattr(value, "spec"):
+        spec = spec_of(value)
+        sizes = (*spec.shape, *spec.strides, spec.offset)
+    else:
+        return []
+    return [size for size in sizes if type(size) is Expr]
 
 
 def environment(value: Any) -> Any:
