@@ -32,7 +32,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     if disable:
         return model
     _check_arguments(model, mode, options)
-    settings = dict(backend=lookup_backend(backend), fullgraph=fullgraph, dynamic=dynamic)
+    settings = {"backend": lookup_backend(backend), "fullgraph": fullgraph, "dynamic": dynamic}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
     return _compile_function(model, settings)

@@ -159,7 +159,7 @@ class Explanation:
 def _logs_from_environment() -> None:
     names = [n.strip() for n in os.environ.get("FIRESTEEL_LOGS", "").split(",") if n.strip()]
     if names:
-        set_logs(**{name: True for name in names})
+        set_logs(**dict.fromkeys(names, True))
 
 
 _logs_from_environment()

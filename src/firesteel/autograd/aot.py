@@ -121,9 +121,13 @@ def _compile_late(program: Program, example_inputs: Sequence[Any], compilers: Co
     try:
         return compile_program(program, example_inputs, compilers, eager)
     except LateQuestion as question:
-        counters["aot"]["late_questions"] += 1
-        artifacts.log("aot", lambda: f"{question}")
+        _tell_late("program", question)
         return eager
+
+
+def _tell_late(part: str, question: LateQuestion) -> None:
+    counters["aot"]["late_questions"] += 1
+    artifacts.log("aot", lambda: f"{part}: {question}")
 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
@@ -178,8 +182,7 @@ def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
         try:
             return runtime.boxed_call(compilers.backward(bw, inputs))
         except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
-            counters["aot"]["late_questions"] += 1
-            artifacts.log("aot", lambda: f"backward: {question}")
+            _tell_late("backward", question)
             return runtime.boxed_call(nop(bw, inputs))
 
 

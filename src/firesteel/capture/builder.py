@@ -502,12 +502,12 @@ def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
     return FixedObject(obj, source)
 
 
-for _type in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
+for _form in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
                             type(typing.Union), type(typing.Union[int, str]), type(tuple), types.GenericAlias, types.UnionType,
                             inspect.Signature, inspect.Parameter,
                             type(collections.abc.Callable[[int], str])]):
-    if _type is not type and _type not in WRAPPERS:
-        WRAPPERS.add(_type, wrap_fixed)
+    if _form is not type and _form not in WRAPPERS:
+        WRAPPERS.add(_form, wrap_fixed)
 
 
 def wrap_object(m: Machine, obj: Any, source: Source) -> Value:

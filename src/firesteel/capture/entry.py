@@ -261,6 +261,7 @@ def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
         if frame.generator:
             state: Any = state_of(extra)
             state.real = inside()       # started by the frame outside, when it asks for the next element
+    assert inside is not None, spec
     return inside()
 
 

@@ -17,10 +17,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  rows are registered by importing it
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
-from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  rows are registered by importing it
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable

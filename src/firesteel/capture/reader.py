@@ -51,6 +51,10 @@ class Reader:
         """The program meets this error here."""
         raise NotImplementedError
 
+    def call_now(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """A call whose result is needed at once."""
+        raise NotImplementedError
+
     # -- looking at objects ----------------------------------------------------------------------------------------
     def lazy(self, obj: Any, source: Source) -> Value:
         return LazyValue(obj, source)

@@ -20,7 +20,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatReduce, FlatStore, addresses, flatten, mul, product, rebuild, topological
+from firesteel.codegen.flat import (
+    Address,
+    FlatNest,
+    FlatPhase,
+    FlatReduce,
+    FlatStore,
+    addresses,
+    flatten,
+    mul,
+    product,
+    rebuild,
+    topological,
+)
 from firesteel.codegen.printer import decompose
 from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, Code, Intervals, Sweep, Val
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled

@@ -247,7 +247,7 @@ class Code:
 
     def _fits(self, node: Expr) -> bool:
         low, high = self.intervals.of(node)
-        return -LIMIT <= low and high <= LIMIT
+        return low >= -LIMIT and high <= LIMIT
 
     def constant(self, node: Expr) -> None:
         narrow = node.dtype == "i64" and self.narrow and abs(node.attr) <= LIMIT

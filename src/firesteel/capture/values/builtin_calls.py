@@ -14,7 +14,7 @@ from firesteel.capture import polyfills
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
-from firesteel.capture.values.functions import CALLS, Args, Kwargs, PartialValue
+from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
@@ -400,14 +400,16 @@ def call_partial(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return PartialValue(functools.partial, args[0], list(args[1:]), dict(kwargs))
 
 
-for _symbol, _fn in BINARY.items():
-    CALLS.add(_fn, lambda m, args, kwargs, op=_symbol: m.binary(op, args[0], args[1]))
+def _applies(method: str, symbol: str) -> Handler:
+    """A function of `operator` is the machine's own operator."""
+    return lambda m, args, kwargs: getattr(m, method)(symbol, *args)
+
+
+for _method, _operators in {"binary": BINARY, "compare": COMPARE, "unary": UNARY_OPERATORS}.items():
+    for _symbol, _fn in _operators.items():
+        CALLS.add(_fn, _applies(_method, _symbol))
 for _symbol, _fn in IN_PLACE.items():
-    CALLS.add(_fn, lambda m, args, kwargs, op=_symbol[:-1]: m.inplace(op, args[0], args[1]))
-for _symbol, _fn in COMPARE.items():
-    CALLS.add(_fn, lambda m, args, kwargs, op=_symbol: m.compare(op, args[0], args[1]))
-for _symbol, _fn in UNARY_OPERATORS.items():
-    CALLS.add(_fn, lambda m, args, kwargs, op=_symbol: m.unary(op, args[0]))
+    CALLS.add(_fn, _applies("inplace", _symbol[:-1]))
 
 
 @CALLS.row(operator.getitem)

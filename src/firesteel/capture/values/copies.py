@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.values.base import FixedObject, LazyValue, Value

@@ -52,7 +52,7 @@ IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import
 
 
 RECURSIVE_REPR = dataclasses._recursive_repr(repr).__code__     # type: ignore[attr-defined]  # keeps a set of ids against endless recursion
-SINGLE_DISPATCH = functools.singledispatch(lambda value: value).__code__     # of the wrapper that looks for the implementation
+SINGLE_DISPATCH = functools.singledispatch(repr).__code__       # type: ignore[attr-defined]  # of the wrapper that looks for the implementation
 
 
 # torch's function transforms keep a stack of levels while they run: they are called for real, as a whole

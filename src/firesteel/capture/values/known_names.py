@@ -34,6 +34,7 @@ for _name, _value in {
     "torch._dynamo.decorators.mark_static": None, "torch._dynamo.decorators.mark_unbacked": None,
 }.items():
     BY_NAME.add(_name, answer(_value))
+_fn: Any
 for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked):
     CALLS.add(_fn, answer(None))
 
@@ -64,7 +65,6 @@ def _answers_for_real(fn: Callable[..., Any]) -> Handler:
     return look_at
 
 
-_fn: Any
 for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.isbuiltin, inspect.iscoroutinefunction,
             inspect.isgeneratorfunction, inspect.unwrap, inspect.getfullargspec, inspect.getmro, inspect.isroutine, inspect.ismodule):
     CALLS.add(_fn, _answers_for_real(_fn))

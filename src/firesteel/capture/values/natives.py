@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import Value
-from firesteel.capture.values.const import ConstValue, boolean
+from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import Container, ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue

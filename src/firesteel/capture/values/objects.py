@@ -6,7 +6,6 @@ Attribute access follows Python's own algorithm: data descriptors of the class, 
 from __future__ import annotations
 
 import functools
-import functools
 import operator
 import types
 from collections.abc import Callable

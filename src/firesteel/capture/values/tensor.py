@@ -124,12 +124,8 @@ class TensorValue(Value):
         return part if rest is None else call_graph(m, "call_function", operator.getitem, [part, rest], {})
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
-        part, key = select_symbols(m, self, key)
-        if part is not self:
-            key = ConstValue(Ellipsis) if key is None else key
-            call_graph(m, "call_function", operator.setitem, [part, key, value], {})
-            return
-        call_graph(m, "call_function", operator.setitem, [self, key, value], {})
+        part, rest = select_symbols(m, self, key)
+        call_graph(m, "call_function", operator.setitem, [part, ConstValue(Ellipsis) if rest is None else rest, value], {})
 
     # -- as a sequence ---------------------------------------------------------------------------------------------
     def length(self, m: Machine) -> Value:

@@ -14,7 +14,7 @@ from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.value import Index, IndexMap, Tensor
 from firesteel.loops.lower.views import first_place, from_end, reshape_index
 from firesteel.loops.ops import SHORT, S, compute_dtype, literal, number, to
-from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, max_, product
+from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, le, lt, product
 
 aten = torch.ops.aten
 
