@@ -24,6 +24,7 @@ from firesteel.capture.values.const import ConstValue, fresh, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, CellValue, ScopeValue
 from firesteel.capture.values.hooks import HandleValue
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.tensor import wrap_output
@@ -217,7 +218,10 @@ class Reader:
         self.guard(Guard(dict_source(owner), "keys", names))
 
     def guard_class_attribute(self, cls: type, name: str, attribute: Any) -> None:
-        """A method was found through a class: nobody has put another one there.  Classes of torch and the standard library are fixed."""
+        """A method was found through a class, or through super() behind it: nobody has put another one there.  Classes of torch and
+        the standard library are fixed."""
+        if mro_lookup(cls, name) is not attribute:
+            cls = next((c for c in cls.__mro__ if vars(c).get(name) is attribute), cls)
         if not builder.is_trusted_scope({"__name__": cls.__module__}):
             found = attribute.__func__ if isinstance(attribute, staticmethod) else attribute
             self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
@@ -313,6 +317,10 @@ class Reader:
         if isinstance(value, Sequence):
             return value.make([self.known(item) for item in value.items])
         return value.constant()
+
+    def known_items(self, value: Value) -> Any:
+        """As `known`; of an iterator, all that is left of it."""
+        return [self.known(item) for item in value.iterate(self)] if isinstance(value, IteratorValue) else self.known(value)
 
     def real_object(self, value: Value) -> Any:
         """The object itself, under a guard that it is this one; a Break where it was made inside."""
