@@ -42,11 +42,11 @@ from test_llvm_nests import (  # noqa: F401
     test_two_stores_of_different_dtypes,
 )
 
-from firesteel.codegen.triton import choose, print_nest
 from firesteel.codegen.flat import flatten
+from firesteel.codegen.triton import choose, print_nest
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, load
-from firesteel.loops.ops import S
+from firesteel.loops.ops import REDUCE_OPS, SHORT, S
 from firesteel.sym.expr import symbol
 
 
@@ -95,6 +95,12 @@ def test_equal_nests_give_one_kernel():
     nest, buffers = reduction("sum", contiguous("x", (64, 32)), (1,))
     second = print_nest(Nest("other", nest.axes, nest.phases), buffers)
     assert first.symbol == second.symbol and second.name == "other"
+
+
+def test_kernels_of_other_types_have_other_names():
+    """Their texts are equal: Triton takes the types from the signature."""
+    kernels = [print_nest(*pointwise(lambda v: S.add(v, v), contiguous("y", (64,), d), contiguous("x", (64,), d))) for d in ("f64", "i64", "i32")]
+    assert len({k.symbol for k in kernels}) == 3 and len({k.text.replace(k.symbol, "") for k in kernels}) < 3
 
 
 def test_adding_to_small_elements_is_refused():
@@ -175,7 +181,6 @@ def test_layernorm_of_many_rows():
 @pytest.mark.parametrize("length", [100, 5000])
 @pytest.mark.parametrize("op,dtype", [("sum", torch.int64), ("max", torch.uint8), ("sum", torch.int8)])
 def test_scans_of_integers(op, dtype, length):
-    from firesteel.loops.ops import SHORT, REDUCE_OPS
     x = torch.randint(0, 5, (3, length), generator=torch.Generator().manual_seed(0)).to(dtype)
     y = torch.zeros_like(x)
     X, index = buffer("x", x), (axis("i"), axis("r"))

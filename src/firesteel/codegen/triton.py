@@ -10,7 +10,7 @@ and the address of the error flag.
     split       few points but long sweeps: one function a phase, its sweep cut into slices that run as programs of their own.
                 Accumulators of the slices go to scratch memory [points, slices] and are combined by the functions that read them
 
-Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the text.
+Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the text and the signature.
 """
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
-    """Printed code of one nest.  Equal texts are one kernel: `symbol` is a digest of the text."""
+    """Printed code of one nest.  Equal texts and signatures are one kernel: `symbol` is a digest of both."""
     name: str                           # the nest's
     symbol: str
     text: str
@@ -81,9 +81,10 @@ def print_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> GpuKernel:
 def _print_flat(flat: FlatNest) -> tuple:
     printer = _Printer(decompose(flat, is_spelled))
     text = "\n\n\n".join(printer.run()) + "\n"
-    symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     signature = (*(POINTER[d] for d in flat.dtypes), *(POINTER[d] for d, _ in printer.scratch),
                  *({"i64": "i64", "f64": "fp64"}[d] for _, d in printer.symbols), "*i64")
+    # the text does not name the types of what it loads
+    symbol = "k_" + hashlib.sha256(repr((text, signature)).encode()).hexdigest()[:24]
     passes = tuple(Pass(f"{symbol}_{k}", programs, warps) for k, (programs, warps) in enumerate(printer.passes))
     return (symbol, text.replace("KERNEL", symbol), passes, signature, tuple(printer.scratch),
             tuple(name for name, _ in printer.symbols), printer.can_fail)

@@ -153,14 +153,14 @@ class Device:
         driver().call("cuDeviceGet", ctypes.byref(handle), index)
         driver().call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), handle)
         self.lock = threading.Lock()
-        self.loaded: dict[tuple[str, bool], tuple[int, int]] = {}    # (function, aligned) -> (handle, shared bytes)
+        self.loaded: dict[tuple, tuple[int, int]] = {}      # `_key` -> (handle, shared bytes)
 
     def load(self, wanted: Sequence[tuple[GpuKernel, Pass, bool]]) -> None:
         """Compiles what is new, several at a time, and loads it."""
-        new = {(one.function, aligned): (kernel, one) for kernel, one, aligned in wanted if (one.function, aligned) not in self.loaded}
+        new = {key: job for job in wanted if (key := _key(job[1], job[2])) not in self.loaded}
         if not new:
             return
-        jobs = [(kernel, one, aligned, self.capability) for (_, aligned), (kernel, one) in new.items()]
+        jobs = [(*job, self.capability) for job in new.values()]
         if len(jobs) == 1:
             binaries = [_cached(*jobs[0])]
         else:
@@ -169,6 +169,10 @@ class Device:
         with self.lock:
             for key, binary in zip(new, binaries):
                 self.loaded.setdefault(key, (self._function(binary), binary.shared))
+
+    def function(self, one: Pass, aligned: bool) -> tuple[int, int]:
+        """(handle, bytes of shared memory) of a loaded function."""
+        return self.loaded[_key(one, aligned)]
 
     def _function(self, binary: Binary) -> int:
         """The handle of a function, loaded into this device's context."""
@@ -183,6 +187,11 @@ class Device:
         finally:
             call("cuCtxPopCurrent_v2", ctypes.byref(popped))
         return function.value or 0
+
+
+def _key(one: Pass, aligned: bool) -> tuple:
+    """What one piece of machine code is known by."""
+    return one.function, aligned, config.code_key()
 
 
 @functools.cache
@@ -293,7 +302,7 @@ class Twins:
         kernel, one, index = self.known[number]
         counters["native"]["unaligned_launches"] += 1
         device(index).load([(kernel, one, False)])
-        return device(index).loaded[one.function, False][0]
+        return device(index).function(one, False)[0]
 
 
 twins = Twins()
@@ -332,7 +341,7 @@ def launches(kernel: GpuKernel, where: str) -> tuple[DeviceLaunch, ...]:
 
 
 def _launch(kernel: GpuKernel, one: Pass, own: Device, where: str, places: tuple[Size, ...], total: Size) -> DeviceLaunch:
-    handle, shared = own.loaded[one.function, True]
+    handle, shared = own.function(one, True)
     # Triton's functions have two more parameters, scratch memory that ours never use
     before = (ctypes.addressof(_table()), handle, twins.number(kernel, one, own.index), len(kernel.buffers), one.programs, 32 * one.warps,
               shared, f"stream_{own.index}", own.context.value or 0, len(kernel.signature) + 2)

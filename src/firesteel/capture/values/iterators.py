@@ -35,7 +35,7 @@ def sequence_of(iterator: Any) -> tuple[Any, int]:
     state = iterator.__reduce__()
     if len(state) < 3:
         return state[1][0], 0
-    return state[1][0], state[2]
+    return state[1][0], state[2] or 0       # a range iterator's range is what is left of it; its state is None from 3.12 on
 
 
 def peek(iterator: Any, ahead: int) -> Any:
