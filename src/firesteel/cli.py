@@ -42,6 +42,8 @@ def explain(args: argparse.Namespace) -> int:
     for group, counter in artifacts.counters.items():
         for name, count in counter.items():
             print(f"{group}: {name}: {count}")
+    for record in artifacts.breaks:
+        print(f"break: {record.location}: {record.reason} {record.hint}")
     for stage, seconds in sorted(artifacts.stage_times().items(), key=lambda row: -row[1]):
         print(f"time: {stage}: {seconds * 1e3:.1f} ms")
     return 0

@@ -1,0 +1,66 @@
+"""The command line: each command does what its sentence says."""
+import textwrap
+
+import pytest
+
+import firesteel as fs
+from firesteel import cli
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent('''
+        import sys
+        import torch
+        import firesteel as fs
+
+        @fs.compile(backend="eager")
+        def f(x):
+            y = x.sin()
+            print(*sys.argv[1:])
+            return y.cos()
+
+        f(torch.randn(3))
+    '''))
+    return path
+
+
+def test_doctor_names_what_is_there(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "torch " in out and "llvmlite" in out and "threads" in out
+
+
+def test_explain_runs_the_script_and_names_the_line_of_a_break(script, capsys):
+    fs.reset()
+    assert cli.main(["explain", str(script), "one", "two"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("one two\n")
+    assert "stats: unique_graphs: 2" in out and "time: capture" in out
+    assert f"break: {script}:9 in f: print writes output" in out
+
+
+def test_cache_is_shown_and_cleared(tmp_path, capsys):
+    with fs.config.patch(cache_dir=str(tmp_path)):
+        assert cli.main(["cache", "show"]) == 0
+        assert "0 files" in capsys.readouterr().out
+        assert cli.main(["cache", "clear"]) == 0
+
+
+def test_report_lists_dumps(tmp_path, capsys):
+    (tmp_path / "001-captured.py").write_text("a\nb\n")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == ["001-captured.py", "2", "lines"]
+
+
+def test_bench_needs_a_checkout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench"]) == 2
+    assert "checkout" in capsys.readouterr().err
+
+
+def test_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["compile"])
+    assert "invalid choice" in capsys.readouterr().err
