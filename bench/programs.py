@@ -188,3 +188,13 @@ def lstm(dtype=torch.float32, batch: int = 32, steps: int = 20, inside: int = 64
 
 
 PROGRAMS: dict[str, Callable[..., Program]] = {"pointwise": pointwise, "mlp": mlp, "resnet": resnet, "gpt": gpt, "lstm": lstm}
+
+# two small sizes each, for tests
+SMALL: dict[str, list[dict[str, int]]] = {
+    "pointwise": [{"rows": 37, "columns": 50}, {"rows": 24, "columns": 50}],
+    "mlp": [{"batch": 9, "width": 32, "layers": 2}, {"batch": 13, "width": 32, "layers": 2}],
+    "resnet": [{"batch": 3, "size": 16}, {"batch": 5, "size": 16}],
+    "gpt": [{"batch": 2, "length": 17, "layers": 2, "width": 64, "vocabulary": 50},
+            {"batch": 3, "length": 23, "layers": 2, "width": 64, "vocabulary": 50}],
+    "lstm": [{"batch": 4, "steps": 5, "inside": 8, "hidden": 12}, {"batch": 6, "steps": 5, "inside": 8, "hidden": 12}],
+}

@@ -71,9 +71,9 @@ def test_disabled_compile_is_the_function_itself():
 
 
 @pytest.mark.parametrize("arguments, text", [
-    (dict(backend="no such"), "no backend 'no such'"),
-    (dict(mode="fastest"), "no mode 'fastest'"),
-    (dict(options={"a": 1}), "no options a"),
+    ({"backend": "no such"}, "no backend 'no such'"),
+    ({"mode": "fastest"}, "no mode 'fastest'"),
+    ({"options": {"a": 1}}, "no options a"),
 ])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(fs.errors.UserError, match=text):

@@ -4,23 +4,24 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from firesteel.artifacts import breaks
 from firesteel.capture.entry import compile_function
 from firesteel.graph.abstract import AbstractWorld
 
 
+@dataclass(eq=False)
 class Counting:
     """An eager backend that keeps the graphs it was given."""
+    graphs: list[GraphModule] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., Any]:
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs.append(gm)
         return gm.forward
 

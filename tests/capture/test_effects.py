@@ -44,14 +44,15 @@ class Thing:
 def equal(a, b):
     assert type(a) is type(b), (a, b)
     if isinstance(a, torch.Tensor):
-        return torch.testing.assert_close(a, b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        return [equal(a[k], b[k]) for k in a]
-    if isinstance(a, (list, tuple, collections.deque)):
+        torch.testing.assert_close(a, b)
+    elif isinstance(a, dict):
+        equal(list(a.items()), list(b.items()))
+    elif isinstance(a, (list, tuple, collections.deque)):
         assert len(a) == len(b), (a, b)
-        return [equal(x, y) for x, y in zip(a, b)]
-    assert isinstance(a, Thing) or a == b, (a, b)
+        for x, y in zip(a, b):
+            equal(x, y)
+    else:
+        assert isinstance(a, Thing) or a == b, (a, b)
 
 
 def tried(fn, *args):
@@ -111,7 +112,7 @@ def attributes(t, x):
     t.n += 1
     t.new = {"inner": [t.n]}
     t.new["inner"].append(t)
-    setattr(t, "other", x * 2)
+    setattr(t, "other", x * 2)      # noqa: B010  the builtin is what is tested
     del t.pairs
     t.n = t.n * 10
     Thing.shared += 1
@@ -317,7 +318,7 @@ def test_effects_on_tensors_and_their_attributes():
 
 def test_generators_of_the_caller():
     def numbers():
-        for n in itertools.count():
+        for n in itertools.count():     # noqa: UP028  the caller's own frame is what waits
             yield n
 
     def fn(gen, x):

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from harness import capture, make_test, same
+from harness import capture, make_test
 
 one = functools.partial(make_test, fullgraph=True)
 
@@ -211,7 +211,7 @@ def test_raising_a_non_exception_is_a_type_error():
 def test_name_of_the_exception_is_unbound_after(x):
     try:
         raise ValueError
-    except ValueError as e:
+    except ValueError as e:     # noqa: F841  the name is what is tested
         pass
     try:
         e  # noqa: B018, F821

@@ -3,10 +3,11 @@ import logging
 
 import pytest
 import torch
+from harness import capture, same
+
 from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.errors import RecompileLimitExceeded
-from harness import capture, same
 
 
 def warnings_of(caplog):

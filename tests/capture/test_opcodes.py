@@ -4,6 +4,7 @@ import types
 import pytest
 import torch
 from harness import capture
+
 from firesteel.capture import machine, opcodes_rare, versions
 from firesteel.capture.code import Instr
 from firesteel.capture.opcodes import OPCODES

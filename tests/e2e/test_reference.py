@@ -13,15 +13,6 @@ import programs  # noqa: E402
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
-# two sizes each, neither that of the benchmark
-SIZES = {
-    "pointwise": [dict(rows=37, columns=50), dict(rows=24, columns=50)],
-    "mlp": [dict(batch=9, width=32, layers=2), dict(batch=13, width=32, layers=2)],
-    "resnet": [dict(batch=3, size=16), dict(batch=5, size=16)],
-    "gpt": [dict(batch=2, length=17, layers=2, width=64, vocabulary=50), dict(batch=3, length=23, layers=2, width=64, vocabulary=50)],
-    "lstm": [dict(batch=4, steps=5, inside=8, hidden=12), dict(batch=6, steps=5, inside=8, hidden=12)],
-}
-
 
 @pytest.fixture(autouse=True)
 def _fresh():
@@ -51,7 +42,7 @@ def state(program, fn, train):
 def test_equals_eager(name, train, dtype, dynamic):
     make = programs.PROGRAMS[name]
     compiled = None
-    for sizes in SIZES[name] * 2:       # the second time round both sizes are met again
+    for sizes in programs.SMALL[name] * 2:       # the second time round both sizes are met again
         expected_program, program = make(dtype=dtype, **sizes), make(dtype=dtype, **sizes)
         if compiled is None:
             holder = program
@@ -69,7 +60,7 @@ def test_equals_eager(name, train, dtype, dynamic):
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
 def test_a_bad_call_raises_what_eager_raises_and_loses_nothing(name):
-    program = programs.PROGRAMS[name](**SIZES[name][0])
+    program = programs.PROGRAMS[name](**programs.SMALL[name][0])
     compiled = fs.compile(program.fn)
     bad = {"mlp": (torch.randn(4, 7),), "gpt": (torch.randint(0, 50, (2, 17)).float(),)}[name]
     with pytest.raises(Exception) as eager:

@@ -249,11 +249,11 @@ def test_explain_lists_specialisations():
 
 # -- the reference programs ----------------------------------------------------------------------------------------------
 REFERENCE = {
-    "pointwise": lambda n: dict(rows=n, columns=2 * n),
-    "mlp": lambda n: dict(batch=n, width=16, layers=2),
-    "resnet": lambda n: dict(batch=n, size=16),
-    "gpt": lambda n: dict(batch=n, length=n + 5, layers=1, width=32, vocabulary=20),
-    "lstm": lambda n: dict(batch=n, steps=3, inside=8, hidden=12),
+    "pointwise": lambda n: {"rows": n, "columns": 2 * n},
+    "mlp": lambda n: {"batch": n, "width": 16, "layers": 2},
+    "resnet": lambda n: {"batch": n, "size": 16},
+    "gpt": lambda n: {"batch": n, "length": n + 5, "layers": 1, "width": 32, "vocabulary": 20},
+    "lstm": lambda n: {"batch": n, "steps": 3, "inside": 8, "hidden": 12},
 }
 
 

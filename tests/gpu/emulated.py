@@ -71,13 +71,13 @@ class T:
     def __index__(self) -> int:
         return int(self.t)
 
-    def __getitem__(self, index: tuple) -> "T":
+    def __getitem__(self, index: tuple) -> T:
         return T(self.t[index])
 
-    def to(self, dtype: torch.dtype, bitcast: bool = False) -> "T":
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> T:
         return T(self.t.view(dtype) if bitcast else self.t.to(dtype))
 
-    def __invert__(self) -> "T":
+    def __invert__(self) -> T:
         return T(~self.t)
 
     __hash__ = None     # type: ignore[assignment]
@@ -136,11 +136,11 @@ class Pointer:
         self.elements, self.at = elements, at
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> "Pointer":
+    def of(tensor: torch.Tensor) -> Pointer:
         count = tensor.untyped_storage().nbytes() // tensor.itemsize
         return Pointer(torch.as_strided(tensor, (count,), (1,), 0), torch.tensor(tensor.storage_offset()))
 
-    def __add__(self, offset: Any) -> "Pointer":
+    def __add__(self, offset: Any) -> Pointer:
         if isinstance(offset, T):
             assert offset.dtype in (torch.int32, torch.int64), offset.dtype
         return Pointer(self.elements, self.at + _plain(offset))

@@ -30,7 +30,7 @@ class Runner:
         moved = {name: _to_gpu(tensor) for name, tensor in tensors.items()}
         error = self.launch(moved, symbols)
         for name, tensor in tensors.items():
-            if not 0 in tensor.stride():
+            if 0 not in tensor.stride():
                 tensor.copy_(moved[name])
         return error
 

@@ -25,13 +25,6 @@ import programs  # noqa: E402
 cuda = torch.cuda.is_available()
 gpu_only = pytest.mark.skipif(not cuda, reason="needs a GPU")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}
-SIZES = {
-    "pointwise": [dict(rows=37, columns=50), dict(rows=24, columns=50)],
-    "mlp": [dict(batch=9, width=32, layers=2), dict(batch=13, width=32, layers=2)],
-    "resnet": [dict(batch=3, size=16), dict(batch=5, size=16)],
-    "gpt": [dict(batch=2, length=17, layers=2, width=64, vocabulary=50), dict(batch=3, length=23, layers=2, width=64, vocabulary=50)],
-    "lstm": [dict(batch=4, steps=5, inside=8, hidden=12), dict(batch=6, steps=5, inside=8, hidden=12)],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +136,7 @@ def check(name: str, train: bool, dtype: torch.dtype, dynamic: bool | None, devi
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("name", list(programs.PROGRAMS))
 def test_emulated_programs_equal_eager(name, train, dynamic, emulation):
-    sizes = [dict(batch=2, size=8)] if name == "resnet" else SIZES[name][:1]
+    sizes = [{"batch": 2, "size": 8}] if name == "resnet" else programs.SMALL[name][:1]
     check(name, train, torch.float32, dynamic, "cpu", sizes)
     assert kernels_run
 
@@ -154,14 +147,14 @@ def test_emulated_programs_equal_eager(name, train, dynamic, emulation):
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("name", list(programs.PROGRAMS))
 def test_programs_equal_eager(name, train, dtype, dynamic):
-    check(name, train, dtype, dynamic, "cuda", SIZES[name] + SIZES[name][:1])
+    check(name, train, dtype, dynamic, "cuda", programs.SMALL[name] + programs.SMALL[name][:1])
 
 
 @gpu_only
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("name", ["mlp", "gpt", "lstm"])
 def test_programs_in_bfloat16(name, train):
-    check(name, train, torch.bfloat16, None, "cuda", SIZES[name][:1])
+    check(name, train, torch.bfloat16, None, "cuda", programs.SMALL[name][:1])
 
 
 @gpu_only
