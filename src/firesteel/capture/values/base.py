@@ -231,6 +231,31 @@ class FixedObject(OpaqueValue):
         return m.constant_object(self.obj[m.known(key)])
 
 
+class CallableObject(Value):
+    """A callable that is known as an object and not by its code: a builtin, a function of torch, a cached function."""
+
+    def __init__(self, fn: Any, source: Any = None):
+        self.fn, self.source = fn, source
+
+    def python_type(self) -> type:
+        return type(self.fn)
+
+    def identity(self) -> Any:
+        return self.fn
+
+    def hash_key(self, m: Machine) -> Any:
+        return ObjectKey(self.fn)
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return m.static_attribute(self.fn, name)
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.constant(self.fn)
+
+
 class ObjectKey:
     """Hash and equality by identity, for dict keys that are objects without an own __eq__."""
 

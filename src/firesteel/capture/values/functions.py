@@ -22,7 +22,7 @@ from firesteel.capture import marks
 from firesteel.capture.effects import DELETED
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Attr, Fixed, Item, Source
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.base import CallableObject, ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.mappings import DictValue
@@ -345,29 +345,11 @@ class PartialValue(Value):
         return name
 
 
-class BuiltinValue(Value):
+class BuiltinValue(CallableObject):
     """A builtin function or method: a row of CALLS, or executed when its arguments are known."""
-
-    def __init__(self, fn: Callable[..., Any], source: Source | None = None):
-        self.fn, self.source = fn, source
-
-    def python_type(self) -> type:
-        return type(self.fn)
 
     def describe(self) -> str:
         return f"builtin {getattr(self.fn, '__qualname__', self.fn)}"
-
-    def identity(self) -> Any:
-        return self.fn
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.fn)
-
-    def truth(self, m: Machine) -> bool:
-        return True
-
-    def getattr(self, m: Machine, name: str) -> Value:
-        return m.static_attribute(self.fn, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.fn)
@@ -379,9 +361,6 @@ class BuiltinValue(Value):
         if not is_pure(self.fn):
             raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.fn)
 
 
 def find_call(fn: Any) -> Handler | None:

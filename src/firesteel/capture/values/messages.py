@@ -13,8 +13,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.effects import REPLAY
-from firesteel.capture.source import Fixed, Source
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.source import Fixed
+from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
 from firesteel.errors import Break
@@ -22,8 +22,6 @@ from firesteel.errors import Break
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
     from firesteel.capture.machine import Machine
-
-LRU = type(functools.lru_cache(maxsize=1)(len))
 
 
 @REPLAY.row("call")
@@ -55,31 +53,16 @@ for _fn in (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, l
     CALLS.add(_fn, functools.partial(lambda m, args, kwargs, fn: replay(m, fn, args, kwargs), fn=_fn))
 
 
-class CachedFunction(Value):
+class CachedFunction(CallableObject):
     """A function under functools.lru_cache."""
 
-    def __init__(self, fn: Any, source: Source | None = None):
-        self.fn, self.source = fn, source
-
-    def python_type(self) -> type:
-        return LRU
-
     def describe(self) -> str:
-        return f"cached function {self.fn.__qualname__}"
-
-    def identity(self) -> Any:
-        return self.fn
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.fn)
-
-    def truth(self, m: Machine) -> bool:
-        return True
+        return f"cached function {self.fn.__wrapped__.__qualname__}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name.startswith("cache_"):
             raise Break("attribute", name=name, value=self.describe())
-        return m.static_attribute(self.fn, name)
+        return super().getattr(m, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         mark = m.checkpoint()
@@ -92,6 +75,3 @@ class CachedFunction(Value):
         if not only_messages:
             raise Break("call", name=f"{self.describe()}, which changes objects,")
         return replay(m, self.fn, args, kwargs)
-
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.fn)

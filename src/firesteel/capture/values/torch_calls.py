@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional
 
 from firesteel.capture import marks
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
 from firesteel.errors import Break, DataDependentError
 
 if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
     from firesteel.capture.machine import Machine
 
 # Python functions that are one node each; what is not named here is inlined
@@ -106,29 +105,11 @@ def name_of(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
 
 
-class TorchFunctionValue(Value):
+class TorchFunctionValue(CallableObject):
     """A torch function as an object."""
-
-    def __init__(self, fn: Callable[..., Any], source: Any = None):
-        self.fn, self.source = fn, source
-
-    def python_type(self) -> type:
-        return type(self.fn)
 
     def describe(self) -> str:
         return f"torch function {name_of(self.fn)}"
-
-    def identity(self) -> Any:
-        return self.fn
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.fn)
-
-    def truth(self, m: Machine) -> bool:
-        return True
-
-    def getattr(self, m: Machine, name: str) -> Value:
-        return m.static_attribute(self.fn, name)
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name_of(self.fn).rpartition(".")[2] in NOT_IN_GRAPH:
@@ -137,9 +118,6 @@ class TorchFunctionValue(Value):
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.fn, self.fn
-
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.fn)
 
 
 IN_PLACE = {f"{symbol}=": getattr(operator, f"i{name}") for symbol, name in {
