@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import BackwardHook
 
 from firesteel.table import Table
@@ -100,10 +101,15 @@ def results_of(gm: GraphModule) -> Sequence[Any]:
 
 
 def results_gone_on_with(gm: GraphModule) -> frozenset[Node]:
-    """The nodes that are returned, require a gradient and are used by other calls on tensors: the caller may put a hook on such a tensor,
+    """The nodes that are returned, require a gradient and from which others that do are made: the caller may put a hook on such a tensor,
     which must see the gradient of all that was made from it."""
     results = {node for node in results_of(gm) if isinstance(node, Node) and is_tracked(node)}
-    return frozenset(node for node in results if any(isinstance(user.meta.get("val"), torch.Tensor) for user in node.users))
+    return frozenset(node for node in results if any(map(may_be_tracked, node.users)))
+
+
+def may_be_tracked(node: Node) -> bool:
+    """Is the node's value, or part of it, differentiable?"""
+    return any(isinstance(val, torch.Tensor) and val.requires_grad for val in pytree.tree_leaves(node.meta.get("val")))
 
 
 def is_tracked(node: Node) -> bool:

@@ -240,7 +240,8 @@ def test_flow_on_a_long_chain_does_not_recurse():
     assert net.sink_side() == {SINK}
 
 
-def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved():
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved(partition):
     j = Joint()
     x, w, t = j.input("primals_1", 8, 8), j.input("primals_2", 8, 8), j.input("tangents_1", 8, 8)
     inner = j.op(aten.mm.default, x, w)
@@ -254,7 +255,7 @@ def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved():
     for node in list(j.graph.nodes)[list(j.graph.nodes).index(y) + 1:]:
         node.meta["phase"] = "backward"
     gm = j.done(y, j.op(aten.mm.default, g, j.op(aten.t.default, w)), None)
-    fw, bw = check(gm, matrices(2), matrices(1), 1, min_cut_partition)
+    fw, bw = check(gm, matrices(2), matrices(1), 1, partition)
     assert names(bw) == ["primals_1", "primals_2", "mm_1", "tangents_1"]
     assert targets(bw).count(aten.mm.default) == 3      # one of them computes `inner` again
 

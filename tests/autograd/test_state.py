@@ -171,3 +171,39 @@ def test_saved_tensors_are_freed_with_the_backward():
     assert saved and all(r() is not None for r in saved)
     out.backward()
     assert all(r() is None for r in saved)
+
+
+# ---------------------------------------------------------------- what cannot be traced, and where graphs are cut
+
+class Peeks(torch.autograd.Function):
+    """Its backward looks at memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        assert g.data_ptr()
+        return g * 2
+
+
+def test_a_backward_that_cannot_be_traced():
+    fs.reset()
+    x = torch.ones(3, requires_grad=True)
+    fs.compile(lambda a: Peeks.apply(a), backend="aot_eager")(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert fs.counters["aot"]["untraceable_backwards"] == 1
+    with pytest.raises(fs.errors.Unsupported, match="backward cannot be traced.*data pointer"):
+        fs.compile(lambda a: Peeks.apply(a), backend="aot_eager", fullgraph=True)(x)
+
+
+def test_a_result_is_no_border_where_no_gradient_comes_back():
+    def f(x):
+        y = x * x
+        with torch.no_grad():
+            return y.clone(), y
+    quiet, loud = fs.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(3, requires_grad=True))
+    assert not quiet.requires_grad
+    gradient, = (g for g in loud.grad_fn.apply(None, torch.ones(3)) if g is not None)
+    assert torch.equal(gradient, torch.full((3,), 2.0))

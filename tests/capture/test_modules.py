@@ -384,3 +384,35 @@ def test_buffers_changed_through_their_table():
     compiled = fs.compile(module, backend="aot_eager", fullgraph=True)
     for _ in range(3):
         agree(module, compiled, x24())
+
+
+class Wrapper(nn.Module):
+    """Gives the attributes of what it wraps as its own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def test_attributes_found_by_the_class_s_own_getattr():
+    inner = nn.Linear(2, 2)
+    inner.scale = torch.ones(1)
+    module = Wrapper(inner)
+    compiled, x = fs.compile(module, backend="eager", fullgraph=True), torch.randn(2)
+    agree(module, compiled, x)
+    inner.scale = torch.ones(1) * 2
+    agree(module, compiled, x)
+    module.scale = torch.ones(1) * 3
+    agree(module, compiled, x)
+    del module.scale
+    module._buffers["scale"] = torch.ones(1) * 4
+    agree(module, compiled, x)

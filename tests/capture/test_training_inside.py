@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,30 @@ def test_checkpointed_nodes_carry_the_wish() -> None:
     compiled(torch.ones(2, requires_grad=True))
     wishes = [n.meta.get("recompute") for g in backend.graphs for n in g.graph.nodes if n.op == "call_function"]
     assert "must" in wishes and wishes[-1] is None
+
+
+def gradients(fn: Callable[..., Any], layer: torch.nn.Module, x: torch.Tensor) -> list[Any]:
+    x.grad = layer.weight.grad = None
+    out = fn(x)
+    if out.requires_grad:
+        out.sum().backward()
+    return [out.detach(), out.requires_grad, x.grad, layer.weight.grad]
+
+
+@pytest.mark.parametrize("requires", [True, False])
+@pytest.mark.parametrize("options", [{}, {"use_reentrant": True}, {"use_reentrant": False}], ids=["default", "reentrant", "not reentrant"])
+def test_kinds_of_checkpoints(options: dict[str, bool], requires: bool) -> None:
+    layer = torch.nn.Linear(3, 3)
+    fn = lambda x: torch.utils.checkpoint.checkpoint(lambda a: layer(a).sin(), x, **options)
+    x = torch.randn(2, 3).requires_grad_(requires)
+    compiled = fs.compile(fn, fullgraph=True, backend="aot_eager")
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always")
+        found = gradients(compiled, layer, x)
+    with warnings.catch_warnings(record=True) as theirs:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(found, gradients(fn, layer, x))
+    assert len(ours) == len(theirs)
 
 
 def test_function_transforms_are_called_for_real() -> None:

@@ -29,6 +29,7 @@ from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiab
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.config import config
+from firesteel.errors import Unsupported
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
@@ -55,12 +56,14 @@ class Compilers:
     partition: PartitionFn
     decompositions: Mapping | None
     keep_mutations: bool
+    whole: bool             # the user asked for fullgraph: a backward that cannot be traced is an error
 
     @classmethod
     def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
-           partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False) -> Compilers:
+           partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False,
+           whole: bool = False) -> Compilers:
         return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
-                   decompositions, keep_inference_input_mutations)
+                   decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole)
 
 
 # ---------------------------------------------------------------- the path
@@ -70,7 +73,8 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
                 decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it goes on with, so
     that a hook that the caller puts on one sees all of its gradient."""
-    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
+    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
+                             gm.meta.get("fullgraph", False))
     cuts = results_gone_on_with(gm) if hookable_results else frozenset()
     if cuts or has_seams(gm):
         return compile_in_segments(gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
@@ -88,6 +92,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
     except Undifferentiable as error:
+        if compilers.whole:
+            raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
         return run_by_eager("untraceable_backwards", str(error), eager)
     with timed("clean"):
         clean(joint.gm)

@@ -6,7 +6,7 @@ A joint graph has placeholders `primals_*` and `tangents_*` and returns the forw
 What always holds: no value of the backward is computed from a tangent in the forward; random and heavy operators of the
 forward run once; an input that the program overwrites is copied before it is saved.
 
-`default_partition` saves what eager would: each forward value that the backward reads.  `min_cut_partition` chooses the
+`default_partition` saves what eager would: each forward value that the backward reads, but for those of checkpointed regions.  `min_cut_partition` chooses the
 cheapest set of values from which the backward can compute the rest again.  Each value is an edge whose capacity is the
 cost of saving it (recompute.py); values that cannot be recomputed hang on the source, values that the backward reads on
 the sink; a cut is a set to save, and the minimum cut nearest to the sink recomputes least.
@@ -37,9 +37,14 @@ Partition = tuple[GraphModule, GraphModule]
 
 
 def default_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, **_: Any) -> Partition:
-    """Saves every forward value that the backward reads, as eager does."""
+    """Saves every forward value that the backward reads, as eager does: so not those inside of a checkpointed region."""
     roles = Roles.of(joint, num_fwd_outputs)
-    return build(roles, [*roles.primals, *(node for node in roles.nodes if node in roles.forward)])
+    return build(roles, [*roles.primals, *(node for node in roles.nodes if node in roles.forward and not asked_again(roles, node))])
+
+
+def asked_again(roles: Roles, node: Node) -> bool:
+    """Did the user ask for the value to be recomputed?"""
+    return node.meta.get("recompute") == "must" and not roles.policy(node).save
 
 
 def min_cut_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, memory_budget: float | None = None,

@@ -1,6 +1,6 @@
-"""Functions of itertools, operator and functools written in Python: the machine inlines these where a program calls the originals.
+"""Functions of itertools, operator, functools, heapq, logging and torch written in Python: the machine inlines these where a program calls the originals.
 
-What always holds: they give what the original gives, element by element and just as lazily; they use builtins and their arguments only.
+What always holds: they give what the original gives, element by element and just as lazily.
 
     POLYFILLS[itertools.pairwise]           # pairwise
 """
@@ -8,10 +8,14 @@ What always holds: they give what the original gives, element by element and jus
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
+import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import torch
 
 UNSET: Any = object()
 
@@ -225,10 +229,87 @@ def cmp_to_key(mycmp: Callable[[Any, Any], int]) -> Callable[[Any], ComparisonKe
     return lambda obj: ComparisonKey(mycmp, obj)
 
 
+def without_gradients(function: Callable[..., Any], *args: Any) -> Any:
+    """A reentrant checkpoint none of whose arguments requires grad."""
+    with torch.no_grad():
+        return function(*args)
+
+
+# -- contexts -----------------------------------------------------------------------------------------------------------
+def run_within(fn: Callable[..., Any], context: Any) -> Callable[..., Any]:
+    """A context manager of torch as a decorator."""
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return fn(*args, **kwargs)
+    return run
+
+
+# -- heapq --------------------------------------------------------------------------------------------------------------
+def rise(heap: list[Any], place: int) -> None:
+    """Moves an item towards the root, past larger ones."""
+    while place > 0:
+        parent = (place - 1) // 2
+        if not heap[place] < heap[parent]:
+            return
+        heap[place], heap[parent] = heap[parent], heap[place]
+        place = parent
+
+
+def sink(heap: list[Any], place: int) -> None:
+    """Moves an item away from the root: always the smaller child goes up, then the item rises again, as heapq does it."""
+    item, start = heap[place], place
+    child = 2 * place + 1
+    while child < len(heap):
+        if child + 1 < len(heap) and not heap[child] < heap[child + 1]:
+            child += 1
+        heap[place] = heap[child]
+        place, child = child, 2 * child + 1
+    heap[place] = item
+    while place > start:
+        parent = (place - 1) // 2
+        if not item < heap[parent]:
+            break
+        heap[place], heap[parent] = heap[parent], item
+        place = parent
+
+
+def heapify(heap: list[Any]) -> None:
+    for place in reversed(range(len(heap) // 2)):
+        sink(heap, place)
+
+
+def heappush(heap: list[Any], item: Any) -> None:
+    heap.append(item)
+    rise(heap, len(heap) - 1)
+
+
+def heappop(heap: list[Any]) -> Any:
+    last = heap.pop()
+    return heapreplace(heap, last) if heap else last
+
+
+def heapreplace(heap: list[Any], item: Any) -> Any:
+    first, heap[0] = heap[0], item
+    sink(heap, 0)
+    return first
+
+
+def heappushpop(heap: list[Any], item: Any) -> Any:
+    return heapreplace(heap, item) if heap and heap[0] < item else item
+
+
+# -- logging ------------------------------------------------------------------------------------------------------------
+def is_enabled_for(logger: Any, level: int) -> bool:
+    """Logger.isEnabledFor without its cache."""
+    return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain: chain, itertools.chain.from_iterable: from_iterable, itertools.count: count, itertools.cycle: cycle, itertools.repeat: repeat,
     itertools.accumulate: accumulate, itertools.islice: islice, itertools.starmap: starmap, itertools.takewhile: takewhile,
     itertools.dropwhile: dropwhile, itertools.filterfalse: filterfalse, itertools.compress: compress, itertools.pairwise: pairwise,
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
-    operator.itemgetter: itemgetter, operator.attrgetter: attrgetter, operator.methodcaller: methodcaller,
+    heapq.heapify: heapify, heapq.heappush: heappush, heapq.heappop: heappop, heapq.heapreplace: heapreplace, heapq.heappushpop: heappushpop,
+    logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter, operator.methodcaller: methodcaller,
 }

@@ -201,8 +201,9 @@ class Reader:
         self.guard(Guard(source, "truth", answer))
 
     def guard_no_attribute(self, owner: Any, name: str) -> None:
-        plain = mro_lookup(owner.cls, "__getattr__") is MISSING and not has_custom_getattribute(owner.cls)
-        if plain or isinstance(owner.identity(), torch.nn.Module):
+        """Nothing of that name was found; a class's own __getattr__, which is inlined, may find it elsewhere."""
+        fallback = mro_lookup(owner.cls, "__getattr__")
+        if fallback in (MISSING, torch.nn.Module.__getattr__) and not has_custom_getattribute(owner.cls):
             self.guard(Guard(owner.source, "no_attr", name))
         else:
             self.guard_not_own(owner, name)

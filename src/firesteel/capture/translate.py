@@ -204,6 +204,7 @@ def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input
     counters["stats"]["calls_captured"] += sum(1 for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
     log("graph", lambda: f"{region.name}\n{graph.print_readable(print_output=False)}")
     dump("captured", "py", lambda: graph.print_readable(print_output=False))
+    graph.meta["fullgraph"] = region.root.fullgraph
     try:
         with timed("backend"), outside_inference():
             return region.root.backend(graph, [i.abstract for i in used])

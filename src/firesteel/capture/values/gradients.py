@@ -6,14 +6,17 @@ recomputes them in the backward.
 """
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
 import torch.utils.checkpoint
 
+from firesteel.capture import polyfills
 from firesteel.capture.values.base import PENDING, Value
-from firesteel.capture.values.containers import Sequence
+from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.messages import replay
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
@@ -36,17 +39,27 @@ def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in options}
-    if "context_fn" in options or "use_reentrant" not in options:
+    if "context_fn" in options or "debug" in options and m.truth_now(options["debug"]):
         raise Break("call", name="checkpoint with settings of its own")
-    if m.truth_now(options["use_reentrant"]) and not any(map(needs_gradient, args[1:])):
-        raise Break("call", name="a reentrant checkpoint that cuts the gradient")
+    given = options.get("use_reentrant", NONE)
+    if given is NONE:
+        say(m, "torch.utils.checkpoint.checkpoint was called without use_reentrant: True is taken.")
+    if given is NONE or m.truth_now(given):
+        if rest:
+            raise Break("call", name="a reentrant checkpoint with keyword arguments")
+        if not any(map(needs_gradient, args[1:])):
+            say(m, "No argument of a reentrant checkpoint requires grad: there will be no gradients.")
+            args = [m.constant_object(polyfills.without_gradients), *args]
     result = args[0].call(m, args[1:], rest)
     if result is PENDING:
         m.frames[-1].tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
     return result
 
 
+def say(m: Machine, text: str) -> None:
+    replay(m, warnings.warn, [ConstValue(text)], {})
+
+
 def needs_gradient(value: Value) -> bool:
-    if isinstance(value, Sequence):
-        return any(map(needs_gradient, value.items))
+    """A reentrant checkpoint looks at its own arguments, not into lists."""
     return isinstance(value, TensorValue) and value.abstract.requires_grad
