@@ -112,12 +112,7 @@ class Setup(torch.autograd.Function):
         return g * w + h, g * x + out * 0
 
 
-class NeedsGrad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
+class NeedsGrad(Saved):
     @staticmethod
     def backward(ctx, g):
         x, w = ctx.saved_tensors

@@ -16,7 +16,7 @@ import dataclasses
 import dis
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,7 @@ def normalise(instrs: Sequence[Instr], cells: versions.Cells) -> list[Instr]:
             result.append(Instr(name, arg if target is None else None, value, target, handler, position, len(result),
                                 kwnames, at, at + length, number))
         at += length
-    _point_to_normalised(result, {instr: result[n] for instr, n in first_of.items()})
+    _point_to({instr: result[n] for instr, n in first_of.items()}, result)
     return result
 
 
@@ -236,14 +236,15 @@ def _landing(instrs: Sequence[Instr], run: Sequence[Instr]) -> Instr | None:
     return None
 
 
-def _point_to_normalised(result: list[Instr], first_of: dict[Instr, Instr]) -> None:
+def _point_to(new: dict[Instr, Instr], instrs: Iterable[Instr]) -> None:
+    """Jumps and handlers of `instrs` lead to what stands for their old targets."""
     handlers: dict[Handler, Handler] = {}
-    for instr in result:
+    for instr in instrs:
         if instr.target is not None:
-            instr.target = first_of[instr.target]
+            instr.target = new[instr.target]
         if (old := instr.handler) is not None:
             if old not in handlers:
-                handlers[old] = Handler(first_of[old.target], old.depth, old.lasti)
+                handlers[old] = Handler(new[old.target], old.depth, old.lasti)
             instr.handler = handlers[old]
 
 
@@ -260,14 +261,7 @@ def program(code: types.CodeType) -> list[Instr]:
 def copy_instrs(instrs: Sequence[Instr]) -> list[Instr]:
     """Instructions of one's own to change: jumps and handlers point within the copy."""
     copies = {instr: dataclasses.replace(instr) for instr in instrs}
-    handlers: dict[Handler, Handler] = {}
-    for instr in copies.values():
-        if instr.target is not None:
-            instr.target = copies[instr.target]
-        if (old := instr.handler) is not None:
-            if old not in handlers:
-                handlers[old] = Handler(copies[old.target], old.depth, old.lasti)
-            instr.handler = handlers[old]
+    _point_to(copies, copies.values())
     return list(copies.values())
 
 
