@@ -16,7 +16,7 @@ import torch
 from firesteel.graph.sizes import layout_less as less
 from firesteel.graph.sizes import layout_same as same
 from firesteel.graph.sizes import product
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, row_major
 
 Shape = tuple[Size, ...]
 
@@ -47,20 +47,10 @@ _strides: dict[Shape, Shape] = {}
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides; a size of 0 counts as 1, as in eager."""
     strides = _strides.get(shape)
     if strides is None:
-        strides = _strides[shape] = _row_major(shape)
+        strides = _strides[shape] = row_major(shape)
     return strides
-
-
-def _row_major(shape: Shape) -> Shape:
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (max(size, 1) if type(size) is not Expr else size)
-    return tuple(reversed(strides))
 
 
 def channels_last_strides(shape: Shape) -> Shape:

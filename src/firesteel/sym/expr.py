@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import firesteel.sym.logic  # noqa: F401  (fills the engine's table)
@@ -298,6 +298,16 @@ def product(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         result = mul(result, size)
     return result
+
+
+def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides of a contiguous tensor; a size of 0 counts as 1, as in eager."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if type(size) is Expr else max(size, 1))
+    return tuple(reversed(strides))
 
 
 def sum_(sizes: Iterable[Size]) -> Size:

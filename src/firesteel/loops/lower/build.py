@@ -17,9 +17,9 @@ import torch
 
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, Store, StoreMode
-from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec, row_major
+from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec
 from firesteel.loops.ops import LOOP_DTYPES, SHORT, compute_dtype, short_dtype, to
-from firesteel.sym.expr import Expr, Size, as_expr, lt
+from firesteel.sym.expr import Expr, Size, as_expr, lt, row_major
 from firesteel.table import Table
 
 LOWERINGS: Table[Callable[..., Any]] = Table("lowering", "loops/lower/")

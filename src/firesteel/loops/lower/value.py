@@ -41,16 +41,6 @@ def spec_of(value: Any) -> Any:
     return spec
 
 
-def row_major(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """The strides of a contiguous tensor, 0-sized dimensions counting as 1."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (size or 1) if type(size) is int else step * size
-    return tuple(reversed(strides))
-
-
 class Tensor:
     """A tensor of the graph.  Exactly one of `buffer` and `body` is set.  `index` maps an index of this tensor to one of
     the buffer (None: the same).  `strided`: spec.strides/offset describe it as a window on the buffer's storage.

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from firesteel.loops.lower.build import LOWERINGS, Builder
-from firesteel.loops.lower.value import Index, IndexMap, Tensor, row_major
+from firesteel.loops.lower.value import Index, IndexMap, Tensor
 from firesteel.loops.ops import LOOP_DTYPES
-from firesteel.sym.expr import Expr, Size, lt, max_, min_, product, sum_, where
+from firesteel.sym.expr import Expr, Size, lt, max_, min_, product, row_major, sum_, where
 
 aten = torch.ops.aten
 
