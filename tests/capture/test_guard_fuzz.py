@@ -64,6 +64,8 @@ class Net(nn.Module):
             x = x + self.extra
         if self.training:
             x = x + 0.25
+        if hasattr(self, "found"):
+            x = x * self.found
         x = self.norm(x) if self.norm.training else x - self.norm.eps
         return x * (2 if self.kind == "plain" else 3) + self.drop.p
 
@@ -112,6 +114,10 @@ class World:
         self.handles = []
 
 
+def tables(net):
+    return vars(net), net._parameters, net._buffers
+
+
 def set_global(name, value):
     globals()[name] = value
 
@@ -158,6 +164,8 @@ CHANGES = {
     "extra": lambda w, r: setattr(w.net, "extra", r.choice([None, 1, 2.5])),
     "kind": lambda w, r: setattr(w.net, "kind", r.choice(["plain", "other"])),
     "no own kind": lambda w, r: vars(w.net).pop("kind", None),
+    "found": lambda w, r: setattr(w.net, "found", r.choice([2, 3.5, torch.full((3,), 2.0), nn.Parameter(torch.full((3,), 3.0))])),
+    "not found": lambda w, r: delattr(w.net, "found") if any("found" in table for table in tables(w.net)) else None,
     "same settings": lambda w, r: setattr(w.net, "settings", w.settings),
     "new settings": lambda w, r: setattr(w, "settings", Settings()),
     "hook": lambda w, r: w.handles.append(w.net.register_forward_hook(lambda m, a, out: out + 1)),
@@ -182,6 +190,8 @@ GLOBAL_CHANGES = {
     "class level": lambda r: setattr(Settings, "level", r.choice([1, 2, 3])),
     "class names": lambda r: setattr(Settings, "names", r.choice([("x", "y"), ("x",)])),
     "class method": lambda r: setattr(Settings, "weight", r.choice([lambda self: self.gain * 2, lambda self: self.gain + 3])),
+    "class found": lambda r: setattr(Net, "found", r.choice([4, 5.0])),
+    "no class found": lambda r: delattr(Net, "found") if "found" in vars(Net) else None,
     "class kind": lambda r: setattr(Net, "kind", r.choice(["plain", "other"])),
     "helper": lambda r: set_global("other_helper", r.choice([other_helper, lambda x, by=1: x - by])),
 }
@@ -196,6 +206,7 @@ def _restore():
     set_global("SCALE", 2.0), set_global("ACTIVE", True), set_global("TABLE", {"a": 1.0, "b": [1, 2]})
     set_global("FUNCTIONS", [torch.sin, torch.tanh]), set_global("other_helper", KEPT["other_helper"])
     helper.__defaults__, helper.__kwdefaults__ = (3.0,), {"sign": 1}
+    GLOBAL_CHANGES["no class found"](None)
     for cls, name, value in CLASS_KEPT:
         setattr(cls, name, value)
 

@@ -491,6 +491,10 @@ def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequen
         emitter.share([guard.place] if guard.kind == "tensor" and checker is not None else _loads(guard))
     emitter.share(returns or ())
     body = _Body(emitter, "None" if returns is not None else "False")
+    arguments = [guard for guard in tensors if len(guard.place.chain()) == 1] if checker is not None else []
+    if 0 < len(arguments) < len(tensors):       # seen twice, so that another size of an input costs no look at the whole model
+        early = constants.bind(tensor_checker([guard.data for guard in arguments]), "arguments")
+        body.add(lambda: f"{early}({', '.join(emitter.load(g.place) for g in arguments)})")
     for guard in guards:
         if guard.kind != "tensor" or checker is None:
             body.add(lambda: KINDS[guard.kind].check(emitter.load(guard.source) if guard.source is not None else "", guard.data, writer))

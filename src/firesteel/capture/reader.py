@@ -18,7 +18,7 @@ from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
-from firesteel.capture.source import Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
+from firesteel.capture.source import MODULE_TABLES, Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
@@ -74,6 +74,10 @@ class Reader:
     def read_own(self, owner: Any, name: str, obj: Any) -> Value:
         """An attribute in the instance's own dict; generated code does not run a __getattribute__ of the class."""
         return builder.build(self, obj, own_source(owner, name))
+
+    def read_table(self, module: Any, table: str, name: str, obj: Any) -> Value:
+        """A parameter, buffer or child of a module."""
+        return builder.build(self, obj, Item(own_source(module, table), name))
 
     def lazy_own(self, owner: Any, name: str, obj: Any) -> Value:
         return LazyValue(obj, own_source(owner, name))
@@ -202,11 +206,20 @@ class Reader:
 
     def guard_no_attribute(self, owner: Any, name: str) -> None:
         """Nothing of that name was found; a class's own __getattr__, which is inlined, may find it elsewhere."""
-        fallback = mro_lookup(owner.cls, "__getattr__")
-        if fallback in (MISSING, torch.nn.Module.__getattr__) and not has_custom_getattribute(owner.cls):
+        fallback, plain = mro_lookup(owner.cls, "__getattr__"), not has_custom_getattribute(owner.cls)
+        if plain and fallback is MISSING:
             self.guard(Guard(owner.source, "no_attr", name))
-        else:
-            self.guard_not_own(owner, name)
+            return
+        self.guard_not_own(owner, name)
+        if plain and fallback is torch.nn.Module.__getattr__:       # asked of the module, it would raise and drop an error each time
+            self._guard_not_in_tables(owner, name)
+
+    def _guard_not_in_tables(self, module: Any, name: str) -> None:
+        if not hasattr(module.cls, name):
+            self.guard(Guard(Fixed(module.cls), "no_attr", name))
+        own = instance_dict(module.obj) or {}
+        for table in [table for table in MODULE_TABLES if name not in own.get(table, ())]:
+            self.guard(Guard(own_source(module, table), "no_key", name))
 
     def guard_not_own(self, owner: Any, name: str) -> None:
         """A class attribute was read: the instance has none of that name."""

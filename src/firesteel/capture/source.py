@@ -273,7 +273,7 @@ class Attr(Source):
         return f"{self.base.name}.{self.key}"
 
 
-MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Item(Source):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.modules.module as module_internals
 
 from firesteel.capture.effects import DELETED
-from firesteel.capture.source import Source
+from firesteel.capture.source import MODULE_TABLES, Source
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
@@ -23,7 +23,6 @@ from firesteel.errors import Break
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
-TABLES = ("_parameters", "_buffers", "_modules")
 TABLES_OF_HOOKS = frozenset({*HOOK_TABLES, *FLAG_TABLES})
 
 
@@ -46,10 +45,10 @@ class ModuleValue(ObjectValue):
         own = self.obj.__dict__
         if name in TABLES_OF_HOOKS and name in own:
             return hook_table(m, self.obj, self.source, name)
-        return m.read_attribute(self, name, own[name]) if name in own else None
+        return m.read_own(self, name, own[name]) if name in own else None
 
     def _missing(self, m: Machine, name: str) -> Value:
-        for table in TABLES:
+        for table in MODULE_TABLES:
             entries = self.obj.__dict__.get(table)
             if entries is None or m.effects.written(self, name) is DELETED:
                 continue
@@ -59,7 +58,7 @@ class ModuleValue(ObjectValue):
                 if found is not None:
                     return found
             elif name in entries:
-                return m.read(entries[name], self.source.attr(table).item(name))
+                return m.read_table(self, table, name, entries[name])
         if mro_lookup(self.cls, "__getattr__") is not torch.nn.Module.__getattr__:
             return super()._missing(m, name)
         if m.effects.written(self, name) is None:
