@@ -44,7 +44,8 @@ def cases():
     rows, out, g = torch.randn(512, 1024), torch.empty(512, 1024), torch.randn(1024)
     return {
         "add": (pointwise(lambda v: S.add(v, 1.0), contiguous("y", (1000, 1000)), big), {"x": x, "y": y}, lambda: x + 1.0),
-        "chain": (pointwise(chain, contiguous("y", (1000, 1000)), big, contiguous("w", (1000,))), {"x": x, "y": y, "w": w}, lambda: torch.tanh(x * 2 + w) * (x - 1)),
+        "chain": (pointwise(chain, contiguous("y", (1000, 1000)), big, contiguous("w", (1000,))), {"x": x, "y": y, "w": w},
+                  lambda: torch.tanh(x * 2 + w) * (x - 1)),
         "silu+exp": (pointwise(silu_chain, contiguous("y", (1000, 1000)), big), {"x": x, "y": y}, lambda: F.silu(x) + torch.exp(-x.abs()) * 0.5),
         "gelu": (pointwise(gelu, contiguous("y", (1000, 1000)), big), {"x": x, "y": y}, lambda: F.gelu(x)),
         "softmax": (softmax(512, 1024), {"x": rows, "y": out}, lambda: torch.softmax(rows, 1)),
@@ -53,7 +54,8 @@ def cases():
         "row sum": (reduction("sum", big, (1,)), {"x": x, "y": small}, lambda: x.sum(1)),
         "full sum of squares": (reduction("sum", big, (0, 1), lambda v: S.mul(v, v)), {"x": x, "y": small}, lambda: (x * x).sum()),
         "column max": (reduction("max", big, (0,)), {"x": x, "y": small}, lambda: x.amax(0)),
-        "transpose": (pointwise(lambda v: S.mul(v, 2.0), contiguous("y", (1000, 1000)), _transposed(big)), {"x": x, "y": y}, lambda: (x.t() * 2.0).contiguous()),
+        "transpose": (pointwise(lambda v: S.mul(v, 2.0), contiguous("y", (1000, 1000)), _transposed(big)), {"x": x, "y": y},
+                      lambda: (x.t() * 2.0).contiguous()),
     }
 
 

@@ -2,8 +2,9 @@
 
     python bench/sym.py             # prints microseconds an operation, the ratio, and the cost of the questions
 
-Times are CPU time, so that a busy machine disturbs less.  Only this benchmark imports sympy.  The expressions are what shape and index code makes: sums, products, floor divisions and
-remainders of a few non-negative symbols.  sympy gets its own `floor(a/b)` and `Mod`, and integer, non-negative symbols.
+Times are CPU time, so that a busy machine disturbs less.  Only this benchmark imports sympy.  The expressions are what shape
+and index code makes: sums, products, floor divisions and remainders of a few non-negative symbols.  sympy gets its own
+`floor(a/b)` and `Mod`, and integer, non-negative symbols.
 """
 from __future__ import annotations
 

@@ -372,5 +372,6 @@ def _without_axes(phases: list[FlatPhase], gone: dict[str, str]) -> tuple[FlatPh
     return tuple(FlatPhase(
         p.kind, p.axes,
         tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in p.reduces),
-        tuple(FlatStore(s.buffer, strip(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, still_private(s.private)) for s in p.stores),
+        tuple(FlatStore(s.buffer, strip(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, still_private(s.private))
+              for s in p.stores),
     ) for p in phases)

@@ -432,7 +432,8 @@ class _Writer:
         scratch = ""
         if found and found[0].scratch:
             scratch = f"scratch_{len(self.lines)}"
-            self.lines.append(f"{scratch} = empty_strided(({self._size(found[0].scratch_bytes)},), (1,), dtype={self._dtype('u8')}, device={found[0].device!r})")
+            size, dtype, device = self._size(found[0].scratch_bytes), self._dtype("u8"), found[0].device
+            self.lines.append(f"{scratch} = empty_strided(({size},), (1,), dtype={dtype}, device={device!r})")
         return [(launch, self._far_slots(launch, scratch, frame)) for launch in found]
 
     def _far_slots(self, launch: DeviceLaunch, scratch: str, frame: dict[str, int]) -> list[tuple[int, int]]:

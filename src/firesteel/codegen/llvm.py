@@ -92,7 +92,8 @@ class _Printer:
         text = "\n".join(functions).replace("%ERROR_SLOT", str(slot))
         declared = [self.declarations[k] for k in sorted(self.declarations)]
         declared.append("declare i64 @fs_launch(ptr, ptr, i64, i64, ptr)" if not self.nest.axes else "declare void @fs_run(ptr, ptr, i64, i64)")
-        tail = ["attributes #0 = { nounwind }", "attributes #1 = { nounwind willreturn memory(none) }", '!0 = !{!"branch_weights", i32 1, i32 100000}']
+        tail = ["attributes #0 = { nounwind }", "attributes #1 = { nounwind willreturn memory(none) }",
+                '!0 = !{!"branch_weights", i32 1, i32 100000}']
         return "\n".join([text, *declared, *tail]) + "\n"
 
     def code(self) -> Code:
@@ -122,7 +123,8 @@ class _Printer:
         work = "0" if self.serial else d.size(_work(self.nest)).name
         d.line(f"call void @fs_run(ptr @KERNEL, ptr %given, i64 {total}, i64 {work})")
         start = [line.replace("%args", "%given").replace("%v", "%d") for line in d.scopes[0].lines]
-        return "\n".join([_HEAD, *w.allocas, _WHICH_ROLE, *start, "  ret void", "slice:", *_SLICE, *w.scopes[0].lines, "  ret void", *self.failure(w), "}"])
+        body = [*start, "  ret void", "slice:", *_SLICE, *w.scopes[0].lines, "  ret void"]
+        return "\n".join([_HEAD, *w.allocas, _WHICH_ROLE, *body, *self.failure(w), "}"])
 
     def driver(self) -> Code:
         """Code of the exported function: sizes only."""

@@ -264,7 +264,8 @@ class Code:
             axis = self.memo[("axis", name)]
             total = self._sum(total, self._scaled(axis, coefficient))
         offsets = self._lane_offsets(address)
-        if offsets is None and self.width and self.lane_axis and address.coefficient(self.lane_axis) == 1 and any(self.memo[e].lanes for e in irregular):
+        in_step = self.width and self.lane_axis and address.coefficient(self.lane_axis) == 1
+        if offsets is None and in_step and any(self.memo[e].lanes for e in irregular):
             offsets = iota(self.width)      # the lanes are apart: their own step of 1 is part of the offsets too
         for expr, scale in zip(irregular, address.scales, strict=True):
             val = self.memo[expr]
@@ -341,8 +342,13 @@ class Code:
             full = self.declare(f"@llvm.masked.load.{suffix}.p0", f"{ty} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {ty})")
             return self.new(f"call {ty} {full}(ptr {pointer.name}, i32 {align}, <{lanes} x i1> {mask}, {ty} zeroinitializer)")
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
-        full = self.declare(f"@llvm.masked.gather.{suffix}.v{lanes}p0", f"{ty} @llvm.masked.gather.{suffix}.v{lanes}p0(<{lanes} x ptr>, i32, <{lanes} x i1>, {ty})")
-        return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask or 'splat (i1 true)'}, {ty} zeroinitializer)")
+        return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
+
+    def _gather(self, element: str, align: int, pointers: str, lanes: int, mask: str) -> str:
+        ty, masks = f"<{lanes} x {element}>", f"<{lanes} x i1>"
+        name = f"@llvm.masked.gather.v{lanes}{_memory_suffix(element)}.v{lanes}p0"
+        full = self.declare(name, f"{ty} {name}(<{lanes} x ptr>, i32, {masks}, {ty})")
+        return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, {masks} {mask}, {ty} zeroinitializer)")
 
     def _read_scalar(self, element: str, align: int, pointer: Val, lanes: int, mask: str | None) -> str:
         """One element; a guarded one is read as a vector of one lane, which LLVM turns into a branch."""
@@ -351,10 +357,7 @@ class Code:
             return self.splat(Val(name, 0, self.level), element, lanes) if lanes else name
         if lanes:
             # a guarded element for all lanes: gather it, each lane under its own mask
-            pointers = self.splat(pointer, "ptr", lanes)
-            ty, suffix = f"<{lanes} x {element}>", f"v{lanes}{_memory_suffix(element)}"
-            full = self.declare(f"@llvm.masked.gather.{suffix}.v{lanes}p0", f"{ty} @llvm.masked.gather.{suffix}.v{lanes}p0(<{lanes} x ptr>, i32, <{lanes} x i1>, {ty})")
-            return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask}, {ty} zeroinitializer)")
+            return self._gather(element, align, self.splat(pointer, "ptr", lanes), lanes, mask)
         one = self.new(f"insertelement <1 x i1> poison, i1 {mask}, i64 0")
         ty, suffix = f"<1 x {element}>", f"v1{_memory_suffix(element)}"
         full = self.declare(f"@llvm.masked.load.{suffix}.p0", f"{ty} @llvm.masked.load.{suffix}.p0(ptr, i32, <1 x i1>, {ty})")
@@ -394,7 +397,8 @@ class Code:
             self.line(f"call void {full}({ty} {value}, ptr {pointer.name}, i32 {align}, <{lanes} x i1> {mask})")
             return
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
-        full = self.declare(f"@llvm.masked.scatter.{suffix}.v{lanes}p0", f"void @llvm.masked.scatter.{suffix}.v{lanes}p0({ty}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
+        name = f"@llvm.masked.scatter.{suffix}.v{lanes}p0"
+        full = self.declare(name, f"void {name}({ty}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
         self.line(f"call void {full}({ty} {value}, <{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask})")
 
 

@@ -21,7 +21,8 @@ from firesteel.table import Table
 if TYPE_CHECKING:
     from firesteel.codegen.llvm_code import Code
 
-REGISTER = {"f32": "float", "f64": "double", "bf16": "float", "f16": "float", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "i8", "bool": "i1"}
+REGISTER = {"f32": "float", "f64": "double", "bf16": "float", "f16": "float",
+            "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "i8", "bool": "i1"}
 MEMORY = {**REGISTER, "bf16": "i16", "f16": "half", "bool": "i8"}
 BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
 FLOAT = frozenset({"f32", "f64", "bf16", "f16"})

@@ -50,7 +50,9 @@ def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
     return FlatPhase(phase.kind, phase.axes, reduces, stores)
 
 
-_HEAVY = dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "pow", "atan2", "sigmoid", "fmod", "mod", "lgamma"), 10)
+_HEAVY = dict.fromkeys((
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf", "erfc", "pow", "atan2", "sigmoid", "fmod", "mod", "lgamma"), 10)
 
 
 def weight(phase: FlatPhase) -> int:

@@ -97,7 +97,8 @@ for _name, _row in {
     "isnan": {"any": "{0} != {0}"}, "isinf": {"any": "tl.abs({0}) == float('inf')"},
     "signbit": {"f32": "{0}.to(tl.int32, bitcast=True) < 0", "f64": "{0}.to(tl.int64, bitcast=True) < 0"},
     "where": {"any": "tl.where({0}, {1}, {2})"},
-    "floor": {"any": "tl.floor({0})"}, "ceil": {"any": "tl.ceil({0})"}, "round": {"any": "libdevice.rint({0})"}, "trunc": {"any": "libdevice.trunc({0})"},
+    "floor": {"any": "tl.floor({0})"}, "ceil": {"any": "tl.ceil({0})"},
+    "round": {"any": "libdevice.rint({0})"}, "trunc": {"any": "libdevice.trunc({0})"},
 }.items():
     SPELL.add(_name, _row)
 

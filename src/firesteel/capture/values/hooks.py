@@ -3,8 +3,9 @@
 Numbered rules:
 1. A hook on a tensor that came in is an effect: the real hook is put on the real tensor after the graph call.  A hook on a leaf may be
    put there at any time; on another tensor only where the program does not overwrite it afterwards, else the call breaks.
-2. A hook on an intermediate, or on a tensor that came in and was overwritten before, is a *seam* (seams.py) right behind the node that makes the tensor, however late it is registered: what
-   was computed from the tensor before then hands its gradient through the hook, as in eager.
+2. A hook on an intermediate, or on a tensor that came in and was overwritten before, is a *seam* (seams.py) right behind the node that
+   makes the tensor, however late it is registered: what was computed from the tensor before then hands its gradient through the hook,
+   as in eager.
 3. What a hook is, and what it holds, is no business of the graph: nothing of it is guarded, and a function that was only handed on is
    guarded by its type alone (`FunctionValue.use`).
 4. The hooks of a module are guarded by their number and kinds (`hook_layout`), never by their ids, which differ between equal modules.

@@ -180,7 +180,8 @@ def unsqueeze(x: Spec, dim: int) -> Spec:
 def squeeze(x: Spec, dim: int | Sequence[int] | None = None) -> Spec:
     ndim = len(x.shape)
     dims = range(ndim) if dim is None else wrap_dims([dim] if isinstance(dim, int) else dim, ndim)
-    keep = [d for d in range(ndim) if d not in dims or not same(x.shape[d], 1)]     # an answer that only run time knows is an error: the rank depends on it
+    # an answer that only run time knows is an error: the rank depends on it
+    keep = [d for d in range(ndim) if d not in dims or not same(x.shape[d], 1)]
     return _viewed(x, tuple(x.shape[d] for d in keep), tuple(x.strides[d] for d in keep))
 
 

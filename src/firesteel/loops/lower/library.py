@@ -17,7 +17,42 @@ from firesteel.loops.lower.views import lower_window
 
 aten = torch.ops.aten
 
-LIBRARY = frozenset(["mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "ger", "outer", "_addmm_activation", "_int_mm", "linear", "_scaled_mm", "convolution", "convolution_backward", "_convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution", "cudnn_convolution", "scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_attention_math", "sort", "topk", "kthvalue", "median", "mode", "unique_dim", "_unique2", "searchsorted", "bucketize", "msort", "argsort", "histc", "_fft_c2c", "_fft_r2c", "_fft_c2r", "stft", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal", "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "multinomial", "poisson", "native_dropout", "_fused_dropout", "rrelu_with_noise_functional", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward", "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward", "grid_sampler_2d", "grid_sampler_2d_backward", "cholesky", "linalg_cholesky_ex", "linalg_eigh", "_linalg_eigh", "linalg_lu_factor_ex", "linalg_qr", "_linalg_svd", "linalg_inv_ex", "linalg_solve_triangular", "_linalg_solve_ex", "_linalg_det", "_linalg_slogdet", "triangular_solve", "cholesky_solve", "lu_unpack", "linalg_matrix_exp", "_cdist_forward", "_cdist_backward", "embedding_dense_backward", "scatter_add", "index_put", "index_add", "scatter_reduce", "_embedding_bag", "_embedding_bag_backward", "_ctc_loss", "_ctc_loss_backward", "_local_scalar_dense", "nonzero", "masked_select"])
+LIBRARY = frozenset([
+    # products
+    "mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "ger", "outer", "_addmm_activation", "_int_mm", "linear",
+    "_scaled_mm", "_cdist_forward", "_cdist_backward",
+    # convolutions
+    "convolution", "convolution_backward", "_convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution", "cudnn_convolution",
+    # attention
+    "scaled_dot_product_attention", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
+    # sorting and searching
+    "sort", "topk", "kthvalue", "median", "mode", "unique_dim", "_unique2", "searchsorted", "bucketize", "msort", "argsort", "histc",
+    # Fourier transforms
+    "_fft_c2c", "_fft_r2c", "_fft_c2r", "stft",
+    # random numbers
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal",
+    "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "multinomial", "poisson", "native_dropout",
+    "_fused_dropout", "rrelu_with_noise_functional",
+    # pooling and resampling
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward",
+    "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d", "adaptive_max_pool2d_backward", "upsample_nearest2d", "upsample_nearest2d_backward",
+    "upsample_bilinear2d", "upsample_bilinear2d_backward", "grid_sampler_2d", "grid_sampler_2d_backward",
+    # linear algebra
+    "cholesky", "cholesky_solve", "linalg_cholesky_ex", "linalg_eigh", "_linalg_eigh", "linalg_lu_factor_ex", "lu_unpack", "linalg_qr",
+    "_linalg_svd", "linalg_inv_ex", "linalg_solve_triangular", "_linalg_solve_ex", "_linalg_det", "_linalg_slogdet",
+    "triangular_solve", "linalg_matrix_exp",
+    # writes at places that data says
+    "embedding_dense_backward", "scatter_add", "index_put", "index_add", "scatter_reduce", "_embedding_bag", "_embedding_bag_backward",
+    # sequences
+    "_ctc_loss", "_ctc_loss_backward",
+    # results whose value or size Python needs
+    "_local_scalar_dense", "nonzero", "masked_select",
+])
 
 LIBRARY_FAMILIES = ("linalg_", "_linalg_", "_fft_", "upsample_", "_upsample_", "adaptive_", "_adaptive_", "max_unpool", "fractional_max_pool",
                     "conv_", "slow_conv", "_slow_conv", "unique", "_unique", "histogram", "_flash_attention", "_efficient_attention", "_grouped_mm",

@@ -184,7 +184,7 @@ def _is_bool(*values: Any) -> bool:
 def times(value: Any, factor: Any) -> Any:
     """value * factor, without the multiplication where the factor is 1."""
     if isinstance(factor, Expr):
-        return S.mul(value if isinstance(value, Expr) else literal(value, factor.dtype), to(factor, value.dtype if isinstance(value, Expr) else factor.dtype))
+        return S.mul(value, to(factor, value.dtype)) if isinstance(value, Expr) else S.mul(literal(value, factor.dtype), factor)
     if factor == 1:
         return value
     return S.mul(value, factor) if isinstance(value, Expr) else value * factor
@@ -394,12 +394,14 @@ def frac(x):
     return S.sub(x, S.trunc(x))
 
 
-@pointwise(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor, aten.__lshift__.Scalar)
+@pointwise(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor,
+           aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def shift_left(x, y):
     return _shift(x, y, S.shl, lambda x: literal(0, x.dtype))
 
 
-@pointwise(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor, aten.__rshift__.Tensor, aten.__rshift__.Scalar)
+@pointwise(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor,
+           aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def shift_right(x, y):
     return _shift(x, y, S.shr, lambda x: S.shr(x, torch.iinfo(DTYPES[x.dtype]).bits - 1))
 

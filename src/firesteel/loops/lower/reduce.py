@@ -198,7 +198,8 @@ NORMS: dict[float, tuple[str, Callable[[Expr], Expr], Callable[[Expr], Expr]]] =
 
 # ---------------------------------------------------------------- variance: the mean, then the squared distances from it
 
-def _variance(b: Builder, outs: dict[str, Any], x: Tensor, dims: Any, correction: float | None, keepdim: bool, root: bool) -> dict[str, Tensor] | None:
+def _variance(b: Builder, outs: dict[str, Any], x: Tensor, dims: Any, correction: float | None, keepdim: bool,
+              root: bool) -> dict[str, Tensor] | None:
     spec = next(iter(outs.values()))
     if not all(_fits(out, x) for out in outs.values()) or not is_float(x.dtype):
         return None
