@@ -3,7 +3,7 @@ import types
 
 import pytest
 import torch
-from harness import capture
+from harness import capture, same
 
 ZERO = torch.zeros(1)
 
@@ -146,3 +146,23 @@ def test_an_unchanged_program_is_not_compiled_again():
     for _ in range(3):
         compiled(torch.zeros(1))
     assert len(backend.graphs) == 1
+
+
+def test_a_method_put_into_a_subclass_later_is_seen():
+    class Base:
+        def scale(self, x):
+            return x * 2
+
+    class Derived(Base):
+        def both(self, x):
+            return super().scale(x) + self.scale(x)
+
+    def f(thing, x):
+        return thing.both(x)
+    compiled, _ = capture(f)
+    x = torch.ones(2)
+    same(compiled(Derived(), x), x * 4)
+    Derived.scale = lambda self, x: x * 10
+    same(compiled(Derived(), x), x * 12)
+    Base.scale = lambda self, x: x * 3
+    same(compiled(Derived(), x), x * 13)

@@ -23,7 +23,9 @@ from firesteel.capture.opcodes import call_parts
 from firesteel.capture.resume import HANDLED_AGAIN, RUNNING, SUSPENDED, UNSTARTED
 from firesteel.capture.suspended import shell, suspend
 from firesteel.capture.values.base import LASTI, NULL, HandledValue, Value
+from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.generators import GeneratorValue
+from firesteel.capture.values.mappings import DictValue
 from firesteel.table import Table
 
 if TYPE_CHECKING:
@@ -95,7 +97,12 @@ def act_call(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     fn, args, kwargs = call_parts(f, i)
     if fn.identity() is super and not args:     # it would look for __class__ in the generated function
         return simple(e, i, m.implicit_super().rebuild(e), i.arg + 2)
+    if fn.identity() in EVALUATE and len(args) == 1:    # it would see the generated function's names
+        args = [*args, m.scope_value(f.scope), DictValue({n: (ConstValue(n), v) for n, v in m.local_variables().items()})]
     return simple(e, i, call_text(e, fn, args, kwargs), i.arg + 2)
+
+
+EVALUATE = (eval, exec)
 
 
 @ACTIONS.row("CALL_FUNCTION_EX")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import collections
 import collections.abc
 import contextlib
+import contextvars
 import enum
 import functools
 import inspect
 import operator
+import re
 import sys
 import types
 import typing
@@ -504,7 +506,7 @@ def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
 
 for _form in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
                             type(typing.Union), type(typing.Union[int, str]), type(tuple), types.GenericAlias, types.UnionType,
-                            inspect.Signature, inspect.Parameter,
+                            inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):
     if _form is not type and _form not in WRAPPERS:
         WRAPPERS.add(_form, wrap_fixed)

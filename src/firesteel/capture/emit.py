@@ -147,6 +147,16 @@ class Emitter:
 
     def new_cell(self, cell: CellValue) -> str:
         name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
+    def with_attributes(self, value: Value, name: str) -> str:
+        """An object under its name, on which the program put attributes."""
+        stored = self.m.effects.attributes(value)
+        if stored:
+            self.write_as(value, name)
+        for attribute, content in stored.items():
+            if content is not DELETED:
+                self.line(f"setattr({name}, {attribute!r}, {self.expr(content)})")
+        return name
+
         if cell.content is not None:
             self.line(f"{name}.cell_contents = {self.expr(cell.content)}")
         return name

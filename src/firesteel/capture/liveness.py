@@ -11,6 +11,7 @@ from firesteel.capture.code import Instr, per_code, program
 READS = frozenset({"LOAD_FAST", "LOAD_FAST_AND_CLEAR", "DELETE_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF",
                    "LOAD_FROM_DICT_OR_DEREF", "MAKE_CELL"})
 KILLS = frozenset({"STORE_FAST"})
+READ_ALL = frozenset({"locals", "vars", "eval", "exec", "dir"})
 STOPS = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP"})
 
 
@@ -22,7 +23,7 @@ def live_slots(code: types.CodeType, index: int) -> frozenset[str]:
 
 def _always(code: types.CodeType) -> frozenset[str]:
     """super() reads the first argument and __class__ without an instruction that says so; locals() reads all."""
-    if "locals" in code.co_names or "vars" in code.co_names:
+    if not READ_ALL.isdisjoint(code.co_names):
         return frozenset(code.co_varnames)
     return frozenset({code.co_varnames[0], "__class__"}) if "__class__" in code.co_freevars and code.co_argcount else frozenset()
 

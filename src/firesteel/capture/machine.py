@@ -26,7 +26,7 @@ from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
 from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
-from firesteel.capture.values.base import LASTI, PENDING, UserRaise, Value
+from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
@@ -375,6 +375,16 @@ class Machine(Reader):
         if not isinstance(cell, CellValue) or first is None:
             raise Break("call", name="super")
         return SuperValue(cell.get(self).constant(), self.look(first))      # type: ignore[union-attr]  # bound when the class was made
+
+    def local_variables(self) -> dict[str, Value]:
+        """What locals() holds: the bound ones, cells by their content."""
+        frame = self.frames[-1]
+        if frame.namespace is not None:
+            raise Break("call", name="locals in a class body")
+        names = dict.fromkeys((*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars))
+        found = {name: frame.slots.get(name) for name in names}
+        read = {name: slot.get(self) if isinstance(slot, CellValue) else slot for name, slot in found.items()}
+        return {name: value for name, value in read.items() if value is not None and value is not NULL}
 
     # -- states of torch -------------------------------------------------------------------------------------------
     def set_states(self, changes: Changes) -> None:

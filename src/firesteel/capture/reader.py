@@ -20,9 +20,10 @@ from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
 from firesteel.capture.source import MODULE_TABLES, Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
+from firesteel.capture.values.classes import stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
-from firesteel.capture.values.functions import BoundMethodValue, CellValue, ScopeValue
+from firesteel.capture.values.functions import BoundMethodValue, CellValue, FunctionValue, ScopeValue
 from firesteel.capture.values.hooks import HandleValue
 from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.number import SymNumber
@@ -164,6 +165,14 @@ class Reader:
             return self.constant_object(getattr(builtins, name))
         raise self.raise_real(NameError(f"name {name!r} is not defined"))
 
+    def has_global(self, scope: dict[str, Any], name: str) -> bool:
+        written = self.effects.written(self.scope_value(scope), name)
+        if written is not None:
+            return written is not DELETED
+        if name not in scope:
+            self.guard(Guard(Fixed(scope, str(scope.get("__name__", "globals"))), "no_key", name))
+        return name in scope
+
     def store_global(self, scope: dict[str, Any], name: str, value: Value | None) -> None:
         if isinstance(value, HandleValue):      # torch's own suite counts on the rest of such a program running eagerly
             raise Break("store", name=f"the handle of a hook as {name}", value="the module's globals")
@@ -235,7 +244,7 @@ class Reader:
         """A method was found through a class, or through super() behind it: nobody has put another one there.  Classes of torch and
         the standard library are fixed."""
         if mro_lookup(cls, name) is not attribute:
-            cls = next((c for c in cls.__mro__ if vars(c).get(name) is attribute), cls)
+            cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
         if not builder.is_trusted_scope({"__name__": cls.__module__}):
             found = attribute.__func__ if isinstance(attribute, staticmethod) else attribute
             self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
@@ -344,6 +353,8 @@ class Reader:
         if isinstance(value, BoundMethodValue):     # of a method only the function is looked at
             return types.MethodType(self.real_object(value.fn), value.owner.identity() or object())
         obj = value.identity()
+        if obj is None and isinstance(value, FunctionValue):
+            return stand_in(self, value)
         if obj is None:
             raise Break("operator", name="a look at the object itself", value=value.describe())
         if is_variable(value):

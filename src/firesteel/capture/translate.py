@@ -129,6 +129,7 @@ def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
     m.effects.emit(e)
     write_generators(e, m)
     action = action_of(e, m)
+    e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for
     if action is None:
         _write_eager_rest(region, m, e)
         return

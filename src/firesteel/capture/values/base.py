@@ -13,6 +13,7 @@ answer here is a `Break`: "this cannot be captured", so an unknown object is saf
 """
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING, Any
 
 from firesteel.errors import Break
@@ -139,6 +140,12 @@ class Value:
         """For iterators: the next element, advancing; None at the end."""
         raise Break("iterate", value=self.describe())
 
+    size_name = ""
+
+    def size_now(self) -> int:
+        """Of dicts and sets, which must not change their size while they are iterated over."""
+        return 0
+
     # -- leaving the machine ---------------------------------------------------------------------------------------
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         """(argument of a graph node, object for the abstract call)."""
@@ -225,6 +232,9 @@ class FixedObject(OpaqueValue):
         return True
 
     def getattr(self, m: Machine, name: str) -> Value:
+        found = getattr(type(self.obj), name, None)
+        if isinstance(found, types.MethodDescriptorType):
+            return m.bound_builtin(found, self)
         return m.static_attribute(self.obj, name)
 
     def getitem(self, m: Machine, key: Value) -> Value:

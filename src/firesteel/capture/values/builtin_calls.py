@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.capture import polyfills
-from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.base import ObjectKey, UserRaise, Value
+from firesteel.capture.values.classes import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
 from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
@@ -24,6 +25,7 @@ from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNAR
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
     from firesteel.capture.machine import Machine
 
 
@@ -68,8 +70,8 @@ def call_issubclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(type)
 def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) != 1:
-        raise Break("call", name="type with three arguments")
+    if len(args) == 3:
+        return make_class_of(m, *args)
     return m.constant_object(args[0].python_type())
 
 
@@ -80,7 +82,36 @@ def call_callable(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(id)
 def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    raise Break("call", name="id")
+    return IdValue(args[0])
+
+
+class IdValue(Value):
+    """id(x): good for comparisons and as a key; the number itself is another in each run."""
+
+    def __init__(self, owner: Value):
+        self.owner = owner
+
+    def python_type(self) -> type:
+        return int
+
+    def describe(self) -> str:
+        return f"id of {self.owner.describe()}"
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def hash_key(self, m: Machine) -> Any:
+        self.owner.use(m)
+        obj = self.owner.identity()
+        return ObjectKey(self.owner if obj is None else obj)
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        if op not in ("==", "!=") or not isinstance(other, IdValue):
+            return None
+        return boolean(m.identical(self.owner, other.owner) == (op == "=="))
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"id({e.expr(self.owner)})"
 
 
 @CALLS.row(hash)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, CellValue, FunctionValue, Kwargs, PartialValue
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.objects import MISSING, ClassValue, mro_lookup
@@ -147,6 +148,15 @@ def call_build_class(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return make_class(m, name, bases, namespace, cell)
 
 
+def make_class_of(m: Machine, name: Value, bases: Value, namespace: Value) -> Value:
+    """type(name, bases, namespace)"""
+    parents: list[Any] = [m.look(base) for base in m.iterate(bases)]
+    if not isinstance(namespace, DictValue) or not all(isinstance(base, ClassValue) for base in parents):
+        raise Break("call", name="type with three arguments")
+    refuse_unknown_behaviour(m.known(name), tuple(base.cls for base in parents))
+    return make_class(m, m.known(name), parents, {m.known(key): m.look(value) for key, value in namespace.know_all(m).values()}, None)
+
+
 def refuse_unknown_behaviour(name: str, bases: tuple[type, ...]) -> None:
     """A metaclass or an __init_subclass__ of the user's would run for real while capturing."""
     for base in bases:
@@ -164,7 +174,7 @@ def run_body(m: Machine, body: FunctionValue) -> dict[str, Value]:
 def make_class(m: Machine, name: str, bases: list[Any], namespace: dict[str, Value], cell: Any) -> LocalClass:
     stand_ins = {key: stand_in(m, value) for key, value in namespace.items()}
     for key, value in stand_ins.items():
-        if not isinstance(value, (property, Placeholder)) and mro_lookup(type(value), "__set_name__") is not MISSING:
+        if not isinstance(value, (property, Placeholder, dataclasses.Field)) and mro_lookup(type(value), "__set_name__") is not MISSING:
             raise Break("call", name=f"the class statement of {name}, whose attribute {key} has a __set_name__")
     real = m.run_real(types.new_class, name, tuple(base.cls for base in bases), {}, lambda ns: ns.update(stand_ins))
     made = LocalClass(real, bases, namespace, cell)
@@ -176,7 +186,7 @@ def make_class(m: Machine, name: str, bases: list[Any], namespace: dict[str, Val
 
 def stand_in(m: Machine, value: Value) -> Any:
     """A real object for the stand-in class, remembered as the Value."""
-    if isinstance(value, (ConstValue, ClassValue)) and value.is_constant():
+    if isinstance(value, (ConstValue, ClassValue, TupleValue)) and value.is_constant():
         return value.constant()
     if isinstance(value, FunctionValue):
         return value.fn if value.fn is not None else _function(m, value)
@@ -184,6 +194,8 @@ def stand_in(m: Machine, value: Value) -> Any:
         return value.cls(*[stand_in(m, part) for part in value.parts])
     if isinstance(value, DictValue) and all(k.is_constant() and v.is_constant() for k, v in value.entries.values()):
         return {k.constant(): v.constant() for k, v in value.entries.values()}      # __annotations__
+    if isinstance(value, FieldValue):
+        return value.obj
     obj = value.identity()
     made = Placeholder() if obj is None or value.source is None else obj
     m.remember(made, value)
@@ -198,6 +210,24 @@ def _function(m: Machine, value: FunctionValue) -> types.FunctionType:
         known.__kwdefaults__ = {k: stand_in(m, m.look(d)) for k, d in value.kwdefaults.items()} or None
         m.remember(known, value)
     return known
+
+
+class FieldValue(Value):
+    """dataclasses.field(...) with known settings."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self.settings, self.obj = settings, dataclasses.field(**settings)
+
+    def python_type(self) -> type:
+        return dataclasses.Field
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.constant(dataclasses.field)}(**{e.constants.bind(self.settings, 'settings')})"
+
+
+@CALLS.row(dataclasses.field)
+def call_field(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return FieldValue({name: m.real_object(value) for name, value in kwargs.items()})
 
 
 # -- decorators that are executed on the stand-in -----------------------------------------------------------------------

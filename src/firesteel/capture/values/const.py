@@ -96,6 +96,8 @@ class ConstValue(Value):
             attribute = m.class_attribute(type(self.value), name)
             if attribute is not None:
                 return m.bind(attribute, self, type(self.value), name)
+        if name == "__class__":
+            return m.constant_object(type(self.value))
         found = run_for_program(m, getattr, self.value, name)
         if callable(found) and not isinstance(found, enum.Enum):
             return ConstMethod(self, name)
@@ -156,12 +158,12 @@ class ConstMethod(Value):
         return f"{type(self.owner.value).__name__}.{self.name}"
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        arguments = [m.known(a) for a in args]
+        arguments = [m.known_items(a) for a in args]
         named = {k: m.known(v) for k, v in kwargs.items()}
         return fold(m, getattr(self.owner.value, self.name), *arguments, **named)
 
     def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
+        return f"({e.expr(self.owner)}).{self.name}"
 
 
 NONE, TRUE, FALSE = ConstValue(None), ConstValue(True), ConstValue(False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from firesteel.capture import polyfills
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FALSE, NONE, ConstValue
@@ -35,6 +36,7 @@ class State:
 
 STATES: Table[State] = Table("state of torch", "capture/values/contexts.py")
 STATES.add("grad", State(torch.is_grad_enabled, torch._C._set_grad_enabled))
+STATES.add("default_dtype", State(torch.get_default_dtype, torch._C._set_default_dtype))
 STATES.add("autocast", State(torch.is_autocast_enabled, torch.set_autocast_enabled))
 STATES.add("autocast_dtype", State(torch.get_autocast_dtype, torch.set_autocast_dtype))
 STATES.add("autocast_cache", State(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled))
@@ -87,7 +89,8 @@ class ContextValue(Value):
         return super().getattr(m, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        raise Break("call", name=f"{self.cls.__name__} as a decorator inside of the compiled function")
+        """As a decorator."""
+        return decorated(m, args[0], self)
 
     def rebuild(self, e: Emitter) -> str:
         parts = [*map(e.expr, self.args), *(f"{k}={e.expr(v)}" for k, v in self.kwargs.items())]
@@ -126,21 +129,23 @@ class ExitValue(Value):
         return e.constant(ModeExit(self.restore))
 
 
+def decorated(m: Machine, fn: Value, context: ContextValue) -> Value:
+    return m.call_now(m.constant_object(polyfills.run_within), [fn, context], {})
+
+
 GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 
 
 @CALLS.row(torch.no_grad)
 def call_no_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if args:
-        raise Break("call", name="torch.no_grad as a decorator inside of the compiled function")
-    return ContextValue(torch.no_grad, [], {}, [(("grad",), False)])
+    context = ContextValue(torch.no_grad, [], {}, [(("grad",), False)])
+    return decorated(m, args[0], context) if args else context
 
 
 @CALLS.row(torch.enable_grad)
 def call_enable_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if args:
-        raise Break("call", name="torch.enable_grad as a decorator inside of the compiled function")
-    return ContextValue(torch.enable_grad, [], {}, [(("grad",), True)])
+    context = ContextValue(torch.enable_grad, [], {}, [(("grad",), True)])
+    return decorated(m, args[0], context) if args else context
 
 
 class GradSetting(ContextValue):
@@ -161,6 +166,17 @@ def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     setting = GradSetting(mode, torch.is_grad_enabled())
     m.set_states(setting.changes)
     return setting
+
+
+def _sets(key: Key) -> Any:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        m.set_states([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
+        return NONE
+    return call
+
+
+for _name, _row in STATES.items():
+    CALLS.add(_row.set, _sets((_name,)))
 
 
 def autocast_changes(device: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> Changes:

@@ -1,7 +1,8 @@
 """copy.copy and copy.deepcopy on Values: structure is copied, what cannot change is shared.
 
-A class's own `__copy__` / `__deepcopy__` runs; objects of Python classes get their attributes copied; tensors, modules and anything
-unknown break, so that the real copy is made.  An attribute nobody has looked at yet and that cannot change stays unread: only its type is guarded.
+A class's own `__copy__` / `__deepcopy__` runs; objects of Python classes get their attributes copied; tensors without gradients are
+cloned (shared by copy.copy); tensors with gradients, modules and anything unknown break, so that the real copy is made.  An
+attribute nobody has looked at yet and that cannot change stays unread: only its type is guarded.
 """
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import copy
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.values.base import FixedObject, LazyValue, Value
@@ -20,7 +23,8 @@ from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import IMMUTABLE, NativeObject
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import MISSING, ClassValue, ExceptionValue, InstanceDict, ObjectValue, PythonModuleValue, mro_lookup
-from firesteel.capture.values.torch_calls import TorchFunctionValue
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.torch_calls import TorchFunctionValue, call_graph
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ class Copier:
         if isinstance(value, ATOMS):
             return value
         known = self.done.get(id(value))
+        if known is None and isinstance(value, TensorValue):
+            return self._remember(value, call_graph(self.m, "call_method", "clone", [copied(self.m, value, self, self.done)], {}))
         return known[1] if known is not None else self._remember(value, copied(self.m, value, self, self.done))
 
     def _remember(self, value: Value, made: Value) -> Value:
@@ -78,6 +84,8 @@ def copied(m: Machine, value: Value, each: Each, done: dict[int, tuple[Value, Va
         return SetValue(dict(value.entries), cls=value.cls)
     if isinstance(value, SliceValue):
         return value
+    if isinstance(value, TensorValue) and value.python_type() is torch.Tensor and not value.abstract.requires_grad:
+        return call_graph(m, "call_method", "detach", [value], {})      # shares the data, as copy.copy does
     raise Break("call", name=f"a copy of {value.describe()}")
 
 

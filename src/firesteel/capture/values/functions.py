@@ -8,10 +8,13 @@ callable itself; other builtins are executed if their arguments are known, and b
 """
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import inspect
 import os
+import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -46,7 +49,8 @@ NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 # modules of builtins without effects: executed while capturing when all arguments are known
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
-PURE_CLASSES = frozenset({str, bytes, int, float, bool, complex, range, tuple, frozenset})
+PURE_CLASSES = frozenset({str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match})
+PURE_FUNCTIONS = frozenset({sys.intern, bisect.bisect_left, bisect.bisect_right})
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
 
@@ -57,6 +61,11 @@ SINGLE_DISPATCH = functools.singledispatch(repr).__code__       # type: ignore[a
 
 # torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
 TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch", "")
+
+
+# functions that look at their callers' frames, and modules of which nothing is inlined: called for real, as a whole
+RUN_WHOLE = frozenset({"_getframe", "_getframemodulename", "currentframe"})
+WHOLE_MODULES = frozenset({"torch.random", "torch.cuda.random", "torch.serialization", "traceback", "linecache", "pdb", "pickle", "subprocess"})
 
 
 class CellValue(Value):
@@ -77,6 +86,14 @@ class CellValue(Value):
             self.content = m.look(self.content)
         return self.content
 
+    def getattr(self, m: Machine, name: str) -> Value:
+        if name != "cell_contents":
+            return super().getattr(m, name)
+        found = self.get(m)
+        if found is None:
+            raise m.raise_real(ValueError("Cell is empty"))
+        return found
+
     def set(self, m: Machine, value: Value | None) -> None:
         m.effects.change(self, "content", value)
         if value is None:
@@ -96,6 +113,24 @@ class ScopeValue(Value):
 
     def identity(self) -> Any:
         return self.scope
+
+    def python_type(self) -> type:
+        return dict
+
+    def describe(self) -> str:
+        return "globals()"
+
+    def getitem(self, m: Machine, key: Value) -> Value:
+        name = m.known(key)
+        if not m.has_global(self.scope, name):
+            raise m.raise_real(KeyError(name))
+        return m.read_global(self.scope, name)
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        m.store_global(self.scope, m.known(key), value)
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        return ConstValue(m.has_global(self.scope, m.known(item)))
 
 
 class FunctionValue(Value):
@@ -140,6 +175,9 @@ class FunctionValue(Value):
             return ConstValue(self.name if name == "__name__" else self.code.co_qualname)
         if self.fn is not None and hasattr(self.fn, name):
             return m.read_attribute(self, name)
+        if self.fn is None and name == "__dict__":
+            own = {n: v for n, v in m.effects.attributes(self).items() if v is not DELETED and not hasattr(types.FunctionType, n)}
+            return DictValue({n: (ConstValue(n), v) for n, v in own.items()})
         if self.fn is None and name in MADE_ATTRIBUTES:
             return m.look(MADE_ATTRIBUTES[name](self))
         if self.fn is not None or not hasattr(types.FunctionType, name):
@@ -162,6 +200,8 @@ class FunctionValue(Value):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_filename.startswith(TRANSFORMS):
             raise Break("call", name=f"the function transform {self.name}")
+        if not RUN_WHOLE.isdisjoint(self.code.co_names) or self.scope.get("__name__") in WHOLE_MODULES:
+            raise Break("call", name=self.describe())
         if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             raise Break("call", name=self.describe())
         return m.enter(self, bind(m, self, args, kwargs))
@@ -176,6 +216,7 @@ MADE_ATTRIBUTES: dict[str, Callable[[FunctionValue], Value]] = {
     "__doc__": lambda f: ConstValue(documentation(f.code)),
     "__defaults__": lambda f: TupleValue(list(f.defaults)) if f.defaults else ConstValue(None),
     "__kwdefaults__": lambda f: DictValue({k: (ConstValue(k), v) for k, v in f.kwdefaults.items()}) if f.kwdefaults else ConstValue(None),
+    "__closure__": lambda f: TupleValue(list(f.closure)) if f.closure else ConstValue(None), "__globals__": lambda f: ScopeValue(f.scope),
     "__annotations__": lambda f: DictValue({}), "__type_params__": lambda f: TupleValue([]),
 }
 
@@ -382,7 +423,8 @@ def is_pure(fn: Any) -> bool:
     if home == "builtins":
         return fn.__name__ not in IMPURE_BUILTINS
     owner = getattr(fn, "__objclass__", None) or getattr(fn, "__self__", None)      # str.upper
-    return home in PURE_MODULES or isinstance(owner, type) and owner in PURE_CLASSES or fn is str.maketrans
+    owner = owner if isinstance(owner, type) else type(owner)
+    return home in PURE_MODULES or owner in PURE_CLASSES or fn is str.maketrans or fn in PURE_FUNCTIONS
 
 
 class BoundBuiltin(Value):
@@ -395,7 +437,7 @@ class BoundBuiltin(Value):
         return f"builtin {self.fn.__name__}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return CALLS[self.fn](m, [self.first, *args], kwargs)
+        return BuiltinValue(self.fn).call(m, [self.first, *args], kwargs)
 
 
 def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:

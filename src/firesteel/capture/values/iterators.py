@@ -120,6 +120,7 @@ class SequenceIterator(IteratorValue):
 
     def __init__(self, owner: Value, index: int = 0, items: list[Value] | None = None):
         self.owner, self.index, self.items = owner, index, items
+        self.size = owner.size_now()
 
     def python_type(self) -> type:
         return type(iter([]))
@@ -129,6 +130,8 @@ class SequenceIterator(IteratorValue):
 
     def next(self, m: Machine) -> Value | None:
         items = self._items()
+        if self.owner.size_now() != self.size:
+            raise m.raise_real(RuntimeError(f"{self.owner.size_name} changed size during iteration"))
         if self.index >= len(items):
             return None
         item = m.look(items[self.index])

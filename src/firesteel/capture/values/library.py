@@ -2,20 +2,25 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import heapq
 import itertools
+import json
+import logging
+import re
 import sys
 import typing
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture import polyfills
 from firesteel.capture.effects import DELETED, REPLAY
+from firesteel.capture.source import Call
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
 from firesteel.capture.values.functions import CALLS, Args, FunctionValue, Handler, Kwargs
-from firesteel.capture.values.mappings import call_fromkeys
+from firesteel.capture.values.mappings import DictValue, call_fromkeys
 from firesteel.capture.values.objects import ClassValue, InstanceDict, ObjectValue
 from firesteel.errors import Break
 
@@ -178,7 +183,16 @@ def call_count_elements(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-CALLS.add(dict.fromkeys, call_fromkeys)
+for _cls in (dict, collections.OrderedDict, collections.defaultdict):
+    CALLS.add(_cls.fromkeys, functools.partial(call_fromkeys, cls=_cls))
+
+
+@CALLS.row(collections.namedtuple)
+def call_namedtuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """One class for all calls of the region's code."""
+    settings = {name: m.known(value) for name, value in kwargs.items()}
+    settings.setdefault("module", m.frames[-1].scope.get("__name__"))
+    return m.constant_object(m.run_real(collections.namedtuple, *map(m.known, args), **settings))
 
 
 def _extremes(reverse: bool) -> Handler:
@@ -194,10 +208,37 @@ CALLS.add(heapq.nsmallest, _extremes(False))
 
 
 # -- introspection ------------------------------------------------------------------------------------------------------
+def _folded(fn: Any) -> Handler:
+    """A function of known arguments that looks at nothing else."""
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        made = m.run_real(fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
+        return m.constant_object(made) if isinstance(made, (re.Pattern, re.Match)) else m.fresh(made)
+    return call
+
+
+for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.escape):
+    CALLS.add(_fn, _folded(_fn))
+
+
+@CALLS.row(logging.getLogger)
+def call_get_logger(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return m.constant_object(logging.getLogger(*map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
+
+
+@CALLS.row(locals)
+def call_locals(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return DictValue({name: (ConstValue(name), value) for name, value in m.local_variables().items()})
+
+
+@CALLS.row(globals)
+def call_globals(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return m.scope_value(m.frames[-1].scope)
+
+
 @CALLS.row(dir)
 def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) != 1:
-        raise Break("call", name="dir")
+    if not args:
+        return m.fresh(sorted(m.local_variables()))
     if isinstance(args[0], ObjectValue) and args[0].cls.__dir__ is object.__dir__:
         own = [key.constant() for key, _ in InstanceDict(args[0]).know_all(m).values()]
         return m.fresh(sorted({*dir(args[0].cls), *own}))
@@ -211,6 +252,22 @@ def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if m.handling is not NONE:
         raise Break("call", name="sys.exc_info")
     return TupleValue([NONE, NONE, NONE])
+
+
+def context_variable(variable: contextvars.ContextVar) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return DELETED
+
+
+@CALLS.row(contextvars.ContextVar.get)
+def call_context_variable_get(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """What it holds now is read anew in each call; one without a value is not captured."""
+    variable = args[0].identity()
+    if variable is None or len(args) > 1 or context_variable(variable) is DELETED:
+        raise Break("call", name="ContextVar.get")
+    return m.look(m.lazy(variable.get(), Call(args[0].source, context_variable)))
 
 
 @CALLS.row(typing.TypeVar)

@@ -26,10 +26,14 @@ class DictValue(Container):
     """A dict (or OrderedDict, defaultdict): hash key -> (key, value).  The user's own is guarded by what is asked of it."""
 
     cls: type = dict
+    size_name = "dictionary"
 
     def __init__(self, entries: dict[Any, tuple[Value, Value]], source: Any = None, obj: Any = None, cls: type = dict,
                  factory: Value | None = None):
         self.entries, self.source, self.obj, self.cls, self.factory = entries, source, obj, cls, factory
+
+    def size_now(self) -> int:
+        return len(self.entries)
 
     def identity(self) -> Any:
         return self.obj
@@ -102,7 +106,7 @@ class DictValue(Container):
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if op != "|" or reflected or not isinstance(other, DictValue):
             return None
-        return DictValue({**self.know_all(m), **other.know_all(m)})
+        return DictValue({**self.know_all(m), **other.know_all(m)}, cls=self.cls, factory=self.factory)
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if op != "|":
@@ -119,6 +123,8 @@ class DictValue(Container):
         if self.cls is dict:
             return text
         factory = "" if self.factory is None else f"{e.expr(self.factory)}, "
+        if self.cls is collections.defaultdict and self.factory is None:
+            factory = "None, "
         return f"{e.constant(self.cls)}({factory}{text})"
 
 
@@ -187,11 +193,11 @@ def dict_move_to_end(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) ->
     return NONE
 
 
-def call_fromkeys(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """dict.fromkeys(keys, value)"""
+def call_fromkeys(m: Machine, args: Args, kwargs: Kwargs, cls: type = dict) -> Value:
+    """cls.fromkeys(keys, value)"""
     value = args[1] if len(args) > 1 else NONE
     keys = [m.look(key) for key in m.iterate(args[0])]
-    return DictValue({key.hash_key(m): (key, value) for key in keys})
+    return DictValue({key.hash_key(m): (key, value) for key in keys}, cls=cls)
 
 
 @METHODS.row((DictValue, "update"))
@@ -230,9 +236,13 @@ class DictView(Container):
     """d.keys(), d.values() or d.items()."""
 
     TYPES = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+    size_name = "dictionary"
 
     def __init__(self, owner: DictValue, kind: str):
         self.owner, self.kind, self.cls = owner, kind, self.TYPES[kind]
+
+    def size_now(self) -> int:
+        return self.owner.size_now()
 
     def iterate(self, m: Machine) -> list[Value]:
         entries = self.owner.know_all(m).values()
@@ -272,6 +282,8 @@ for _kind in DictView.TYPES:
 class SetValue(Container):
     """A set: hash key -> item."""
 
+    size_name = "Set"
+
     def __init__(self, entries: dict[Any, Value], source: Any = None, obj: Any = None, cls: type = set):
         self.entries, self.source, self.obj, self.cls = entries, source, obj, cls
 
@@ -279,6 +291,9 @@ class SetValue(Container):
     def of(m: Machine, items: list[Value], cls: type = set) -> SetValue:
         looked = [m.look(item) for item in items]
         return SetValue({item.hash_key(m): item for item in looked}, cls=cls)
+
+    def size_now(self) -> int:
+        return len(self.entries)
 
     def identity(self) -> Any:
         return self.obj

@@ -57,7 +57,7 @@ class CachedFunction(CallableObject):
     """A function under functools.lru_cache."""
 
     def describe(self) -> str:
-        return f"cached function {self.fn.__wrapped__.__qualname__}"
+        return f"cached function {getattr(self.fn, '__qualname__', '')}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name.startswith("cache_"):
@@ -65,6 +65,8 @@ class CachedFunction(CallableObject):
         return super().getattr(m, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if not hasattr(self.fn, "__wrapped__"):     # it is being made: functools.wraps comes after this
+            raise Break("call", name=self.describe())
         mark = m.checkpoint()
         result = m.call_now(m.constant_object(self.fn.__wrapped__), args, kwargs)
         made = m.effects.entries[mark[1][0]:]

@@ -16,7 +16,7 @@ from firesteel.capture.polyfills import items_by_index
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
-from firesteel.capture.values.containers import NamedTupleValue, TupleValue
+from firesteel.capture.values.containers import ListValue, NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
 from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
@@ -227,6 +227,9 @@ class ObjectValue(Value):
         attribute = mro_lookup(self.cls, name)
         if isinstance(attribute, property) and attribute.fdel is not None:
             return m.constant_object(attribute.fdel).call(m, [self], {})
+        deleter = mro_lookup(type(attribute), "__delete__") if attribute is not MISSING else MISSING
+        if isinstance(deleter, types.FunctionType):
+            return m.constant_object(deleter).call(m, [m.constant_object(attribute), self], {})
         if attribute is not MISSING and is_data_descriptor(attribute):
             raise Break("store", name=f"deletion of {name}", value=self.describe())
         if self.own_attribute(m, name) is None:
@@ -440,7 +443,7 @@ class InstanceDict(DictValue):
 @CALLS.row(vars)
 def call_vars(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not args:
-        raise Break("call", name="vars without an argument")
+        return CALLS[locals](m, [], {})
     return args[0].getattr(m, "__dict__")
 
 
@@ -481,7 +484,10 @@ class ExceptionValue(ObjectValue):
 
     def constant(self) -> Any:
         """A copy for formatting; never the object itself."""
-        return self.cls(*(a.constant() for a in self.args))
+        args = tuple(a.constant() for a in self.args)
+        made = self.cls.__new__(self.cls, *args)
+        made.args = args
+        return made
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_exception(self)
@@ -516,6 +522,15 @@ EXCEPTION_ATTRIBUTES: dict[str, Callable[[Any, ExceptionValue], Value | None]] =
 @CALLS.row(BaseException.with_traceback)
 def call_with_traceback(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0]
+
+
+@CALLS.row(BaseException.add_note)
+def call_add_note(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    before = m.effects.written(args[0], "__notes__")
+    if before is None and args[0].identity() is not None:
+        raise Break("call", name="add_note")
+    args[0].setattr(m, "__notes__", ListValue([*(m.iterate(before) if before is not None else []), args[1]]))
+    return NONE
 
 
 # -- classes ------------------------------------------------------------------------------------------------------------
@@ -628,7 +643,20 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
             return made
     if is_constant_object_type(cls):
         return fresh(m, m.run_real(cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
-    if type(cls).__call__ is not type.__call__ or not is_plain(cls):
+    if isinstance(caller := mro_lookup(type(cls), "__call__"), types.FunctionType):
+        return m.constant_object(caller).call(m, [m.constant_object(cls), *args], kwargs)
+    return new_instance(m, cls, args, kwargs)
+
+
+@CALLS.row(type.__call__)
+def call_type_call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """super().__call__(*args) of a metaclass"""
+    return new_instance(m, args[0].constant(), args[1:], kwargs)
+
+
+def new_instance(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
+    """type.__call__ for classes written in Python"""
+    if not is_plain(cls):
         raise Break("call", name=cls.__qualname__)
     if getattr(cls, "__abstractmethods__", None):
         raise m.raise_real(TypeError(f"Can't instantiate abstract class {cls.__name__}"))
@@ -658,7 +686,14 @@ def initialised(m: Machine, made: Value, cls: type, args: Args, kwargs: Kwargs) 
 
 def is_plain(cls: type) -> bool:
     """Only Python classes over object, whose instances are a dict or slots of their own."""
-    return all(base is object or (base.__flags__ & (1 << 9)) for base in cls.__mro__) and cls.__module__ != "torch._C"
+    return all(base is object or is_python_class(base) for base in cls.__mro__) and cls.__module__ != "torch._C"
+
+
+def is_python_class(cls: type) -> bool:
+    """Made by a class statement: none of its methods is written in C for it."""
+    if not cls.__flags__ & (1 << 9):
+        return False
+    return not any(isinstance(v, (types.MethodDescriptorType, types.WrapperDescriptorType)) and v.__objclass__ is cls for v in vars(cls).values())
 
 
 def is_constant_object_type(cls: type) -> bool:
@@ -702,8 +737,8 @@ class SuperValue(Value):
         return super
 
     def getattr(self, m: Machine, name: str) -> Value:
-        is_class = isinstance(self.owner, ClassValue)
-        start = self.owner.cls if isinstance(self.owner, ClassValue) else self.owner.python_type()
+        is_class = isinstance(self.owner, ClassValue) and issubclass(self.owner.cls, self.cls)     # not so in a metaclass
+        start = self.owner.constant() if is_class else self.owner.python_type()
         mro = start.__mro__
         for base in mro[mro.index(self.cls) + 1:]:
             if name in base.__dict__:

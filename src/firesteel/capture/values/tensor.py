@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-METADATA = frozenset(["dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_complex", "itemsize", "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
+METADATA = frozenset([
+    "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "itemsize", "nbytes",
+    "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
 SCALAR_READS = frozenset(["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "is_nonzero"])
-NOT_IN_GRAPH = frozenset(["backward", "is_inference", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr", "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
+NOT_IN_GRAPH = frozenset([
+    "backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr",
+    "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
 
 # method name -> function(machine, tensor, args, kwargs) -> Value
 TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")
@@ -94,7 +98,7 @@ class TensorValue(Value):
         return ConstValue(found)
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
-        if name != "grad" or self.source is None:
+        if hasattr(torch.Tensor, name) and (name != "grad" or self.source is None):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)
 
@@ -146,7 +150,7 @@ class TensorValue(Value):
         return self.node, self.abstract
 
     def rebuild(self, e: Emitter) -> str:
-        return e.graph_output(self)
+        return e.with_attributes(self, e.graph_output(self))
 
 
 def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
@@ -227,6 +231,15 @@ def method_size(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> 
 @TENSOR_METHODS.row("dim", "ndimension")
 def method_dim(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     return ConstValue(tensor.abstract.dim())
+
+
+@TENSOR_METHODS.row("type")
+def method_type(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    """A class such as torch.FloatTensor is given by its name, which a graph can hold."""
+    if args and isinstance(args[0].identity(), type(torch.FloatTensor)):
+        cls = args[0].constant()
+        args = [ConstValue(f"{cls.__module__}.{cls.__name__}"), *args[1:]]
+    return call_graph(m, "call_method", "type", [tensor, *args], kwargs)
 
 
 @TENSOR_METHODS.row("item")

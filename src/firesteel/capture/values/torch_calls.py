@@ -34,7 +34,8 @@ NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.Method
 OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 # native functions with effects that a graph does not hold
-NOT_IN_GRAPH = frozenset(["manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype", "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy", "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer", "is_inference_mode_enabled"])
+NOT_IN_GRAPH = frozenset(["manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype", "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy", "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer"])
+SETTERS = frozenset({"set", "push", "pop", "enter", "exit", "clear", "reset", "unset", "exchange", "increment", "decrement", "remove"})
 WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
 
 
@@ -112,7 +113,8 @@ class TorchFunctionValue(CallableObject):
         return f"torch function {name_of(self.fn)}"
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if name_of(self.fn).rpartition(".")[2] in NOT_IN_GRAPH:
+        name = name_of(self.fn).rpartition(".")[2]
+        if name in NOT_IN_GRAPH or name.strip("_").partition("_")[0] in SETTERS and getattr(torch._C, name, None) is self.fn:
             raise Break("call", name=name_of(self.fn))
         return call_graph(m, "call_function", self.fn, args, kwargs)
 

@@ -1,0 +1,290 @@
+"""Corners of the language and of small libraries that real programs reach: reflection, locals, ids, copies, heaps, patterns; one graph each, eager's values."""
+# ruff: noqa: B018, C408, F841, PLW0603  (the constructs are what is tested)
+import bisect
+import collections
+import contextvars
+import copy
+import dataclasses
+import functools
+import heapq
+import inspect
+import json
+import logging
+import re
+
+import pytest
+import torch
+from harness import capture, check, make_test, same
+
+from firesteel.errors import Unsupported
+
+one = functools.partial(make_test, fullgraph=True)
+SCALE = contextvars.ContextVar("SCALE", default=3)
+
+
+class Point:
+    def __init__(self, a):
+        self.a = a
+
+
+@one
+def test_locals_and_globals(x):
+    y = 3
+
+    def inner():
+        return y
+    return x + locals()["y"], "torch" in globals(), sorted(locals()), vars()["y"], globals()["SCALE"] is SCALE, inner(), sorted(dir())
+
+
+def test_locals_after_a_break():
+    def f(x):
+        kept = 4
+        print(end="")
+        return x * locals()["kept"]
+    check(f, torch.randn(3), graphs=1)
+
+
+def test_eval_sees_the_programs_names():
+    def f(x):
+        y = 3
+        return x * eval("y + 1 + len(OrderedNames)")
+    check(f, torch.randn(3), graphs=1)
+
+
+OrderedNames = ("a", "b")
+
+
+@one
+def test_ids(x):
+    y, items = x, [x, 1]
+    seen = {id(x): "first"}
+    return id(x) == id(y), id(items) != id(x), seen[id(items[0])], id(x) in seen, x + 1
+
+
+@one
+def test_copies_of_tensors(x):
+    shared, own = copy.copy(x), copy.deepcopy({"a": [x, x]})
+    shared.add_(1)
+    point = Point([x])
+    other, deep = copy.copy(point), copy.deepcopy(point)
+    other.a.append(1)
+    return x, shared, own, own["a"][0] is own["a"][1], len(point.a), len(deep.a)
+
+
+@one
+def test_attributes_on_tensors(x):
+    y = x + 1
+    y.tag = [3]
+    y.tag.append(4)
+    return y.tag, hasattr(y, "tag"), hasattr(x, "nope"), getattr(x, "nope", 4), y
+
+
+def test_attributes_stay_on_returned_tensors():
+    def f(x):
+        y = x + 1
+        y.tag = "kept"
+        x.seen = True
+        return y
+    compiled, _ = capture(f, fullgraph=True)
+    x = torch.ones(2)
+    assert compiled(x).tag == "kept" and x.seen
+
+
+@one
+def test_functions_made_inside_are_inspected(x):
+    n = 3
+
+    def f(a, b=2, *c, d=3, **e):
+        return n
+    f.mark = 1
+    return (x * f.__closure__[0].cell_contents, f.__dict__, list(inspect.signature(f).parameters), inspect.isfunction(f), inspect.isclass(Point),
+            inspect.signature(f).parameters["b"].default, inspect.getfullargspec(f).args, f.__globals__["OrderedNames"])
+
+
+class Counting(type):
+    def __call__(cls, *args):
+        made = super().__call__(*args)
+        made.extra = 5
+        return made
+
+    def __getitem__(cls, key):
+        return key * 2
+
+
+class Counted(metaclass=Counting):
+    def __init__(self, a):
+        self.a = a
+
+
+@one
+def test_metaclass_with_call(x):
+    made = Counted(x)
+    return made.a + made.extra, Counted[4]
+
+
+class Doubled:
+    def __get__(self, owner, cls=None):
+        return self if owner is None else owner.__dict__.get("_value", 0)
+
+    def __set__(self, owner, value):
+        owner.__dict__["_value"] = value * 2
+
+    def __delete__(self, owner):
+        del owner.__dict__["_value"]
+
+
+class HasDoubled:
+    value = Doubled()
+
+
+@one
+def test_descriptor_with_delete(x):
+    h = HasDoubled()
+    h.value = x
+    y = h.value
+    del h.value
+    return y, h.value
+
+
+@one
+def test_classes_made_by_type_and_with_slots(x):
+    made = type("Made", (Point,), {"z": 3})
+
+    class Slotted:
+        __slots__ = ("a", "b")
+
+        def __init__(self, a):
+            self.a = a
+    s = Slotted(x)
+    try:
+        s.b
+    except AttributeError as e:
+        missing = type(e).__name__
+    return made(x).a * made.z, made.__name__, s.a, missing
+
+
+@one
+def test_dataclass_with_factory_inside(x):
+    @dataclasses.dataclass
+    class D:
+        a: int
+        b: list = dataclasses.field(default_factory=list)
+
+        def __post_init__(self):
+            self.c = self.a * 2
+    d = D(2)
+    d.b.append(1)
+    return x * dataclasses.replace(d, a=4).c, D(1).b, dataclasses.asdict(d), dataclasses.astuple(d), [f.name for f in dataclasses.fields(d)]
+
+
+@one
+def test_namedtuple_inside(x):
+    pair = collections.namedtuple("pair", "a b", defaults=[3])
+    p = pair(x)
+    return p.a + 1, p._replace(b=4).b, p._fields, pair._make([1, 2]).a, pair.__module__
+
+
+@one
+def test_exceptions_with_their_own_init(x):
+    class Own(Exception):
+        def __init__(self, text, code):
+            super().__init__(text)
+            self.code = code
+    try:
+        raise Own("a", 3)
+    except Own as e:
+        e.add_note("more")
+        return x * e.code, e.args, repr(e), str(e), e.__notes__
+
+
+@one
+def test_containers_that_change_while_iterated(x):
+    found = []
+    table, numbers = {"a": 1}, {1}
+    try:
+        for _ in table.items():
+            table["b"] = 2
+    except RuntimeError as e:
+        found.append(str(e))
+    try:
+        for _ in numbers:
+            numbers.add(2)
+    except RuntimeError as e:
+        found.append(str(e))
+    items = [1, 2]
+    for i in items:
+        if len(items) < 5:
+            items.append(i + 1)
+    return x + 1, found, items
+
+
+@one
+def test_small_libraries(x):
+    heap = [5, 3, 8, 1, 9, 2]
+    heapq.heapify(heap)
+    heapq.heappush(heap, 4)
+    order = [heapq.heappop(heap), heapq.heapreplace(heap, 7), heapq.heappushpop(heap, 0)]
+    m = re.match(r"(\w+)_(\d+)", "layer_12")
+    pattern = re.compile("a")
+    return (x * int(m.group(2)), m.group(1), m.groups(), pattern.sub("b", "banana"), re.findall(r"\d", "a1b2"), heap, order, bisect.bisect([1, 2, 3], 2),
+            json.dumps({"a": 1}), json.loads('{"a": [1, 2]}'), ",".join(map(str, [1, 2])), "-".join(c for c in "ab"), collections.defaultdict.fromkeys("ab", 1),
+            collections.OrderedDict(a=1) | {"b": 2})
+
+
+@one
+def test_loggers_and_context_variables(x):
+    logger = logging.getLogger("firesteel.tests.quiet")
+    if logger.isEnabledFor(logging.DEBUG):
+        x = x * 100
+    return x + SCALE.get()
+
+
+def test_context_variables_are_read_anew():
+    compiled, _ = capture(lambda x: x + SCALE.get(), fullgraph=True)
+    same(compiled(torch.zeros(2)), torch.full((2,), 3.0))
+    token = SCALE.set(5)
+    try:
+        same(compiled(torch.zeros(2)), torch.full((2,), 5.0))
+    finally:
+        SCALE.reset(token)
+
+
+@one
+def test_states_as_functions(x):
+    @torch.no_grad()
+    def quiet(t):
+        return torch.is_grad_enabled(), t * 2
+
+    @torch.enable_grad()
+    def loud(t):
+        return torch.is_grad_enabled(), t * 2
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    wide = torch.ones(2)
+    torch.set_default_dtype(before)
+    return quiet(x), loud(x), wide, torch.is_inference_mode_enabled(), x.is_complex(), x.type(torch.DoubleTensor), x.type(), (3).__class__, x.nbytes
+
+
+@pytest.mark.parametrize("call", [lambda: torch.manual_seed(3), lambda: torch.set_num_threads(torch.get_num_threads()),
+                                  lambda: torch._C._set_cudnn_benchmark(False)], ids=["manual_seed", "set_num_threads", "setter"])
+def test_what_sets_a_state_for_good_breaks(call):
+    def f(x):
+        y = x + 1
+        call()
+        return y * 2 + torch.rand(3)
+    check(f, torch.randn(3), graphs=2)
+    strict, _ = capture(f, fullgraph=True)
+    with pytest.raises(Unsupported):
+        strict(torch.randn(3))
+
+
+def test_classes_written_in_c_are_not_taken_for_plain_objects():
+    import threading
+    local = threading.local()
+    local.v = 3
+
+    def f(x):
+        return x + local.v
+    check(f, torch.randn(3), graphs=1)
+    local.v = 4
+    check(f, torch.randn(3), graphs=1)
