@@ -77,7 +77,8 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
                              gm.meta.get("fullgraph", False))
     cuts = results_gone_on_with(gm) if hookable_results else frozenset()
     if cuts or has_seams(gm):
-        return compile_in_segments(gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
+        return compile_in_segments(
+            gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
     return compile_program(functools.partial(interpret, gm), example_inputs, compilers, eager=gm.forward)
 
 
@@ -178,7 +179,8 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
         compile_backward=lambda: _compile_backward(bw, compilers),
-        second_order=SecondOrder(program, joint, compilers, eager), unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
+        second_order=SecondOrder(program, joint, compilers, eager),
+        unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
 
 
@@ -294,7 +296,8 @@ def _example(value: Any) -> Any:
 def _kind(value: Any) -> Any:
     """What a compiled program depends on, of one input."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride() if value.layout is torch.strided else value.layout, value.dtype, value.device, value.requires_grad, value.is_leaf
+        layout = value.stride() if value.layout is torch.strided else value.layout
+        return value.shape, layout, value.dtype, value.device, value.requires_grad, value.is_leaf
     try:
         hash(value)
     except TypeError:

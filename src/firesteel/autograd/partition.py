@@ -6,10 +6,11 @@ A joint graph has placeholders `primals_*` and `tangents_*` and returns the forw
 What always holds: no value of the backward is computed from a tangent in the forward; random and heavy operators of the
 forward run once; an input that the program overwrites is copied before it is saved.
 
-`default_partition` saves what eager would: each forward value that the backward reads, but for those of checkpointed regions.  `min_cut_partition` chooses the
-cheapest set of values from which the backward can compute the rest again.  Each value is an edge whose capacity is the
-cost of saving it (recompute.py); values that cannot be recomputed hang on the source, values that the backward reads on
-the sink; a cut is a set to save, and the minimum cut nearest to the sink recomputes least.
+`default_partition` saves what eager would: each forward value that the backward reads, but for those of checkpointed
+regions.  `min_cut_partition` chooses the cheapest set of values from which the backward can compute the rest again.  Each
+value is an edge whose capacity is the cost of saving it (recompute.py); values that cannot be recomputed hang on the
+source, values that the backward reads on the sink; a cut is a set to save, and the minimum cut nearest to the sink
+recomputes least.
 
     fw, bw = min_cut_partition(joint_gm, inputs, num_fwd_outputs=1)
 """
@@ -324,9 +325,12 @@ def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
 def views_to(node: Node) -> list[Node]:
     """The chain of views that ends with this node, the first one first."""
     chain: list[Node] = []
-    while node.op == "call_function" and isinstance(node.args[0] if node.args else None, Node) and (node.target is operator.getitem or op_class(node) == "view"):
+    while node.op == "call_function" and (node.target is operator.getitem or op_class(node) == "view"):
+        viewed = node.args[0] if node.args else None
+        if not isinstance(viewed, Node):
+            break
         chain.append(node)
-        node = node.args[0]     # type: ignore[assignment]
+        node = viewed
     return chain[::-1]
 
 

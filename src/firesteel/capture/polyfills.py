@@ -1,4 +1,5 @@
-"""Functions of itertools, operator, functools, heapq, logging and torch written in Python: the machine inlines these where a program calls the originals.
+"""Functions of itertools, operator, functools, heapq, logging and torch written in Python: the machine inlines these where a program
+calls the originals.
 
 What always holds: they give what the original gives, element by element and just as lazily.
 
@@ -311,5 +312,6 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.dropwhile: dropwhile, itertools.filterfalse: filterfalse, itertools.compress: compress, itertools.pairwise: pairwise,
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
     heapq.heapify: heapify, heapq.heappush: heappush, heapq.heappop: heappop, heapq.heapreplace: heapreplace, heapq.heappushpop: heappushpop,
-    logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter, operator.methodcaller: methodcaller,
+    logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
+    operator.methodcaller: methodcaller,
 }

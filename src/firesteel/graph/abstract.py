@@ -379,7 +379,8 @@ def _run_update(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) ->
     return _run_pure(world, fact, args, kwargs)
 
 
-KINDS: dict[str, Way] = {"pure": _run_pure, "update": _run_update, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
+KINDS: dict[str, Way] = {
+    "pure": _run_pure, "update": _run_update, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
 
 
 # ---------------------------------------------------------------- operators that read data, and literals

@@ -218,7 +218,9 @@ def _keep_value(world: TraceWorld, target: AbstractTensor, spec: Spec) -> None:
         target.born = None
 
 
-KINDS: dict[str, Way] = {"pure": _record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out, "reshape": _record_reshape}
+KINDS: dict[str, Way] = {
+    "pure": _record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out,
+    "reshape": _record_reshape}
 
 
 # ---------------------------------------------------------------- operators with their own way of being recorded
