@@ -17,7 +17,6 @@ from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.codegen import host, llvm, triton
 from firesteel.config import config
-from firesteel.errors import UserError
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Nest, Program
 from firesteel.loops.lower.graph import lower_graph
@@ -53,6 +52,9 @@ def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[.
     """A graph compiler for `autograd.aot`: native code for the graph's device."""
     with timed("lower"):
         program = lower_graph(gm, example_inputs)
+    target = _target(program)
+    if target is None:
+        return _run_by_torch(gm)
     _finish("lower", "loops", verify_program, program)
     product: Any = program
     for stage in STAGES:
@@ -60,7 +62,7 @@ def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[.
             product = stage.run(product)
         _finish(stage.name, stage.extension, stage.verify, product)
     artifacts.log("schedule", lambda: str(product))
-    return TARGETS[_device(program)](product)
+    return target(product)
 
 
 def _finish(name: str, extension: str, verify: Callable | None, product: Any) -> None:
@@ -70,13 +72,19 @@ def _finish(name: str, extension: str, verify: Callable | None, product: Any) ->
             verify(product)
 
 
-def _device(program: Program) -> str:
-    """The one kind of device that a program's kernels run on."""
+def _target(program: Program) -> Callable[[Plan], Callable] | None:
+    """Who makes code for the one kind of device that a program's kernels run on; None for several kinds, or one without kernels."""
     written = {store.buffer for step in program.steps if isinstance(step, Nest) for phase in step.phases for store in phase.stores}
     kinds = {program.buffers[name].device.split(":")[0] for name in written} or {"cpu"}
-    if len(kinds) > 1:
-        raise UserError(f"One graph computes on {' and '.join(sorted(kinds))}.", hint="Compile the parts for each device on their own.")
-    return kinds.pop()
+    return TARGETS.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def _run_by_torch(gm: torch.fx.GraphModule) -> Callable[..., tuple]:
+    """Every operator is a library call: for graphs that compute on several kinds of devices, or on one that has no kernels."""
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    counters["native"]["fallbacks"] += len(calls)
+    artifacts.log("perf", lambda: f"a graph of {len(calls)} calls computes on several kinds of devices, or on one without kernels: torch runs it")
+    return gm.forward
 
 
 @TARGETS.row("cpu")

@@ -239,3 +239,11 @@ def test_an_operator_costs_microseconds(world):
 def test_spec_is_a_plain_value():
     a = Spec((2, 3), (3, 1), 0, torch.float32, torch.device("cpu"))
     assert a == Spec((2, 3), (3, 1), 0, torch.float32, torch.device("cpu")) and hash(a) == hash(a._replace()) and a.numel() == 6
+
+
+@pytest.mark.parametrize("part", [lambda b: b[:, 1:], lambda b: b[:, ::2], lambda b: b.t()[1:], lambda b: b[:1].expand(4, -1)])
+def test_results_keep_their_strides(part):
+    """Tensors with a history are wrapped as they lie, dense or not, and can be written in place."""
+    tensor = part(torch.randn(6, 7, requires_grad=True) * 1)
+    wrapped = AbstractWorld().wrap(tensor, "x")
+    assert wrapped.stride() == tensor.stride() and not wrapped.is_leaf and wrapped.requires_grad and wrapped._base is None

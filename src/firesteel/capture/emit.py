@@ -12,6 +12,7 @@ it); an object of the user's is written as what its source gives; a tensor of th
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.mistakes import as_eager_says
 from firesteel.capture.record import Input
 from firesteel.capture.source import Const, Constants, Fixed, Source, build_function
 from firesteel.capture.values.base import LazyValue, Value
@@ -145,8 +147,6 @@ class Emitter:
             self.outputs.append(node)
         return self._output_of[node]
 
-    def new_cell(self, cell: CellValue) -> str:
-        name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
     def with_attributes(self, value: Value, name: str) -> str:
         """An object under its name, on which the program put attributes."""
         stored = self.m.effects.attributes(value)
@@ -157,6 +157,8 @@ class Emitter:
                 self.line(f"setattr({name}, {attribute!r}, {self.expr(content)})")
         return name
 
+    def new_cell(self, cell: CellValue) -> str:
+        name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
         if cell.content is not None:
             self.line(f"{name}.cell_contents = {self.expr(cell.content)}")
         return name
@@ -215,11 +217,11 @@ class Emitter:
         return build_function(name, self.sources.values(), [*graph_call, *self.lines], self.constants, f"<firesteel {name}>")
 
 
-def graph_call(e: Emitter, callable_: Any, inputs: list[Input]) -> list[str]:
-    """The line that calls the compiled graph."""
+def graph_call(e: Emitter, callable_: Any, captured: Any, inputs: list[Input]) -> list[str]:
+    """The lines that call the compiled graph: an index out of range is told as eager tells it."""
     arguments = ", ".join(e.source(i.source) for i in inputs)
-    call = f"{e.constants.bind(callable_, 'graph')}({arguments})"
-    if not e.outputs:
-        return [call]
-    return [f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = {call}"]
+    results = f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = " if e.outputs else ""
+    told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
+    return ["try:", f"    {results}{e.constants.bind(callable_, 'graph')}({arguments})",
+            "except IndexError as error:", f"    raise {told}(error, [{arguments}]) from None"]
 

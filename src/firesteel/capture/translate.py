@@ -17,6 +17,7 @@ from firesteel.capture.breaks import Action, State, action_of, current_state, ex
 from firesteel.capture.emit import Emitter, graph_call
 from firesteel.capture.guards import GuardFunction, build_guards
 from firesteel.capture.machine import Machine
+from firesteel.capture.mistakes import eager_error
 from firesteel.capture.overlap import overlap_guards
 from firesteel.capture.record import Input
 from firesteel.capture.source import Local
@@ -128,8 +129,8 @@ def _write_states(m: Machine, e: Emitter) -> None:
 def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
     m.effects.emit(e)
     write_generators(e, m)
-    action = action_of(e, m)
     e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for
+    action = action_of(e, m)
     if action is None:
         _write_eager_rest(region, m, e)
         return
@@ -188,7 +189,7 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Capture
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
         if m.record.call_count():
-            lines = graph_call(e, _compile_graph(region, graph, used), used)
+            lines = graph_call(e, _compile_graph(region, graph, used), graph, used)
         else:
             graph = None
     guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources))
@@ -209,6 +210,8 @@ def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input
     try:
         with timed("backend"), outside_inference():
             return region.root.backend(graph, [i.abstract for i in used])
+    except BackendError as error:
+        raise eager_error(graph, [i.real for i in used]) or error from None
     except FiresteelError:
         raise
     except Exception as error:

@@ -170,12 +170,13 @@ class AbstractWorld:
         """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"; a stride that
         does not follow from the sizes is one where its dimension is in `strides`."""
         current.env = self.env
-        wrapped = self.make(self._spec_with_symbols(tensor, source_text, dims, strides))
+        spec = self._spec_with_symbols(tensor, source_text, dims, strides)
+        wrapped = self.make(spec)
         if tensor.requires_grad:
             wrapped.requires_grad_(True)
             if not tensor.is_leaf:      # a result of an operator, which may be written in place
                 with torch.enable_grad():
-                    wrapped = cast(AbstractTensor, wrapped.clone())
+                    wrapped = cast(AbstractTensor, _ResultOfOperator.apply(wrapped, lambda: self.make(spec)))
         for mark in ("_is_param", "_is_buffer"):
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
@@ -214,6 +215,18 @@ class AbstractWorld:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
         with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
             yield
+
+
+class _ResultOfOperator(torch.autograd.Function):
+    """Gives a tensor that autograd knows as a result, in any strides."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 LEAST_SIZE = 1      # of a symbol; where a program depends on a size not being 1, it asks, and then that is a guard

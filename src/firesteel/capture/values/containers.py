@@ -130,7 +130,7 @@ class Sequence(Container):
             return self.like(self.items[key.known(m)])
         index = m.known_index(key)
         if not -len(self.items) <= index < len(self.items):
-            raise m.raise_real(IndexError(f"{self.cls.__name__} index out of range"))
+            raise m.raise_real(IndexError(f"{'tuple' if issubclass(self.cls, tuple) else self.cls.__name__} index out of range"))
         return self.at(m, index)
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
