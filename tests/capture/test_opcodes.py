@@ -12,9 +12,9 @@ from firesteel.capture.policy import Policy
 from firesteel.capture.values.base import UserRaise
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CellValue
 from firesteel.capture.values.mappings import DictValue
-from firesteel.capture.values.objects import ExceptionValue
 from firesteel.errors import Break
 from firesteel.graph.abstract import AbstractWorld
 

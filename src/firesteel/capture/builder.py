@@ -34,9 +34,11 @@ from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Strid
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
+from firesteel.capture.values.class_objects import ClassValue, is_plain
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import (
     BoundMethodValue,
     BuiltinValue,
@@ -53,7 +55,8 @@ from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
 from firesteel.capture.values.number import SymNumber
-from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, PythonModuleValue, is_plain
+from firesteel.capture.values.objects import ObjectValue
+from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
 from firesteel.sym.expr import Expr, eq, free_symbols, symbol

@@ -29,8 +29,9 @@ from firesteel.table import Table
 
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
+    from firesteel.capture.values.exceptions import ExceptionValue
     from firesteel.capture.values.functions import CellValue, FunctionValue
-    from firesteel.capture.values.objects import ExceptionValue, ObjectValue
+    from firesteel.capture.values.objects import ObjectValue
 
 NO_NAME = (ConstValue,)
 

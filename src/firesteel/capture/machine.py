@@ -26,15 +26,17 @@ from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
 from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values.attributes import MISSING, mro_lookup
+from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
+from firesteel.capture.values.class_objects import SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.generators import GeneratorValue, exhausted
 from firesteel.capture.values.iterators import SequenceIterator
-from firesteel.capture.values.objects import MISSING, ExceptionValue, SuperValue, mro_lookup
-from firesteel.capture.values.objects import bind as bind_attribute
 from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.code import Instr
 from firesteel.capture.values.base import NULL, PENDING, HandledValue, LazyValue, UserRaise, Value
+from firesteel.capture.values.class_objects import ClassValue, SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh
 from firesteel.capture.values.containers import ListValue, Sequence, SliceValue, TupleValue, list_append
 from firesteel.capture.values.contexts import ContextValue
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, CellValue, make_function
 from firesteel.capture.values.generators import GeneratorValue, iterate_into
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
-from firesteel.capture.values.objects import ClassValue, ExceptionValue, ObjectValue, SuperValue
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 from firesteel.table import Table
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.code import Instr
 from firesteel.capture.opcodes import OPCODES, is_none
 from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS
 from firesteel.capture.values.generators import send_into
 from firesteel.capture.values.groups import prepare_reraise, split_group
 from firesteel.capture.values.mappings import DictValue
-from firesteel.capture.values.objects import ClassValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
 from firesteel.capture.source import MODULE_TABLES, Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
+from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.classes import stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
@@ -27,7 +28,6 @@ from firesteel.capture.values.functions import BoundMethodValue, CellValue, Func
 from firesteel.capture.values.hooks import HandleValue
 from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.number import SymNumber
-from firesteel.capture.values.objects import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.world import STATIC, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation

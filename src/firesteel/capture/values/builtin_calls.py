@@ -15,11 +15,12 @@ from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.classes import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
-from firesteel.capture.values.objects import ExceptionValue, ObjectValue
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNARY_OPERATORS, call_graph
 from firesteel.errors import Break

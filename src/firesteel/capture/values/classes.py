@@ -15,12 +15,13 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
+from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, CellValue, FunctionValue, Kwargs, PartialValue
 from firesteel.capture.values.mappings import DictValue
-from firesteel.capture.values.objects import MISSING, ClassValue, mro_lookup
 from firesteel.errors import Break
 
 if TYPE_CHECKING:

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import FixedObject, LazyValue, Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, Args, BuiltinValue, FunctionValue, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import IMMUTABLE, NativeObject
 from firesteel.capture.values.number import SymNumber
-from firesteel.capture.values.objects import MISSING, ClassValue, ExceptionValue, InstanceDict, ObjectValue, PythonModuleValue, mro_lookup
+from firesteel.capture.values.objects import InstanceDict, ObjectValue
+from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, call_graph
 from firesteel.errors import Break

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE
+from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.iterators import IteratorValue
-from firesteel.capture.values.objects import ClassValue, ExceptionValue
 from firesteel.errors import Break
 from firesteel.table import Table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import ListValue, Sequence
-from firesteel.capture.values.objects import ExceptionValue
+from firesteel.capture.values.exceptions import ExceptionValue
 
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine

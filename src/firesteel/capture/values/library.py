@@ -17,11 +17,12 @@ from firesteel.capture import polyfills
 from firesteel.capture.effects import DELETED, REPLAY
 from firesteel.capture.source import Call
 from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
 from firesteel.capture.values.functions import CALLS, Args, FunctionValue, Handler, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
-from firesteel.capture.values.objects import ClassValue, InstanceDict, ObjectValue
+from firesteel.capture.values.objects import InstanceDict, ObjectValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:

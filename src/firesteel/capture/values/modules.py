@@ -13,11 +13,13 @@ import torch.nn.modules.module as module_internals
 
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import MODULE_TABLES, Source
+from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
 from firesteel.capture.values.hooks import FLAG_TABLES, HOOK_TABLES, hook_table
-from firesteel.capture.values.objects import INSTANTIATE, MISSING, ObjectValue, bind, mro_lookup
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.source import Constants, Source
+from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import Value
+from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import Container, ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue
-from firesteel.capture.values.objects import INSTANTIATE, MISSING, ClassValue, ObjectValue, mro_lookup
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 from firesteel.table import Table
 

@@ -1,0 +1,98 @@
+"""Attributes as Python finds them: through a class's mro, and bound to an instance or to the class.
+
+    bind(m, mro_lookup(cls, name), owner, cls, name)        # owner.name, for what stands in the class
+"""
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.functions import BoundMethodValue
+from firesteel.errors import Break
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+MISSING: Any = object()
+REPLACEABLE = (types.FunctionType, staticmethod, property)     # class attributes that programs replace at run time
+
+
+def mro_lookup(cls: type, name: str) -> Any:
+    """What type(x) has under a name, unbound; MISSING where nothing."""
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def instance_dict(obj: Any) -> dict[str, Any] | None:
+    """obj.__dict__, whatever its class's __getattribute__ says; None where it has none."""
+    try:
+        return object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+
+
+def is_data_descriptor(attribute: Any) -> bool:
+    return hasattr(type(attribute), "__set__") or hasattr(type(attribute), "__delete__")
+
+
+def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
+    """A class attribute as seen through an instance (or through the class, with owner None)."""
+    if isinstance(attribute, REPLACEABLE):
+        m.guard_class_attribute(cls, name, attribute)
+    if isinstance(attribute, staticmethod):
+        return m.constant_object(attribute.__func__)
+    if isinstance(attribute, classmethod):
+        return BoundMethodValue(m.constant_object(attribute.__func__), m.constant_object(cls), name="")
+    if owner is None:
+        return bind_to_class(m, attribute, cls)
+    if isinstance(attribute, (types.FunctionType, functools._lru_cache_wrapper)):
+        return BoundMethodValue(m.constant_object(attribute), owner, name=name)
+    if isinstance(attribute, property):
+        if attribute.fget is None:
+            raise m.raise_real(AttributeError(f"property {name!r} has no getter"))
+        return m.constant_object(attribute.fget).call(m, [owner], {})
+    if isinstance(attribute, types.MemberDescriptorType):
+        return read_slot(m, owner, name)
+    if isinstance(attribute, (types.WrapperDescriptorType, types.MethodDescriptorType)):
+        return BoundMethodValue(m.constant_object(attribute), owner, name=name)
+    if isinstance(attribute, functools.cached_property):
+        return read_cached(m, attribute, owner)
+    getter = mro_lookup(type(attribute), "__get__")
+    if isinstance(getter, types.FunctionType):
+        args = [m.constant_object(attribute), owner, m.constant_object(cls)]
+        return m.constant_object(getter).call(m, args, {})
+    if getter is not MISSING:
+        raise Break("attribute", name=name, value=owner.describe())
+    return m.class_constant(cls, name, attribute)
+
+
+def bind_to_class(m: Machine, attribute: Any, cls: type) -> Value:
+    """cls.attribute"""
+    getter = mro_lookup(type(attribute), "__get__")
+    if isinstance(attribute, property):
+        return m.opaque_constant(attribute)
+    if isinstance(attribute, types.ClassMethodDescriptorType):
+        return m.constant_object(attribute.__get__(None, cls))
+    if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):
+        return m.constant_object(getter).call(m, [m.constant_object(attribute), ConstValue(None), m.constant_object(cls)], {})
+    return m.constant_object(attribute)
+
+
+def read_cached(m: Machine, attribute: functools.cached_property, owner: Value) -> Value:
+    """The first read of a cached_property: computed, and stored in the instance."""
+    value = m.call_now(m.constant_object(attribute.func), [owner], {})
+    m.effects.store_attr(owner, str(attribute.attrname), value, "set_own")
+    return value
+
+
+def read_slot(m: Machine, owner: Value, name: str) -> Value:
+    obj = owner.identity()
+    if obj is None or not hasattr(obj, name):
+        raise m.raise_real(AttributeError(name))
+    return m.read_attribute(owner, name)
