@@ -30,10 +30,10 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2}
 @pytest.fixture(autouse=True)
 def _fresh():
     fs.reset()
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 # ---------------------------------------------------------------- without a GPU

@@ -81,7 +81,14 @@ def _reinterpret_plain(x: torch.Tensor, shape: tuple, strides: tuple, offset: in
 
 _doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
+_empty_cuda = getattr(_doors, "_empty_strided_cuda", None)                 # on the current device
 _reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
+
+
+def is_the_only_gpu(device: str) -> bool:
+    """Is the current device always this one?"""
+    return torch.device(device).type == "cuda" and torch.cuda.device_count() == 1
+
 
 def check_number(condition: bool, message: str) -> None:
     """A condition that the program stated, or that a shape relies on."""
@@ -271,8 +278,8 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 # ---------------------------------------------------------------- the source text
 
 SCOPE: dict[str, Any] = {   # what every host function may name
-    "empty": _empty, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided, "Tensor": torch.Tensor,
-    "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error, "as_word": as_word, "math": math,
+    "empty": _empty, "empty_cuda": _empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
+    "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error, "as_word": as_word, "math": math,
     "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
 }
 
@@ -375,9 +382,13 @@ class _Writer:
             return
         buffer = self.buffers[step.buffer]
         layout = f"{self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}"
-        made = f"empty({layout}, {self._dtype(buffer.dtype)})" if buffer.device == "cpu" else (
-            f"empty_strided({layout}, dtype={self._dtype(buffer.dtype)}, device={buffer.device!r})")
-        self.lines.append(f"{self._variable(step.buffer)} = {made}")
+        self.lines.append(f"{self._variable(step.buffer)} = {self._empty(layout, buffer.dtype, buffer.device)}")
+
+    def _empty(self, layout: str, dtype: str, device: str) -> str:
+        """Source text of fresh memory."""
+        if device == "cpu" or _empty_cuda is not None and is_the_only_gpu(device):
+            return f"{'empty' if device == 'cpu' else 'empty_cuda'}({layout}, {self._dtype(dtype)})"
+        return f"empty_strided({layout}, dtype={self._dtype(dtype)}, device={device!r})"
 
     def run(self, step: Run) -> None:
         if isinstance(step.step, Nest):
@@ -432,8 +443,7 @@ class _Writer:
         scratch = ""
         if found and found[0].scratch:
             scratch = f"scratch_{len(self.lines)}"
-            size, dtype, device = self._size(found[0].scratch_bytes), self._dtype("u8"), found[0].device
-            self.lines.append(f"{scratch} = empty_strided(({size},), (1,), dtype={dtype}, device={device!r})")
+            self.lines.append(f"{scratch} = {self._empty(f'({self._size(found[0].scratch_bytes)},), (1,)', 'u8', found[0].device)}")
         return [(launch, self._far_slots(launch, scratch, frame)) for launch in found]
 
     def _far_slots(self, launch: DeviceLaunch, scratch: str, frame: dict[str, int]) -> list[tuple[int, int]]:
