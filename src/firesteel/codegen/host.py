@@ -279,8 +279,8 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 
 SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_cuda": _empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
-    "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error, "as_word": as_word, "math": math,
-    "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
+    "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
+    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
 }
 
 
