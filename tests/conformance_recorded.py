@@ -26,7 +26,7 @@ def run_suite(runner: str, suite: str, only: Sequence[str] = ()) -> set[str] | N
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.json"
         command = [sys.executable, runner, name, *(only or LIMIT.get(suite, [])), *(["--on-cpu"] if cpu else []), "--json", str(out)]
-        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done = subprocess.run(command, text=True, capture_output=True)
         if not out.exists():
             if any(text in done.stderr for text in UNREACHABLE):
                 return None

@@ -40,7 +40,8 @@ class ExceptionValue(ObjectValue):
         found = row(m, self) if row is not None else None
         if found is not None:
             return found
-        if self.obj is None and isinstance(mro_lookup(self.cls, name), (types.MemberDescriptorType, types.GetSetDescriptorType)) and name != "__class__":
+        native = isinstance(mro_lookup(self.cls, name), (types.MemberDescriptorType, types.GetSetDescriptorType))
+        if self.obj is None and native and name != "__class__":
             raise Break("attribute", name=name, value=self.describe())
         return super().getattr(m, name)
 

@@ -34,7 +34,10 @@ NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.Method
 OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 # native functions with effects that a graph does not hold
-NOT_IN_GRAPH = frozenset(["manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype", "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy", "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer"])
+NOT_IN_GRAPH = frozenset([
+    "manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype",
+    "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy",
+    "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer"])
 SETTERS = frozenset({"set", "push", "pop", "enter", "exit", "clear", "reset", "unset", "exchange", "increment", "decrement", "remove"})
 WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
 
