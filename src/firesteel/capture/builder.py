@@ -56,6 +56,7 @@ from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
+from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
@@ -181,7 +182,7 @@ def guarded_dimensions(obj: torch.Tensor, abstract: torch.Tensor) -> tuple[tuple
 WRAPPERS.add(torch.Tensor, wrap_tensor)
 WRAPPERS.add(torch.nn.Parameter, wrap_tensor)
 BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
-BASES.add(torch.Tensor, lambda m, obj, source: OpaqueValue(obj, source))      # subclasses have behaviour of their own
+BASES.add(torch.Tensor, lambda m, obj, source: wrap_subclass(m, obj, source, wrap_tensor) or OpaqueValue(obj, source))
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from firesteel.capture.source import Fixed
 from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.translate import Captured, Jump, translate
 from firesteel.capture.values.base import PENDING, HandledValue, Value
+from firesteel.capture.values.overrides import foreign_modes
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
 from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
@@ -114,6 +115,12 @@ class Region:
     # -- recompiling -----------------------------------------------------------------------------------------------
     def _refuses(self, inputs: tuple[Any, ...]) -> bool:
         """Is this call to run eagerly?  Raises where settings say so."""
+        if modes := foreign_modes():
+            stop = Break("context", name=f"{type(modes[-1]).__qualname__}, a torch function mode entered outside of the region,")
+            if self.root.fullgraph:
+                raise stop.unsupported()
+            counters["graph_break"][stop.sentence] += 1
+            return True
         if not self.entries:
             return False
         stance, why = marks.stance(), self.why(inputs)

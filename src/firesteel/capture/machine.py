@@ -17,7 +17,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  rows are registered by importing it
+import torch
+
+from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  importing them registers their rows
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
@@ -25,7 +27,7 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, natives  # noqa: F401  their rows are registered by importing them
+from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, natives, overrides  # noqa: F401  for their rows
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
@@ -98,6 +100,10 @@ class Machine(Reader):
         self.returned: Value = NONE             # by the frame at the base of the innermost `run`
         self.base = 0
         self.initial_states: dict[Key, Any] = {}
+        self.started_in_inference = self.inference = torch.is_inference_mode_enabled()
+        self.functions_off = False              # are overrides of torch's functions switched off?
+        self.function_modes: tuple[Value, ...] = ()     # entered here, innermost last
+        self.mode_steps: tuple[int, ...] = ()           # where that was
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -114,7 +120,7 @@ class Machine(Reader):
                 mark = self.checkpoint()
                 try:
                     if self.steps in self.break_at and instr.opname not in PROLOGUE:
-                        raise Break("object", name="a generator that lives across a break")
+                        raise Break("object", name="an object that cannot be handed over at a break")
                     handler = OPCODES.get(instr.opname)
                     if handler is None:
                         raise Break("opcode", name=instr.opname)
@@ -387,6 +393,12 @@ class Machine(Reader):
         found = {name: frame.slots.get(name) for name in names}
         read = {name: slot.get(self) if isinstance(slot, CellValue) else slot for name, slot in found.items()}
         return {name: value for name, value in read.items() if value is not None and value is not NULL}
+
+    def overridden(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+        return overrides.overridden(self, kind, target, args, kwargs)
+
+    def override_attribute(self, tensor: Value, name: str) -> Value | None:
+        return overrides.attribute(self, tensor, name)
 
     # -- states of torch -------------------------------------------------------------------------------------------
     def set_states(self, changes: Changes) -> None:

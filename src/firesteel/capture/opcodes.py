@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from firesteel.capture.code import Instr
 from firesteel.capture.values.base import NULL, PENDING, HandledValue, LazyValue, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue, SuperValue
@@ -22,6 +24,7 @@ from firesteel.capture.values.functions import CALLS, CellValue, make_function
 from firesteel.capture.values.generators import GeneratorValue, iterate_into
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
 from firesteel.capture.values.objects import ObjectValue
+from firesteel.capture.values.overrides import enter_device
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -570,6 +573,9 @@ def op_before_with(m: Machine, f: Frame, i: Instr) -> None:
     manager = f.stack[-1]
     if isinstance(manager, ContextValue):
         f.stack[-1:] = manager.enter(m)
+        return
+    if isinstance(manager.identity(), torch.device):
+        f.stack[-1:] = enter_device(m, manager)
         return
     if not isinstance(manager, ObjectValue):
         raise Break("context", name=manager.describe())

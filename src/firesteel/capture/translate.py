@@ -23,6 +23,7 @@ from firesteel.capture.record import Input
 from firesteel.capture.source import Local
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.contexts import set_state
+from firesteel.capture.values.overrides import refuse_break
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _write_states(m: Machine, e: Emitter) -> None:
 
 
 def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
+    refuse_break(m)
     m.effects.emit(e)
     write_generators(e, m)
     e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for

@@ -479,11 +479,8 @@ def constant_answer(answer: Any) -> Callable[..., Value]:
 
 
 for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False, torch._C._get_tracing_state: None,
-                     torch.overrides.has_torch_function: False, torch.overrides.has_torch_function_unary: False,
-                     torch.overrides.has_torch_function_variadic: False, torch._C._has_torch_function: False,
-                     torch._C._has_torch_function_unary: False, torch._C._has_torch_function_variadic: False}.items():
-    if _fn not in CALLS:
-        CALLS.add(_fn, constant_answer(_answer))
+                     }.items():
+    CALLS.add(_fn, constant_answer(_answer))
 
 
 # -- tensors of numbers -------------------------------------------------------------------------------------------------

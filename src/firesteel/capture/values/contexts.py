@@ -1,4 +1,4 @@
-"""Context managers that change a state of torch: no_grad, enable_grad, set_grad_enabled, inference of autocast, ...
+"""Context managers that change a state of torch: no_grad, enable_grad, set_grad_enabled, inference_mode, autocast, ...
 
 Each is a list of (state, value) pairs; a state is a row of `STATES`: how to read and set it.  Entering sets the states for the
 abstract run and as nodes in the graph; leaving puts the old ones back.  At a break inside, generated code sets the states for
@@ -14,7 +14,7 @@ import torch
 
 from firesteel.capture import polyfills
 from firesteel.capture.source import Source
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.const import FALSE, NONE, ConstValue
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
 from firesteel.errors import Break
@@ -177,6 +177,50 @@ def _sets(key: Key) -> Any:
 
 for _name, _row in STATES.items():
     CALLS.add(_row.set, _sets((_name,)))
+
+
+class InferenceContext(ContextValue):
+    """torch.inference_mode(mode): no gradients, and tensors made inside are marked, so that they leave as inference tensors."""
+
+    def __init__(self, mode: bool):
+        super().__init__(torch.inference_mode, [ConstValue(mode)], {}, [(("grad",), not mode)])
+        self.mode = mode
+
+    def enter(self, m: Machine) -> tuple[Value, Value]:
+        if m.started_in_inference and not self.mode:
+            raise Break("context", name="inference_mode(False) under inference mode")
+        leave = InferenceExit(tuple((key, get_state(key)) for key, _ in self.changes), m.inference, m.steps)
+        m.set_states(self.changes)
+        m.effects.change(m, "inference", self.mode)
+        return leave, NONE
+
+
+class InferenceExit(ExitValue):
+    """At a break inside, the step that entered is the one to break: real code then runs under the real mode."""
+
+    def __init__(self, restore: tuple[tuple[Key, Any], ...], before: bool, birth: int):
+        super().__init__(restore)
+        self.before, self.birth = before, birth
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        m.effects.change(m, "inference", self.before)
+        return super().call(m, args, kwargs)
+
+    def rebuild(self, e: Emitter) -> str:
+        raise CannotRebuild(self, self.birth)
+
+
+@CALLS.row(torch.inference_mode)
+def call_inference_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    given = args or [*kwargs.values()]
+    if given and not given[0].is_constant():
+        return decorated(m, given[0], InferenceContext(True))
+    return InferenceContext(bool(m.known(given[0])) if given else True)
+
+
+@CALLS.row(torch.is_inference_mode_enabled)
+def call_is_inference_mode_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return ConstValue(m.inference)
 
 
 def autocast_changes(device: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> Changes:

@@ -45,7 +45,7 @@ CALLS: Table[Handler] = Table("known callable", "capture/values/ (beside the kin
 
 # kind of object -> function(machine, method descriptor, args, kwargs) -> Value or None: unbound methods of builtin classes
 NATIVE_CALLS: Table[Callable[..., Value | None]] = Table("unbound builtin method", "capture/values/natives.py")
-NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 
 # modules of builtins without effects: executed while capturing when all arguments are known
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})

@@ -212,7 +212,7 @@ def wrap_native(m: Machine, obj: Any, source: Source, base: type, payload: Any) 
 @NATIVE_CALLS.row("containers")
 def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value | None:
     """dict.update(d, ...), list.__len__(x): None where the first argument has no such part."""
-    if not args or not isinstance(args[0], (NativeObject, Container)) or fn.__objclass__ not in PAYLOADS:
+    if not args or not isinstance(args[0], (NativeObject, Container)) or getattr(fn, "__objclass__", None) not in PAYLOADS:
         return None
     payload, name = builtin_part(args[0]), fn.__name__
     if name == "__init__" and isinstance(args[0], NativeObject):

@@ -48,6 +48,7 @@ class TensorValue(Value):
 
     def __init__(self, node: torch.fx.Node, abstract: torch.Tensor, source: Any = None, real: Any = None):
         self.node, self.abstract, self.source, self.real = node, abstract, source, real
+        self.inference = real is not None and real.is_inference()
 
     def python_type(self) -> type:
         return torch.Tensor if self.real is None else type(self.real)
@@ -69,6 +70,8 @@ class TensorValue(Value):
         written = m.effects.written(self, name)
         if written is not None:
             return written
+        if (found := m.override_attribute(self, name)) is not None:
+            return found
         if name == "shape":
             return size_of(m, self)
         if name in METADATA:
@@ -150,7 +153,24 @@ class TensorValue(Value):
         return self.node, self.abstract
 
     def rebuild(self, e: Emitter) -> str:
-        return e.with_attributes(self, e.graph_output(self))
+        text = e.graph_output(self)
+        if self.inference and not e.m.started_in_inference:
+            text = e.assign(f"{e.helper(as_inference)}({text})")
+        return e.with_attributes(self, text)
+
+
+def as_inference(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that inference mode has made."""
+    with torch.inference_mode():
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
+
+
+def is_inference_result(m: Machine, out: torch.Tensor) -> bool:
+    """Made under inference mode, and not a view of another tensor."""
+    if not m.inference or not out._is_view():
+        return m.inference
+    owner = m.record.owner(out._base)       # type: ignore[arg-type]  # a view has a base
+    return owner is not None and owner.inference     # type: ignore[attr-defined]  # a tensor
 
 
 def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
@@ -205,6 +225,8 @@ class TensorMethod(Value):
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = TENSOR_METHODS.get(self.name)
+        if row is not None and (found := m.overridden("call_method", self.name, [self.tensor, *args], kwargs)) is not None:
+            return found
         if row is not None:
             return row(m, self.tensor, args, kwargs)
         if self.name in SCALAR_READS:
@@ -231,6 +253,11 @@ def method_size(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> 
 @TENSOR_METHODS.row("dim", "ndimension")
 def method_dim(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     return ConstValue(tensor.abstract.dim())
+
+
+@TENSOR_METHODS.row("is_inference")
+def method_is_inference(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return ConstValue(tensor.inference)
 
 
 @TENSOR_METHODS.row("type")
@@ -310,6 +337,7 @@ def wrap_output(m: Machine, out: Any, node: torch.fx.Node) -> Value:
             m.record.renode(owner, node)
             return owner
         value = TensorValue(node, out)
+        value.inference = is_inference_result(m, out)
         m.record.own(out, value)
         return value
     if isinstance(out, SYMBOLIC):

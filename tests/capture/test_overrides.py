@@ -1,0 +1,256 @@
+"""__torch_function__: subclasses of Tensor, objects that override functions, modes, devices as contexts; and inference mode entered inside."""
+import functools
+
+import pytest
+import torch
+from harness import capture, check, make_test, same
+from torch.overrides import TorchFunctionMode
+
+import firesteel as fs
+from firesteel.errors import Unsupported
+
+one = functools.partial(make_test, fullgraph=True)
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+class Logged(torch.Tensor):
+    calls = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def doubled(self):
+        return self * 2
+
+
+class Scaled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.add or func == torch.Tensor.add:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {})) * 10
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Duck:
+    def __init__(self, inside):
+        self.inside = inside
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.cos:
+            return NotImplemented
+        return Duck(func(*[a.inside if isinstance(a, Duck) else a for a in args], **(kwargs or {})))
+
+
+class Picky(torch.Tensor):
+    def __new__(cls, data, unit):
+        made = torch.Tensor._make_subclass(cls, data)
+        made.unit = unit
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(out, Picky):
+            out.unit = next(a.unit for a in args if isinstance(a, Picky))
+        return out
+
+
+@one
+def test_default_override_keeps_the_class(x):
+    s = x.as_subclass(Plain)
+    y = torch.sin(s) + 1
+    parts = y.chunk(2)
+    before = s
+    s.mul_(2)
+    return y, type(y) is Plain, type(parts[0]) is Plain, isinstance(y, torch.Tensor), s is before, y.shape, y.sum(0), x, type(y.shape) is torch.Size
+
+
+@one
+def test_overrides_see_what_eager_shows_them(x):
+    Logged.calls.clear()
+    s = x.as_subclass(Logged)
+    y = torch.cat([s, x]) - (1 - s.doubled()).sum()
+    y[0] = 3
+    z = y[1:], torch.nn.functional.dropout(s, 0.0), s.size(0), s.dtype, s == 1, -s
+    s += 1
+    return list(Logged.calls), z[0].as_subclass(torch.Tensor), y.as_subclass(torch.Tensor)
+
+
+@one
+def test_override_changes_the_meaning(x):
+    s = x.as_subclass(Scaled)
+    return torch.add(s, 1), torch.add(x, s).as_subclass(torch.Tensor), s + 1, torch.mul(s, 2)
+
+
+@one
+def test_objects_that_are_no_tensors(x):
+    d = Duck(x)
+    try:
+        torch.cos(d)
+    except TypeError as e:
+        error = type(e).__name__
+    return torch.add(d, 1).inside, torch.sin(d).inside, torch.stack([d, d]).inside if False else 0, error
+
+
+@one
+def test_attributes_of_subclass_tensors(x):
+    p = Picky(x, "m")
+    q = p * 2
+    return q.unit, q, type(q) is Picky, q.as_subclass(torch.Tensor) + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("cls", [Plain, Logged, Scaled])
+def test_subclass_inputs(cls, backend):
+    def f(t, w):
+        return (torch.add(t, w) * t).sum(0), t
+
+    t, w = torch.randn(4, 3), torch.randn(3, requires_grad=True)
+    compiled = fs.compile(f, backend=backend, fullgraph=True)
+    for _ in range(2):
+        s = t.clone().as_subclass(cls)
+        (ours, back), (theirs, _) = compiled(s, w), f(s, w)
+        assert type(ours) is type(theirs) and back is s
+        torch.testing.assert_close(ours.as_subclass(torch.Tensor), theirs.as_subclass(torch.Tensor))
+        got, want = (torch.autograd.grad(out.as_subclass(torch.Tensor).sum(), w)[0] for out in (ours, theirs))
+        torch.testing.assert_close(got, want)
+    plain = compiled(t, w)[0]
+    assert type(plain) is torch.Tensor
+    torch.testing.assert_close(plain, f(t, w)[0])
+
+
+class SinIsCos(TorchFunctionMode):
+    def __init__(self, log):
+        self.log = log
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.log.append(func.__name__)
+        if func is torch.sin:
+            return torch.cos(*args)
+        return func(*args, **(kwargs or {}))
+
+
+@one
+def test_modes(x):
+    log, outer = [], []
+    with SinIsCos(outer), SinIsCos(log):
+        y = torch.sin(x)
+        z = torch.ones(2) + x.shape[0]
+    return y, z, torch.sin(x), log, outer
+
+
+def test_break_under_a_mode():
+    def f(x):
+        log = []
+        y = x + 1
+        with SinIsCos(log):
+            y = torch.sin(y)
+            print(end="")
+            y = torch.sin(y)
+        return torch.sin(y), log
+    check(f, torch.randn(3), graphs=None)
+
+
+def test_a_mode_entered_outside():
+    def f(x):
+        return torch.sin(x)
+    x = torch.randn(3)
+    compiled, backend = capture(f)
+    strict, _ = capture(f, fullgraph=True)
+    with SinIsCos([]):
+        same(compiled(x), torch.cos(x))
+        with pytest.raises(Unsupported, match="SinIsCos"):
+            strict(x)
+    same(compiled(x), torch.sin(x))
+    assert len(backend.graphs) == 1
+
+
+@one
+def test_device_as_a_context(x):
+    with torch.device("meta") as d:
+        y, z = torch.zeros(3), torch.ones(2, device="cpu")
+        with torch.device("cpu"):
+            w = torch.arange(2)
+    return x.sum() + z, y.device, d, w, torch.zeros(1)
+
+
+def test_break_under_a_device():
+    def f(x):
+        with torch.device("cpu"):
+            y = torch.zeros(3) + x
+            print(end="")
+            return y + torch.ones(3)
+    check(f, torch.randn(3), graphs=None)
+
+
+# -- inference mode -----------------------------------------------------------------------------------------------------
+def inferred(x, w):
+    with torch.inference_mode():
+        y = (x * w).relu()
+        view, flags = x[0], (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), y.is_inference(), x.is_inference())
+    return y, view, y + 1, w * 2, flags, torch.is_inference_mode_enabled()
+
+
+@torch.inference_mode()
+def decorated(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_inference_mode_inside(backend):
+    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+    ours, theirs = fs.compile(inferred, backend=backend, fullgraph=True)(x, w), inferred(x, w)
+    for a, b in zip(ours, theirs):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b)
+            assert (a.is_inference(), a.requires_grad) == (b.is_inference(), b.requires_grad)
+        else:
+            assert a == b
+
+
+def test_inference_mode_as_a_decorator_and_with_a_break():
+    def f(x):
+        with torch.inference_mode():
+            y = decorated(x) + 1
+            print(end="")
+            z = y * 2
+        return z, z.is_inference(), torch.is_inference_mode_enabled()
+    x = torch.randn(3)
+    compiled, backend = capture(f)
+    (z, *flags), (want, *wanted) = compiled(x), f(x)
+    assert flags == wanted and z.is_inference() and torch.equal(z, want) and not torch.is_inference_mode_enabled()
+    assert len(backend.graphs) == 2
+    strict, graphs = capture(lambda x: decorated(x) + 1, fullgraph=True)
+    assert strict(x).is_inference() is decorated(x).add(1).is_inference() and len(graphs.graphs) == 1
+
+
+def test_an_inference_tensor_in_a_computation_with_gradients_is_eagers_error():
+    def f(x, w):
+        with torch.inference_mode():
+            y = x * 2
+        return w * y
+    x, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError) as theirs:
+        f(x, w)
+    for fullgraph in (False, True):
+        compiled, _ = capture(f, fullgraph=fullgraph)
+        with pytest.raises(RuntimeError) as ours:
+            compiled(x, w)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_the_default_device_is_guarded():
+    def f(x):
+        return torch.zeros(2), x + 1
+    compiled, backend = capture(f)
+    for name in ("cpu", "meta", "cpu"):
+        with torch.device(name):
+            assert compiled(torch.ones(1, device="cpu"))[0].device.type == name
+    assert len(backend.graphs) == 2
