@@ -1,9 +1,11 @@
 """One operator of torch's operator database, through ahead-of-time autograd and in eager: values, gradients and gradients of gradients.
 
-`check(op, dtype, ...)` returns "" where all samples agree, else what differed first.  A sample that eager itself refuses (or whose
-gradient it refuses) is skipped.  Run as a script it sweeps the whole database and prints what failed, by cause:
+`check(op, dtype, ...)` says what differed first, and which of these parts eager supports.  A sample that eager itself refuses (or whose
+gradient it refuses) is skipped.  An operator is checked in one of three ways: "aot" calls ahead-of-time autograd and has every value of its graphs
+compared with what they say of it; "decomposed" does that with decompositions and the partitioner of min-cuts; "compile" is
+`fs.compile(backend="aot_eager")`.  Run as a script it sweeps the whole database, prints what failed, and how many operators passed:
 
-    python tests/autograd/opinfo_checks.py [--decompose] [--inplace] [--part 0/4] [names...]
+    python tests/autograd/opinfo_checks.py [--way compile] [--inplace] [--samples 12] [--part 0/4] [names...]
 """
 import argparse
 import collections
@@ -12,6 +14,7 @@ import hashlib
 import itertools
 import time
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch.testing._internal import common_methods_invocations as database
@@ -175,9 +178,11 @@ class Audit(torch.fx.Interpreter):
             for r, s in zip(real, said):
                 self.compare(node, r, s)
         elif isinstance(said, torch.Tensor):
-            assert (real.dtype, real.shape) == (said.dtype, said.shape), f"{node.target} gives {real.dtype}{list(real.shape)}, not {said.dtype}{list(said.shape)}"
-            strides = [(a, b) for n, a, b in zip(real.shape, real.stride(), said.stride()) if n > 1 and real.numel()]
-            assert all(a == b for a, b in strides), f"{node.target} gives strides {real.stride()}, not {said.stride()}"
+            spec = said.spec
+            assert real.dtype == spec.dtype and len(real.shape) == len(spec.shape) and all(
+                a == b for a, b in zip(real.shape, spec.shape) if type(b) is int), f"{node.target} gives {real.dtype}{list(real.shape)}, not {spec}"
+            strides = [(a, b) for n, a, b in zip(real.shape, real.stride(), spec.strides) if n > 1 and real.numel() and type(b) is int]
+            assert all(a == b for a, b in strides), f"{node.target} gives strides {real.stride()}, not {spec}"
 
 
 def audited(gm, example_inputs):
@@ -185,11 +190,17 @@ def audited(gm, example_inputs):
     return Audit(gm).run
 
 
-def compiled(op, case, decompose):
+WAYS = {
+    "aot": lambda program: aot.function(program, audited),
+    "decomposed": lambda program: aot.function(program, audited, partition_fn=aot.min_cut_partition, decompositions=core_decompositions()),
+    "compile": lambda program: fs.compile(program, backend="aot_eager"),
+}
+
+
+def compiled(op, case, way):
     if name_of(op) in DATA_DEPENDENT:
-        return fs.compile(case.program, backend="aot_eager_partitioned" if decompose else "aot_eager")
-    return aot.function(case.program, audited, partition_fn=aot.min_cut_partition if decompose else None,
-                        decompositions=core_decompositions() if decompose else None)
+        return fs.compile(case.program, backend="aot_eager_partitioned" if way == "decomposed" else "aot_eager")
+    return WAYS[way](case.program)
 
 
 def left_to_eager():
@@ -205,12 +216,20 @@ def variant_of(op, inplace):
     return None if write is None else lambda x, *args, **kwargs: write(x.clone(), *args, **kwargs)
 
 
-def check(op, dtype, *, samples=1, level=1, decompose=False, inplace=False):
-    """What differed first, or ''; raises Refused where eager supports no sample."""
+@dataclass
+class Outcome:
+    """Of one operator and dtype: what differed first, or ""; how many of PARTS eager supports; how many of them agree."""
+    text: str = ""
+    supported: int = 0
+    passed: int = 0
+
+
+def check(op, dtype, *, samples=1, level=1, way="aot", inplace=False):
+    """The Outcome; raises Refused where eager supports no sample."""
     call = variant_of(op, inplace)
     if call is None or dtype not in op.supported_dtypes("cpu"):
         raise Refused
-    checked = 0
+    outcome = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, sample in enumerate(samples_of(op, dtype, samples)):
@@ -219,24 +238,39 @@ def check(op, dtype, *, samples=1, level=1, decompose=False, inplace=False):
                 supported, want = eager_result(case, highest_level(op, level))
             except Refused:
                 continue
-            checked += 1
-            try:
-                before = left_to_eager()
-                text = difference(case.run(compiled(op, case, decompose), supported), want)
-                text = text or ("run by eager" if left_to_eager() != before else "")
-            except Exception as error:
-                text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:250]
+            outcome.supported = max(outcome.supported, len(want))
+            text = check_sample(op, case, supported, want, way)
             if text:
-                return f"sample {number}: {text}"
-    if not checked:
+                outcome.text, outcome.passed = f"sample {number}: {text}", agreeing_parts(op, case, supported - 1, way)
+                return outcome
+    if not outcome.supported:
         raise Refused
-    return ""
+    outcome.passed = outcome.supported
+    return outcome
+
+
+def check_sample(op, case, level, want, way):
+    """What differed first, or ''."""
+    before = left_to_eager()
+    try:
+        text = difference(case.run(compiled(op, case, way), level), want)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:250]
+    return text or ("run by eager" if left_to_eager() != before else "")
+
+
+def agreeing_parts(op, case, level, way):
+    """How many parts agree where no more than `level` are asked for."""
+    for tried in range(level, -1, -1):
+        if not check_sample(op, case, tried, case.run(case.program, tried), way):
+            return tried + 1
+    return 0
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--decompose", action="store_true")
+    parser.add_argument("--way", default="aot", choices=list(WAYS))
     parser.add_argument("--inplace", action="store_true")
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--level", type=int, default=2)
@@ -244,21 +278,21 @@ def main():
     parser.add_argument("--dtype", default="float32,float64")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
-    outcome, failures, start = collections.Counter(), {}, time.time()
-    for op in operators():
+    supported, passed, start = collections.Counter(), collections.Counter(), time.time()
+    for op, dtype in itertools.product(operators(), options.dtype.split(",")):
         name = name_of(op)
         if options.names and name not in options.names or not in_part(name, parts, part):
             continue
         fs.reset()
-        texts = []
-        for dtype in options.dtype.split(","):
-            with contextlib.suppress(Refused):
-                texts.append(check(op, getattr(torch, dtype), samples=options.samples, level=options.level, decompose=options.decompose, inplace=options.inplace))
-        outcome["refused" if not texts else "failed" if any(texts) else "passed"] += 1
-        if any(texts):
-            failures[name] = next(t for t in texts if t)
-            print(f"{name}: {failures[name]}", flush=True)
-    print(dict(outcome), f"{time.time() - start:.0f} s", f"meta kernels {fs.counters['aot']['meta_kernels']}")
+        with contextlib.suppress(Refused):
+            outcome = check(op, getattr(torch, dtype), samples=options.samples, level=options.level, way=options.way, inplace=options.inplace)
+            supported.update((dtype, p) for p in PARTS[:outcome.supported])
+            passed.update((dtype, p) for p in PARTS[:outcome.passed])
+            if outcome.text:
+                print(f"{name} {dtype}: {outcome.text}", flush=True)
+    for (dtype, name), count in supported.items():
+        print(f"{dtype} {name}: {passed[dtype, name]} of {count} operators")
+    print(f"{time.time() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def check(fn, *inputs, partition="min_cut", calls=2):
 
 def leaf(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
 
 
 def data(*shape, **options):
@@ -534,3 +534,25 @@ def test_threads_compile_at_the_same_time():
         return True
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+
+
+# ---------------------------------------------------------------- sizes inside of a backward that depend on data
+
+@pytest.mark.parametrize("fn", [
+    lambda x, v, i, m: x.index_fill(0, i, v),
+    lambda x, v, i, m: torch.trace(x[:, :4]) * v,
+    lambda x, v, i, m: torch.index_put(x, (m,), v),
+    lambda x, v, i, m: x.clone().masked_scatter_(m, x * v),
+], ids=["index_fill", "trace", "index_put", "masked_scatter"])
+@pytest.mark.parametrize("partition", PARTITIONERS)
+def test_a_backward_may_have_sizes_that_depend_on_data(fn, partition):
+    x, v, index, mask = leaf(4, 6), leaf(seed=1), torch.tensor([2, 0, 2]), leaf(4, 6, seed=2).detach() > 0
+    before = counters["aot"]["untraceable_backwards"] + counters["aot"]["untraceable_gradients"]
+    check(fn, x, v, index, mask, partition=partition)
+
+    def second(f):
+        tangent = torch.ones_like(f(x, v, index, mask)).requires_grad_()
+        first = torch.autograd.grad(f(x, v, index, mask), [x, v], tangent, create_graph=True, allow_unused=True)
+        return torch.autograd.grad([g.sum() for g in first if g is not None], [tangent])
+    assert all(map(same, second(compiled(fn, partition)), second(fn)))
+    assert counters["aot"]["untraceable_backwards"] + counters["aot"]["untraceable_gradients"] == before

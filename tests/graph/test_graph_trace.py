@@ -187,6 +187,14 @@ def _inplace_activations(a):
     return [F.hardtanh_(b), (a * 1).addcmul_(a, a), (a * 1).lerp_(b, 0.7), torch.rsub(a, 2)]
 
 
+def _twins(a):
+    """In-place operators whose functional twins have another name, or take their arguments in another order."""
+    i = (a * 0).long() + 3
+    i <<= 2
+    i >>= i - 10
+    return [i, (a.abs() + 1).polygamma_(1), F.rrelu(a * 1, training=True, inplace=True), F.rrelu(a * 1, inplace=True)]
+
+
 def _optimizer(a):
     """Adam's step over lists, as torch.optim writes it."""
     step, mean, square, grad = torch.tensor(3.0), [a * 0.1], [a * a], [a + 1]
@@ -202,7 +210,7 @@ def _optimizer(a):
 
 
 WRITES = {f.__name__.strip("_"): f for f in (_slices, _splits, _strided, _aliases, _inplace_metadata, _promotion, _out, _strides_kept, _literals,
-                                               _random, _index_writes, _foreach, _inplace_activations, _optimizer)}
+                                               _random, _index_writes, _foreach, _inplace_activations, _twins, _optimizer)}
 
 
 @pytest.mark.parametrize("table", TABLES)

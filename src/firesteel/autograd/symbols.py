@@ -8,7 +8,7 @@ The partitioner therefore saves those that are missing as ints.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -45,9 +45,11 @@ def sizes_of(value: Any, env: Any) -> Iterator[Any]:
                     yield env.simplify(size)
 
 
-def missing_symbols(nodes: Iterable[Node], placeholders: Iterable[Node], env: Any) -> list[Expr]:
-    """The symbols that values of `nodes` mention and `placeholders` do not tell, in the order of their creation."""
+def missing_symbols(nodes: Collection[Node], placeholders: Iterable[Node], env: Any) -> list[Expr]:
+    """The symbols that values of `nodes` mention and that neither `placeholders` tell nor `nodes` themselves read from data, in the
+    order of their creation."""
     told = {size for node in placeholders for size in sizes_of(node.meta.get("val"), env) if is_symbol(size)}
+    told.update(symbol for node in nodes for symbol in node.meta.get("unbacked", ()))
     mentioned: set[Expr] = set()
     for size in {size for node in nodes for size in sizes_of(node.meta.get("val"), env)}:
         mentioned |= free_symbols(size)

@@ -25,6 +25,11 @@ TWINS = {
     aten.normal_.default: aten.normal_functional.default,
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
+    aten.__ilshift__.Scalar: aten.__lshift__.Scalar,
+    aten.__ilshift__.Tensor: aten.__lshift__.Tensor,
+    aten.__irshift__.Scalar: aten.__rshift__.Scalar,
+    aten.__irshift__.Tensor: aten.__rshift__.Tensor,
 }
 
 # Operators that write to arguments although their schemas do not say so: argument number -> condition argument number.
@@ -84,7 +89,8 @@ def _read(op: OpOverload) -> Facts:
         kind, twin = "inplace", _inplace_twin(op) or (functional_form(op) if op.namespace != "aten" else None)
     if rule is None and twin is not None and kind != "update":
         rule = RULES.get(twin)
-    composite = rule is None and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    known = rule is None and torch._C._dispatch_has_kernel(op.name())       # aten.size, for one, is known to Python alone
+    composite = known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")
     return Facts(op, kind, rule, twin, writes, composite, torch.Tag.nondeterministic_seeded in tags, returns_list, op in EMPTY_VIEWS)
 

@@ -274,6 +274,16 @@ def _record_bernoulli(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict)
     return _record_inplace(world, fact, args if len(args) > 1 else (args[0], 0.5), kwargs)
 
 
+@RECORDERS.row(aten.polygamma_.default)
+def _record_polygamma(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """The functional twin takes the same arguments in another order."""
+    target, order = args
+    node = world.emit(aten.polygamma.default, order, world.to_node(target))
+    check_written(fact, target, spec_of_node(node))
+    world.assign(target, node)
+    return target
+
+
 @RECORDERS.row(aten.lift_fresh.default)
 def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """A literal such as torch.tensor(3): a constant, copied so that writing it does not change the next call's."""

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from firesteel.config import config
 from firesteel.errors import DataDependentError
 from firesteel.sym.expr import Expr, Size, eq, le, lt
@@ -113,12 +115,17 @@ def layout_less(a: Size, b: Size) -> bool:
 def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: str = "i64") -> Expr:
     """A fresh symbol for a number that `operator` reads from data."""
     env = current.env
-    if env is None or not (env.replaying or config.capture_dynamic_output_shape_ops):
+    if env is None or not (env.replaying or config.capture_dynamic_output_shape_ops or inside_backward()):
         raise DataShape(operator)
     size = env.create_unbacked(lo, hi if type(hi) is int else None, operator, dtype)
     if type(hi) is Expr and not env.replaying:
         env.learn(le(size, hi))
     return size
+
+
+def inside_backward() -> bool:
+    """Is the autograd engine at work?  Sizes that depend on data are its own there: gradients have the sizes of what they are gradients of."""
+    return torch._C._current_autograd_node() is not None
 
 
 def hint(size: Size) -> int:

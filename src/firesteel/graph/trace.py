@@ -145,9 +145,10 @@ class TraceWorld(AbstractWorld):
         self._asserted, self._waiting = len(env.asserts), []
         for guard in pending:
             if all(s in self._sizes for s in free_symbols(guard.expr) if env.symbols[s].hint is None):
-                node = append_call(self.graph, aten._assert_scalar.default, (self._raw_size(guard.expr), guard.why), {})
+                condition = self._raw_size(guard.expr)
+                node = append_call(self.graph, aten._assert_scalar.default, (condition, guard.why), {})
                 self._describe(node.meta)
-                node.meta.update(val=None, phase="forward")
+                node.meta.update(val=None, phase=condition.meta["phase"] if isinstance(condition, Node) else "forward")
             else:
                 self._waiting.append(guard)
 
@@ -155,9 +156,13 @@ class TraceWorld(AbstractWorld):
         """The node of a condition as it was stated: what has been concluded from it since must not decide it."""
         if size in self._sizes or size.op in ("const", "symbol"):
             return self.size_node(size)
-        args = tuple([self._raw_size(a) for a in size.args])
-        node = append_call(self.graph, size_function(size), args, {})
-        node.meta.update(val=to_symint(size, self.env), phase="forward")
+        return self._append_size(size_function(size), tuple([self._raw_size(a) for a in size.args]), size)
+
+    def _append_size(self, op: Any, args: tuple, size: Expr) -> Node:
+        """Appends a call that gives a size."""
+        node = append_call(self.graph, op, args, {})
+        backward = any(n.meta["phase"] == "backward" for n in node._input_nodes)
+        node.meta.update(val=to_symint(size, self.env), phase="backward" if backward else "forward")
         return node
 
     def _describe(self, meta: dict[str, Any]) -> None:
@@ -220,8 +225,7 @@ class TraceWorld(AbstractWorld):
         found = self._sizes.get(size)
         if type(found) is tuple:
             op, source, dim = found
-            found = append_call(self.graph, op, (source, dim) if dim is not None else (source,), {})
-            found.meta.update(val=to_symint(size, self.env), phase="forward")
+            found = self._append_size(op, (source, dim) if dim is not None else (source,), size)
         elif found is None:
             simple = self.env.simplify(size)
             found = self.size_node(simple) if simple is not size else self._compute_size(size)
@@ -240,10 +244,7 @@ class TraceWorld(AbstractWorld):
         for part in postorder(*size.args):      # one by one: sums may be long
             if part.op != "const":
                 self.size_node(part)
-        args = tuple(self.size_node(a) for a in size.args)
-        node = append_call(self.graph, size_function(size), args, {})
-        node.meta.update(val=to_symint(size, self.env), phase="forward")
-        return node
+        return self._append_size(size_function(size), tuple(self.size_node(a) for a in size.args), size)
 
     def _learn_sizes(self, node: Node, spec: Spec) -> None:
         """Remembers where each symbolic size can be read; a symbol itself is better than an expression."""

@@ -35,6 +35,11 @@ def unique(x: Spec, sorted: bool = True, return_inverse: bool = False, return_co
     return _vector(x, count), inverse, _vector(x, count if return_counts else 0, torch.int64)
 
 
+@rule("_unique")
+def unique_values(x: Spec, sorted: bool = True, return_inverse: bool = False) -> tuple[Spec, Spec]:
+    return unique(x, sorted, return_inverse)[:2]
+
+
 @rule("unique_dim unique_dim_consecutive")
 def unique_dim(x: Spec, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Spec, Spec, Spec]:
     dim = wrap_dim(dim, len(x.shape))
