@@ -48,11 +48,13 @@ def _nonpositive(a: Interval) -> bool:
 
 
 def _lowest(*values: Bound) -> Bound:
-    return None if None in values else min(values)      # type: ignore[type-var]
+    known = [value for value in values if value is not None]
+    return min(known) if len(known) == len(values) else None
 
 
 def _highest(*values: Bound) -> Bound:
-    return None if None in values else max(values)      # type: ignore[type-var]
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
 
 
 def meet(a: Interval, b: Interval) -> Interval:
@@ -101,10 +103,11 @@ def _max(a: Interval, b: Interval) -> Interval:
 
 @INTERVALS.row("abs")
 def _abs(a: Interval) -> Interval:
-    top = None if None in a else max(abs(a[0]), abs(a[1]))      # type: ignore[arg-type]
-    if a[0] is not None and a[0] >= 0:
-        return a[0], top
-    return (-a[1] if _nonpositive(a) else 0), top               # type: ignore[operator]
+    low, high = a
+    top = None if low is None or high is None else max(abs(low), abs(high))
+    if low is not None and low >= 0:
+        return low, top
+    return (-high if high is not None and high <= 0 else 0), top
 
 
 @INTERVALS.row("mul")
@@ -169,7 +172,7 @@ class Bounds:
     def interval(self, size: Size) -> Interval:
         """(lo, hi) in plain ints; None where there is no bound."""
         if type(size) is not Expr:
-            return size, size       # type: ignore[return-value]
+            return size, size
         found = self._intervals.get(size)
         if found is None:
             self._intervals[size] = ANY         # a range that mentions its own leaf ends here

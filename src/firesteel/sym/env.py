@@ -411,7 +411,7 @@ class ShapeEnv:
         names = sorted(free_symbols(a, b), key=self._newness)
         count = gap.get((names[-1],)) if names else None
         if count in (1, -1):
-            bound = from_poly(scale({m: n for m, n in gap.items() if m != (names[-1],)}, -count))     # type: ignore[operator]
+            bound = from_poly(scale({m: n for m, n in gap.items() if m != (names[-1],)}, -count))
             if names[-1] not in free_symbols(bound):
                 self._narrow(names[-1], bound, count == -1)
 
@@ -420,7 +420,7 @@ class ShapeEnv:
         table: dict = self._ranges if type(bound) is int else self._relations
         pair = list(table.get(leaf, (None, None)))
         have = pair[upper]
-        if have is None or (type(bound) is int and (bound < have if upper else bound > have)):      # type: ignore[operator]
+        if have is None or (type(bound) is int and (bound < have if upper else bound > have)):
             pair[upper] = bound
             table[leaf] = (pair[0], pair[1])
             self._new_context()

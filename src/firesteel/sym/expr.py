@@ -314,7 +314,7 @@ def sum_(sizes: Iterable[Size]) -> Size:
     """The sum; linear in the number of terms."""
     sizes = list(sizes)
     if not any(type(size) is Expr for size in sizes):
-        return sum(sizes)       # type: ignore[arg-type]
+        return sum(sizes)
     if any(_dtype(size) != "i64" for size in sizes):
         result: Any = 0
         for size in sizes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import gcd
 
 from firesteel.sym.node import Expr, Size, as_expr, make, order
-from firesteel.sym.poly import Poly, from_poly, plus, poly, scale, sort_key, without
+from firesteel.sym.poly import Poly, divided, from_poly, plus, poly, scale, sort_key
 from firesteel.sym.rewrite import Context, rule
 from firesteel.sym.rules import plain
 
@@ -101,9 +101,8 @@ def _cancel(c: Context, terms: Poly) -> Poly:
     if len(terms) < 2 or () in terms:
         return terms
     for atom in next(iter(terms)):
-        rest = {without(monomial, (atom,)): count for monomial, count in terms.items()}
-        if None not in rest and c.positive(atom):
-            return _cancel(c, rest)         # type: ignore[arg-type]
+        if all(atom in monomial for monomial in terms) and c.positive(atom):
+            return _cancel(c, {divided(monomial, (atom,)): count for monomial, count in terms.items()})
     return terms
 
 
@@ -199,15 +198,15 @@ def _eq_bool(c: Context, a: Size, b: Size) -> Size | bool | None:
 # ---------------------------------------------------------------- logic
 
 @rule("not", "not not x -> x;  not (x <= y) -> y + 1 <= x;  not (x == y) -> x != y")
-def not_(c: Context, a: Size) -> Size | bool | None:
-    if a.op == "not":       # type: ignore[union-attr]
-        return a.args[0]    # type: ignore[union-attr]
-    args = a.args           # type: ignore[union-attr]
-    if a.op == "le" and args[0].dtype == "i64":     # type: ignore[union-attr]
+def not_(c: Context, a: Expr) -> Size | bool | None:
+    args = a.args
+    if a.op == "not":
+        return args[0]
+    if a.op == "le" and args[0].dtype == "i64":
         return c.build("le", c.add(plain(args[1]), 1), plain(args[0]))
-    if a.op == "eq":        # type: ignore[union-attr]
+    if a.op == "eq":
         return c.known(make("ne", "bool", args))
-    return c.known(make("eq", "bool", args)) if a.op == "ne" else None       # type: ignore[union-attr]
+    return c.known(make("eq", "bool", args)) if a.op == "ne" else None
 
 
 @rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")
@@ -224,10 +223,11 @@ def _connect(c: Context, op: str, a: Size, b: Size, neutral: bool) -> Size | boo
     for known, other in ((a, b), (b, a)):
         if type(known) is bool:
             return other if known is neutral else known
-    if a is b or a in b.args:       # type: ignore[union-attr]
-        return b if a is b or b.op == op else None      # type: ignore[union-attr]
-    if b in a.args and a.op == op:  # type: ignore[union-attr]
+    assert type(a) is Expr and type(b) is Expr, (a, b)
+    if a is b or a in b.args:
+        return b if a is b or b.op == op else None
+    if b in a.args and a.op == op:
         return a
     if c.build("not", a) is b:
         return not neutral
-    return c.build(op, b, a) if order(b) < order(a) else None       # type: ignore[arg-type]
+    return c.build(op, b, a) if order(b) < order(a) else None

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, final
 
 Size = Union[int, "Expr"]
 
 
+@final
 class Expr:
     """A node; made by `make` alone.  `_order` and `_poly` are caches of `order` below and of `sym.poly`."""
 
@@ -60,9 +61,7 @@ class Expr:
 
 
 _nodes: dict[tuple, Expr] = {}
-_set_op, _set_dtype = Expr.op.__set__, Expr.dtype.__set__        # type: ignore[attr-defined,misc]
-_set_args, _set_attr = Expr.args.__set__, Expr.attr.__set__      # type: ignore[attr-defined,misc]
-set_order, set_poly = Expr._order.__set__, Expr._poly.__set__    # type: ignore[attr-defined,misc]
+_set_op, _set_dtype, _set_args, _set_attr, set_order, set_poly = (vars(Expr)[slot].__set__ for slot in Expr.__slots__)
 
 
 def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
@@ -96,7 +95,7 @@ def symbol(name: str, dtype: str = "i64") -> Expr:
 
 
 def as_expr(value: Size | float | bool) -> Expr:
-    return value if type(value) is Expr else const(value)       # type: ignore[arg-type]
+    return value if type(value) is Expr else const(value)
 
 
 def as_size(expr: Size) -> Size:

@@ -20,7 +20,7 @@ EXPAND_LIMIT = 64       # a product with more terms than this stays a product: e
 def poly(size: Size) -> Poly:
     """The terms of a Size."""
     if type(size) is not Expr:
-        return {(): size} if size else {}       # type: ignore[dict-item]
+        return {(): size} if size else {}
     try:
         return size._poly
     except AttributeError:
@@ -117,6 +117,13 @@ def without(monomial: Monomial, factors: Monomial) -> Monomial | None:
             return None
         rest.remove(factor)
     return tuple(rest)
+
+
+def divided(monomial: Monomial, factors: Monomial) -> Monomial:
+    """monomial / factors, which are known to divide it."""
+    rest = without(monomial, factors)
+    assert rest is not None, (monomial, factors)
+    return rest
 
 
 def divide_by_term(a: Poly, monomial: Monomial, count: int) -> tuple[Poly, Poly]:

@@ -117,7 +117,7 @@ class Context:
     # questions about canonical Sizes
     def nonneg(self, a: Size) -> bool:
         """Is a >= 0 for certain?"""
-        return a >= 0 if type(a) is int else self.bounds.nonneg(a)      # type: ignore[arg-type]
+        return self.bounds.nonneg(a) if type(a) is Expr else a >= 0
 
     def positive(self, a: Size) -> bool:
         if type(a) is int:

@@ -19,6 +19,7 @@ from firesteel.sym.poly import (
     accumulate,
     divide_by_term,
     divide_exactly,
+    divided,
     from_poly,
     multiply,
     plus,
@@ -84,25 +85,25 @@ def _undo_exact_division(c: Context, terms: Poly, monomial: Monomial, count: int
     """d*(x//d) becomes x - r, where x % d is known to be r."""
     x, d = (plain(arg) for arg in atom.args)
     term = single_term(d)
-    rest = without(without(monomial, (atom,)), term[0]) if term else None       # type: ignore[arg-type]
-    if rest is None or count % term[1]:     # type: ignore[index]
+    rest = without(divided(monomial, (atom,)), term[0]) if term else None
+    if term is None or rest is None or count % term[1]:
         return None
     remainder = c.mod(x, d)
     if type(remainder) is not int:
         return None
-    whole = multiply({rest: count // term[1]}, poly(c.sub(x, remainder)))       # type: ignore[index]
+    whole = multiply({rest: count // term[1]}, poly(c.sub(x, remainder)))
     return None if whole is None else plus({m: n for m, n in terms.items() if m != monomial}, whole)
 
 
 def _join_one(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
     """Replaces count*rest*(x%d) and count*rest*d*(x//d) by count*rest*x, if the second is there too."""
     x, divisor = (arg.attr if arg.op == "const" else arg for arg in atom.args)
-    rest = {without(monomial, (atom,)): count}
+    rest = {divided(monomial, (atom,)): count}
     quotient = c.mul(c.floordiv(x, divisor), divisor)
-    wanted = multiply(rest, poly(quotient))                 # type: ignore[arg-type]
+    wanted = multiply(rest, poly(quotient))
     if not wanted or any(_share(terms.get(m, 0), k) == 0 for m, k in wanted.items() if m):
         return None
-    whole = multiply(rest, poly(x))                         # type: ignore[arg-type]
+    whole = multiply(rest, poly(x))
     if whole is None:
         return None
     result = plus(terms, wanted, -1)
@@ -158,11 +159,11 @@ def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
     shared = _shared_atoms(terms, term[0])
     if k == 1 and not shared:
         return None
-    d = from_poly({without(term[0], shared): term[1] // k})         # type: ignore[dict-item]
+    d = from_poly({divided(term[0], shared): term[1] // k})
     if terms.get((), 0) % k and not c.positive(d):
         return None         # rounding j/k down first is right for a positive divisor only
-    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}    # type: ignore[misc]
-    return c.floordiv(from_poly(numerator), d)      # type: ignore[arg-type]
+    numerator = {divided(m, shared): count // k for m, count in terms.items() if count // k}
+    return c.floordiv(from_poly(numerator), d)
 
 
 def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
@@ -170,10 +171,9 @@ def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
     shared: list[Expr] = []
     rest = list(terms)
     for atom in factors:
-        smaller = [without(m, (atom,)) for m in rest]
-        if rest and None not in smaller:
+        if rest and all(atom in m for m in rest):
             shared.append(atom)
-            rest = smaller      # type: ignore[assignment]
+            rest = [divided(m, (atom,)) for m in rest]
     return tuple(shared)
 
 
@@ -215,8 +215,8 @@ def floordiv_of_mod(c: Context, x: Size, d: Size) -> Size | None:
 
 @rule("floordiv", "(p*y + r) // (p*q) -> y // q where 0 <= r < p and p, q > 0")
 def floordiv_peel(c: Context, x: Size, d: Size) -> Size | None:
-    for p, q in _factorings(x, d):
-        quotient, rest = divide_by_term(poly(x), *single_term(p))       # type: ignore[misc]
+    for p, q, term in _factorings(x, d):
+        quotient, rest = divide_by_term(poly(x), *term)
         if quotient and _is_remainder(c, from_poly(rest), p) and c.positive(p) and c.positive(q):
             return c.floordiv(from_poly(quotient), q)
     return None
@@ -226,20 +226,20 @@ def _is_remainder(c: Context, r: Size, p: Size) -> bool:
     return c.nonneg(r) and c.less(r, p)
 
 
-def _factorings(x: Size, d: Size) -> list[tuple[Size, Size]]:
-    """Ways to write d as p*q with p dividing some term of x, neither p nor q being 1."""
+def _factorings(x: Size, d: Size) -> list[tuple[Size, Size, tuple[Monomial, int]]]:
+    """Ways to write d as p*q with p dividing some term of x, neither p nor q being 1; p is one term, which comes third."""
     term = single_term(d)
     if term is None:
         return []
     monomial, count = term
-    ways: dict[Size, Size] = {}
+    ways: dict[Size, tuple[Size, Size, tuple[Monomial, int]]] = {}
     for terms, n in poly(x).items():
         k = gcd(n, count)
         atoms = _common(terms, monomial)
         p = from_poly({atoms: k})
         if p != 1 and p is not d and p != d:
-            ways[p] = from_poly({without(monomial, atoms): count // k})     # type: ignore[dict-item]
-    return list(ways.items())
+            ways[p] = p, from_poly({divided(monomial, atoms): count // k}), (atoms, k)
+    return list(ways.values())
 
 
 def _common(a: Monomial, b: Monomial) -> Monomial:
@@ -298,11 +298,11 @@ def mod_common(c: Context, x: Size, d: Size) -> Size | None:
     k = gcd(term[1], *[count for m, count in terms.items() if m or shared])
     if k == 1 and not shared:
         return None
-    d = from_poly({without(term[0], shared): term[1] // k})         # type: ignore[dict-item]
+    d = from_poly({divided(term[0], shared): term[1] // k})
     if terms.get((), 0) % k and not c.positive(d):
         return None
-    numerator = {without(m, shared): count // k for m, count in terms.items() if count // k}    # type: ignore[misc]
-    inner = c.mod(from_poly(numerator), d)      # type: ignore[arg-type]
+    numerator = {divided(m, shared): count // k for m, count in terms.items() if count // k}
+    inner = c.mod(from_poly(numerator), d)
     return c.add(c.mul(inner, from_poly({shared: k})), terms.get((), 0) % k)
 
 
@@ -321,7 +321,7 @@ def mod_nested(c: Context, x: Size, d: Size) -> Size | None:
         for atom in monomial:
             if atom.op == "mod" and exact_quotient(plain(atom.args[1]), d) is not None:
                 rest = {m: n for m, n in terms.items() if m is not monomial}
-                whole = multiply({without(monomial, (atom,)): count}, poly(plain(atom.args[0])))   # type: ignore[dict-item]
+                whole = multiply({divided(monomial, (atom,)): count}, poly(plain(atom.args[0])))
                 if whole is not None:
                     return c.mod(from_poly(plus(rest, whole)), d)
     return None
@@ -329,8 +329,8 @@ def mod_nested(c: Context, x: Size, d: Size) -> Size | None:
 
 @rule("mod", "(p*y + r) % (p*q) -> p*(y % q) + r where 0 <= r < p and p, q > 0")
 def mod_peel(c: Context, x: Size, d: Size) -> Size | None:
-    for p, q in _factorings(x, d):
-        quotient, rest = divide_by_term(poly(x), *single_term(p))       # type: ignore[misc]
+    for p, q, term in _factorings(x, d):
+        quotient, rest = divide_by_term(poly(x), *term)
         r = from_poly(rest)
         if quotient and _is_remainder(c, r, p) and c.positive(p) and c.positive(q):
             return c.add(c.mul(c.mod(from_poly(quotient), q), p), r)
