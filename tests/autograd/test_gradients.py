@@ -556,3 +556,16 @@ def test_a_backward_may_have_sizes_that_depend_on_data(fn, partition):
         return torch.autograd.grad([g.sum() for g in first if g is not None], [tangent])
     assert all(map(same, second(compiled(fn, partition)), second(fn)))
     assert counters["aot"]["untraceable_backwards"] + counters["aot"]["untraceable_gradients"] == before
+
+
+def test_second_order_through_an_overwritten_input():
+    def fn(x):
+        x.mul_(2)
+        return x.cos()
+
+    def orders(call):
+        x = torch.arange(3.0).requires_grad_()
+        first, = torch.autograd.grad(call(x * 1).sum(), x, create_graph=True)
+        return first.detach(), torch.autograd.grad(first.sum(), x)[0]
+    for ours, theirs in zip(orders(compiled(fn)), orders(fn)):
+        torch.testing.assert_close(ours, theirs)

@@ -25,6 +25,8 @@ values is restored around it, by these rules.
 10. *A mutated input whose old value the backward reads* is copied in the forward (partition.py); eager would refuse, or had
     a copy too.
 11. *One tensor passed twice* is one input of the graph (aot.py removes the second).
+12. *A tensor subclass that wraps tensors* follows rules 1, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
+    memory with an input or another output, the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
 
 `Plan` is the data for this; `Plan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
 
@@ -38,6 +40,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from firesteel.graph.wrappers import is_wrapper, parts_of
 
 # ---------------------------------------------------------------- kinds of results
 
@@ -157,8 +161,11 @@ def make_views(views: Sequence[View], inputs: Sequence[Any], values: Sequence[An
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Rule 7 for the writes that autograd does not see; called with recording off."""
     seen = [w for w in writes if w.how == "no_grad"]
-    if seen:
+    if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
         torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])
+    else:
+        for w in seen:
+            inputs[w.input].copy_(values[w.value])
     for w in writes:
         if w.how == "data":
             inputs[w.input].data.copy_(values[w.value])
@@ -174,10 +181,11 @@ def write_recorded(writes: Sequence[Write], inputs: Sequence[Any], values: Seque
 def overlaps(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     """Rule 9: does a mutated input share its storage with another input?"""
     written = set(mutated)
-    owner: dict[int, int] = {}
-    storages = [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else -i for i, t in enumerate(inputs)]
-    for index, storage in enumerate(storages):
-        first = owner.setdefault(storage, index)
-        if first != index and (first in written or index in written):
-            return True
+    owner: dict[int, tuple[int, int]] = {}
+    for index, value in enumerate(inputs):
+        for number, part in enumerate(parts_of(value)):
+            if isinstance(part, torch.Tensor):
+                first = owner.setdefault(part.untyped_storage()._cdata, (index, number))
+                if first != (index, number) and (first[0] in written or index in written):
+                    return True
     return False

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,12 @@ from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiab
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.config import config
-from firesteel.errors import Unsupported
+from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
+from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
 from firesteel.seams import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
@@ -100,6 +102,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         clean(joint.gm)
     if joint.reshaped_inputs:
         return run_by_eager("reshaped_inputs", f"inputs {joint.reshaped_inputs} change their sizes or strides in place", eager)
+    if joint.aliases:
+        return run_by_eager("aliasing_subclasses", joint.aliases, eager)
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return compiled
@@ -139,10 +143,12 @@ def _tell_late(part: str, question: LateQuestion) -> None:
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
     _finish("aot", "inference", "aten", joint.gm)
-    if compilers.keep_mutations:
+    if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
+    if joint.packing is not None:
+        forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
     return runtime.inference(joint.plan, forward, eager)
 
 
@@ -164,7 +170,7 @@ def write_in_graph(joint: Joint) -> None:
 
 def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
     _finish("joint", "joint", "joint", joint.gm)
-    count = joint.plan.num_inputs
+    count, packing = joint.num_primals, joint.packing
     inputs = joint.example_inputs
     with timed("partition"):
         fw, bw = compilers.partition(joint.gm, [inputs[:count], inputs[count:]], num_fwd_outputs=joint.num_fwd_outputs)
@@ -173,18 +179,42 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
     _finish("aot", "backward", "aten", bw)
     saved = results_of(fw)[joint.num_fwd_outputs:]
     sizes = sum(is_size(node) for node in saved)
+    reaches, packs = reached_by_tangents(bw, joint.tangents), None
     with timed("compile_forward"):
         forward = compilers.forward(fw, inputs[:count])
+    if packing is not None:
+        forward = runtime.packed_forward(runtime.plain_call(forward), packing)
+        gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
     return runtime.training(runtime.TrainingGraph(
         plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
-        non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reached_by_tangents(bw, len(joint.tangents)),
-        compile_backward=lambda: _compile_backward(bw, compilers),
+        non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reaches,
+        compile_backward=lambda: _compile_backward(bw, compilers, packs),
         second_order=SecondOrder(program, joint, compilers, eager),
         unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
 
 
-def _compile_backward(bw: GraphModule, compilers: Compilers) -> Callable:
+def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
+    """`gradients` and `reaches` of a TrainingGraph, which the graph has for its placeholders, for the program's inputs; and how the backward's
+    results are put together."""
+    found: list[int | None] = []
+    bits: list[int] = []
+    packs: list[Pack | None] = []
+    for k, pack in enumerate(packing.gradients):
+        parts = [p for place in places_of(packing.gradients, k) if (p := places[place]) is not None]
+        found.append(len(bits) if parts else None)
+        if parts:
+            bits.append(functools.reduce(operator.or_, (reaches[p] for p in parts)))
+            packs.append(pack)
+    return found, bits, packs
+
+
+def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None) -> Callable:
+    compiled = _compile_plain_backward(bw, compilers)
+    return compiled if packs is None else runtime.packed_backward(compiled, packs)
+
+
+def _compile_plain_backward(bw: GraphModule, compilers: Compilers) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
         try:
@@ -215,11 +245,12 @@ def keep_gradients(bw: GraphModule) -> list[int | None]:
     return [None if r is None else next(places) for r in results]
 
 
-def reached_by_tangents(bw: GraphModule, count: int) -> list[int]:
+def reached_by_tangents(bw: GraphModule, tangents: Sequence[runtime.Tangent]) -> list[int]:
     """For each result of the backward the bit set of tangents that it depends on."""
     nodes = list(bw.graph.nodes)[:-1]
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    bits = {node: 1 << k for k, node in enumerate(placeholders[len(placeholders) - count:])}
+    numbers = [k for k, tangent in enumerate(tangents) for _ in range(width(tangent.pack))]
+    bits = {node: 1 << k for k, node in zip(numbers, placeholders[len(placeholders) - len(numbers):])}
     for node in nodes:
         if node not in bits:
             found = 0
@@ -242,7 +273,8 @@ def _read_and_written(joint: Joint) -> list[int]:
             needed.add(node)
             stack += node.all_input_nodes
     placeholders = [node for node in joint.gm.graph.nodes if node.op == "placeholder"]
-    return [i for i in sorted(written) if placeholders[i] in needed]
+    packs = joint.packing.inputs if joint.packing is not None else None
+    return [i for i in sorted(written) if any(placeholders[p] in needed for p in places_of(packs, i))]
 
 
 # ---------------------------------------------------------------- gradients of gradients
@@ -295,6 +327,9 @@ def _example(value: Any) -> Any:
 
 def _kind(value: Any) -> Any:
     """What a compiled program depends on, of one input."""
+    if is_wrapper(value):
+        names, context = value.__tensor_flatten__()
+        return type(value), _kind(context), value.shape, value.requires_grad, value.is_leaf, *(_kind(getattr(value, name)) for name in names)
     if isinstance(value, torch.Tensor):
         layout = value.stride() if value.layout is torch.strided else value.layout
         return value.shape, layout, value.dtype, value.device, value.requires_grad, value.is_leaf
@@ -491,6 +526,8 @@ def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, dec
         return list(pytree.tree_leaves(outputs))
     joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint)
     clean(joint.gm)
+    if joint.packing is not None:
+        raise UserError("The joint graph of a program with tensor subclasses has no signature.", hint="Export a function of plain tensors.")
     return joint.gm, _signature(joint, list(parameters), list(buffers))
 
 

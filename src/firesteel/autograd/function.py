@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import Plan, overlaps, write_recorded, write_unrecorded
+from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
 
 Compiled = Callable[..., Sequence[Any]]
 has_storage = torch._C._has_storage
@@ -35,6 +36,8 @@ class Tangent:
     """What the backward graph expects for one forward output."""
     value: int                      # which forward output
     strides: tuple | None           # as traced; None where they hold symbols, and then contiguous is what is meant
+    pack: Pack | None = None        # where the output is a tensor subclass
+    parts: tuple = ()               # the strides of its parts
 
 
 @dataclass
@@ -167,7 +170,7 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
         def forward(ctx, *inputs):
             if draws_random:
                 ctx.random_state = random_state(inputs)
-            ctx.inputs = inputs if not copied else tuple(t.clone() if i in copied else t for i, t in enumerate(inputs))
+            ctx.inputs = inputs if not copied else with_copies(inputs, copied)
             results = forward(*inputs)
             values = list(results[:count])
             if writes:
@@ -191,6 +194,12 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
     return CompiledFunction
 
 
+def with_copies(inputs: Sequence[Any], copied: Sequence[int]) -> tuple:
+    """The inputs, those that will be overwritten as copies which have their history."""
+    with torch.enable_grad():
+        return tuple([t.clone() if i in copied else t for i, t in enumerate(inputs)])
+
+
 def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
     """Runs the backward graph on what was saved; what is freed by torch afterwards is let go before."""
     args = list(ctx.saved_tensors)
@@ -205,7 +214,7 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     if graph.num_saved_sizes:
         args += ctx.sizes
     args += fitted
-    everything = arrived == (1 << len(fitted)) - 1
+    everything = arrived == (1 << len(graph.tangents)) - 1
     del fitted
     results = (graph.backward or graph.ready_backward())(args)
     if everything:
@@ -214,25 +223,50 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
 
 
 def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:
-    """(bit set of those that arrived, all of them with the strides of the trace); None where one has no memory of its own."""
+    """(bit set of those that arrived, all of them with the strides of the trace); None where one has no memory of its own, or is another
+    kind of tensor than its output."""
     arrived, fitted = 0, []
     for place, expected in enumerate(graph.tangents):
         tangent = tangents[expected.value]
+        if expected.pack is not None:
+            if not expected.pack.like(pack_of(tangent)):
+                return 0, None
+            arrived |= 1 << place
+            fitted += [fit(part, strides) for part, strides in zip(parts_of(tangent), expected.parts)]
+            continue
         if tangent is None:
             about = ctx._input_metadata[expected.value]
             tangent = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
         else:
-            if not has_storage(tangent):
+            if not has_storage(tangent) or is_wrapper(tangent):
                 return 0, None
             arrived |= 1 << place
-            if tangent.is_conj() or tangent.is_neg():
-                tangent = tangent.resolve_conj().resolve_neg()
-        if expected.strides is None:
-            tangent = tangent.contiguous()
-        elif tangent.stride() != expected.strides:
-            tangent = torch.empty_strided(tangent.shape, expected.strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
-        fitted.append(tangent)
+        fitted.append(fit(tangent, expected.strides))
     return arrived, fitted
+
+
+def fit(tangent: torch.Tensor, strides: tuple | None) -> torch.Tensor:
+    if tangent.is_conj() or tangent.is_neg():
+        tangent = tangent.resolve_conj().resolve_neg()
+    if strides is None:
+        return tangent.contiguous()
+    if tangent.stride() == strides:
+        return tangent
+    return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+def packed_forward(forward: Compiled, packing: Packing) -> Compiled:
+    """A graph over parts as a function of the program's tensors; what is saved stays as the graph gives it."""
+    count = sum(map(width, packing.values))
+
+    def run(*inputs):
+        results = forward(*[part for value in inputs for part in parts_of(value)])
+        return [*pack_all(packing.values, results[:count]), *results[count:]]
+    return run
+
+
+def packed_backward(backward: Callable[[list], Sequence[Any]], packs: list[Pack | None]) -> Callable[[list], Sequence[Any]]:
+    return lambda args: pack_all(packs, backward(args))
 
 
 def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], gradients: Callable | None = None) -> tuple:

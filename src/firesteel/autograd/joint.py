@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from firesteel.graph.functional import Cell, Step
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense
 from firesteel.graph.trace import TraceWorld, tracing
+from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import from_sym
 
@@ -70,10 +71,17 @@ class Joint:
     origins: list[Origin]                   # for each tangent: where the program shows the value that it is the gradient of
     example_inputs: list[Any]               # abstract, of the placeholders
     reshaped_inputs: list[int] = field(default_factory=list)     # inputs whose metadata the program changes: not supported
+    packing: Packing | None = None          # where tensor subclasses take part
+    aliases: str = ""                       # what of a tensor subclass shares memory with an input or another output: not supported
 
     @property
     def num_fwd_outputs(self) -> int:
-        return self.plan.num_values
+        return self.plan.num_values if self.packing is None else sum(map(width, self.packing.values))
+
+    @property
+    def num_primals(self) -> int:
+        """Placeholders before the tangents."""
+        return self.plan.num_inputs if self.packing is None else sum(map(width, self.packing.inputs))
 
 
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
@@ -83,7 +91,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     examples = [v for v in inputs if isinstance(v, torch.Tensor)]
     wanted = wanted and any(t.requires_grad for t in examples)
     world = TraceWorld(_env_of(inputs), decompositions)
-    leaves = [world.add_input(value, f"primals_{i}") for i, value in enumerate(inputs)]
+    leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
     with without_saved_tensor_hooks(), tracing(world), torch.set_grad_enabled(wanted):
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
@@ -96,7 +104,16 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                     tangents, grads = _differentiate(world, outcome, leaves)
                 except UNTRACEABLE as error:
                     raise Undifferentiable(str(error)) from error
-    return _finish(world, outcome, tangents, grads, len(inputs))
+    return _finish(world, outcome, tangents, grads, leaves)
+
+
+def _add_input(world: TraceWorld, value: Any, name: str) -> Any:
+    """A placeholder, or one for each part of a wrapper."""
+    pack = pack_of(value)
+    if pack is None:
+        return world.add_input(value, name)
+    leaf = pack.build(iter([world.add_input(part, f"{name}_{k}") for k, part in enumerate(parts_of(value))]))
+    return leaf.requires_grad_(value.requires_grad)
 
 
 @contextmanager
@@ -114,7 +131,7 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
 
 def _env_of(inputs: Sequence[Any]) -> Any:
-    world = find_world([v for v in inputs if isinstance(v, torch.Tensor)])
+    world = find_world([part for v in inputs if isinstance(v, torch.Tensor) for part in parts_of(v)])
     if world is not None:
         return world.env
     return next((v.node.env for v in inputs if isinstance(v, _SYMBOLIC)), None)
@@ -126,8 +143,9 @@ def _as_passed(world: TraceWorld, leaf: Any, example: Any) -> Any:
     if not isinstance(example, torch.Tensor) or not torch.is_grad_enabled() or not example.requires_grad or example.is_leaf:
         return leaf
     copy = leaf.clone()
-    node, copy.record = copy.record.node, leaf.record
-    world.graph.erase_node(node)
+    for made, part in zip(parts_of(copy), parts_of(leaf)):
+        node, made.record = made.record.node, part.record
+        world.graph.erase_node(node)
     return copy
 
 
@@ -138,13 +156,24 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
     tangents, arriving = [], []
     with world.graph.inserting_before(first_call):
         for number, k in enumerate(places):
-            spec, tangent = tangent_spec(outcome.values[k].tensor.spec, k)
+            tangent, made = _add_tangent(world, outcome.values[k].tensor, k, f"tangents_{number}")
             tangents.append(tangent)
-            arriving.append(world.add_input(world.make(spec), f"tangents_{number}"))
+            arriving.append(made)
     wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
     with torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))
     return tangents, [None if leaf is None else next(found) for leaf in wanted]
+
+
+def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple[Tangent, Any]:
+    """What is expected for one output, and its placeholder: for a wrapper a wrapper of the same kind."""
+    pack = pack_of(output)
+    if pack is None:
+        spec, strides = tangent_spec(output.spec)
+        return Tangent(value, strides), world.add_input(world.make(spec), name)
+    specs = [tangent_spec(part.spec) for part in parts_of(output)]
+    parts = [world.add_input(world.make(spec), f"{name}_{k}") for k, (spec, _) in enumerate(specs)]
+    return Tangent(value, None, pack, tuple(strides for _, strides in specs)), replace(pack, strides=None).build(iter(parts))
 
 
 def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Sequence[Any], create_graph: bool = False) -> Sequence[Any]:
@@ -156,37 +185,43 @@ def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Se
     return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
 
-def tangent_spec(output: Spec, value: int) -> tuple[Spec, Tangent]:
+def tangent_spec(output: Spec) -> tuple[Spec, tuple[int, ...] | None]:
     """The gradient of an output is expected with the output's strides, if these cover memory without holes, else contiguous.
-    Where strides hold symbols, contiguous is all that the runtime can check."""
+    Where strides hold symbols, contiguous is all that the runtime can check: then the second is None."""
     contiguous = contiguous_strides(output.shape)
     strides = output.strides
     fixed = all(type(s) is int for s in strides)
     if strides != contiguous and not (fixed and is_dense(output)):
         strides = contiguous
-    return output._replace(strides=strides, offset=0), Tangent(value, strides if all(type(s) is int for s in strides) else None)
+    return output._replace(strides=strides, offset=0), strides if all(type(s) is int for s in strides) else None      # type: ignore[return-value]
 
 
-def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads: list[Any], count: int) -> Joint:
-    nodes = [value.node for value in outcome.values] + [None if g is None else world.to_node(g) for g in grads]
+def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads: list[Any], leaves: list[Any]) -> Joint:
+    nodes = [node for value in outcome.values for node in value.nodes]
+    nodes += [None if part is None else world.to_node(part) for g in grads for part in parts_of(g)]
     output = world.graph.output(tuple(nodes))
     output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in nodes)
+    packing = Packing.of(leaves, [value.made for value in outcome.values], grads)
     placeholders = [node for node in world.graph.nodes if node.op == "placeholder"]
     for write in outcome.plan.writes:
-        placeholders[write.input].meta["mutated"] = True
+        for place in places_of(packing.inputs if packing is not None else None, write.input):
+            placeholders[place].meta["mutated"] = True
     quiet = [k for k, v in enumerate(outcome.values) if v.quiet and k in outcome.plan.recorded_values()]
-    return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * count,
-                 quiet, [outcome.values[t.value].origin for t in tangents], [node.meta["val"] for node in placeholders], outcome.reshaped)
+    return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * len(leaves),
+                 quiet, [outcome.values[t.value].origin for t in tangents], [node.meta["val"] for node in placeholders], outcome.reshaped,
+                 packing, outcome.aliases)
 
 
 # ---------------------------------------------------------------- what a program did
 
 @dataclass
 class Value:
-    """One output of the forward graph; `tensor` is what autograd knows of it (None for sizes and for unseen bases)."""
-    node: Any
+    """One output of the forward, by its nodes: one, or one for each part of a wrapper.  `tensor` is what autograd knows of it (None for sizes
+    and for unseen bases), `made` the wrapper."""
+    nodes: list[Any]
     tensor: Any = None
     origin: Any = None
+    made: Any = None
 
     @property
     def differentiable(self) -> bool:
@@ -210,9 +245,10 @@ class Outcome:
         self.values: list[Value] = []
         self.views: list[View] = []
         self.reshaped: list[int] = []
-        tensors = {i: t for i, t in enumerate(inputs) if type(t) is AbstractTensor}
-        before = {i: (t.record.cell, t.record.cell.version, t.grad_fn, t._version) for i, t in tensors.items()}
-        self.owner: dict[Cell, int] = {cell: i for i, (cell, *_) in before.items()}
+        self.aliases = ""
+        tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
+        before = {i: ([(p.record.cell, p.record.cell.version) for p in parts_of(t)], t.grad_fn, t._version) for i, t in tensors.items()}
+        self.owner: dict[Cell, int] = {cell: i for i, (cells, *_) in before.items() for cell, _ in cells}
         outputs = list(program(*inputs))
         self.plan = Plan(len(inputs), [], [w for i, t in tensors.items() if (w := self._write(i, t, *before[i])) is not None], self.views)
         self.made: dict[int, Result] = {id(t): Input(i) for i, t in reversed(tensors.items())}
@@ -225,14 +261,15 @@ class Outcome:
 
     # ------------------------------------------------------------ writes (rule 7)
 
-    def _write(self, index: int, tensor: AbstractTensor, cell: Cell, version: int, history: Any, counter: int) -> Write | None:
-        if tensor.record.cell is not cell or tensor.record.steps:
+    def _write(self, index: int, tensor: torch.Tensor, cells: list[tuple[Cell, int]], history: Any, counter: int) -> Write | None:
+        parts = parts_of(tensor)
+        if len(parts) != len(cells) or any(p.record.cell is not cell or p.record.steps for p, (cell, _) in zip(parts, cells)):
             self.reshaped.append(index)
-        if cell.version == version:
+        if all(cell.version == version for cell, version in cells):
             return None
         recorded = tensor.requires_grad and tensor.grad_fn is not history
         how = "grad" if recorded else "no_grad" if tensor._version != counter else "data"
-        return Write(index, self._add(self.world.to_node(tensor), tensor if recorded else None, Origin("input", index)), how)
+        return Write(index, self._add_tensor(tensor, tensor if recorded else None, Origin("input", index)), how)
 
     # ------------------------------------------------------------ outputs (rules 1 to 6)
 
@@ -240,24 +277,35 @@ class Outcome:
         """The outputs that lie in each storage which the program made, each once, with their places."""
         members: dict[Cell, dict[int, tuple[int, AbstractTensor]]] = {}
         for place, output in enumerate(outputs):
-            if type(output) is AbstractTensor and output.record.cell not in self.owner:
-                members.setdefault(output.record.cell, {}).setdefault(id(output), (place, output))
+            for part in parts_of(output):
+                if type(part) is AbstractTensor and part.record.cell not in self.owner:
+                    members.setdefault(part.record.cell, {}).setdefault(id(part), (place, part))
         return {cell: list(group.values()) for cell, group in members.items()}
 
     def _result(self, output: Any, place: int) -> Result:
         if type(output) in _SYMBOLIC:
             size = from_sym(output)
             return Fresh(self._size(size)) if type(size) is Expr else Constant(size)
-        if type(output) is not AbstractTensor:
+        if not isinstance(output, torch.Tensor) or type(output) is not AbstractTensor and not is_wrapper(output):
             return Constant(output)
         if id(output) not in self.made:
-            self.made[id(output)] = self._tensor_result(output, Origin("output", place))
+            find: Any = self._wrapper_result if is_wrapper(output) else self._tensor_result
+            self.made[id(output)] = find(output, Origin("output", place))
         return self.made[id(output)]
+
+    def _wrapper_result(self, output: Any, origin: Origin) -> Result:
+        """A wrapper of fresh tensors.  Views of wrappers are not made again (rule 12)."""
+        cells = [part.record.cell for part in parts_of(output)]
+        if len(set(cells)) != len(cells) or any(cell in self.owner or len(self.members[cell]) > 1 for cell in cells):
+            self.aliases = f"output {origin.place}, a {type(output).__name__}, shares memory with an input or another output"
+        return Fresh(self._add_tensor(output, output, origin))
 
     def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
         cell = output.record.cell
         if cell in self.owner:
             index = self.owner[cell]
+            if is_wrapper(self.inputs[index]):
+                self.aliases = f"output {origin.place} shares memory with a part of input {index}"
             return self._replay("i", index, self.inputs[index], output, output.record.steps, origin)
         if len(self.members[cell]) == 1 and not (output.requires_grad and output._is_view()):
             return Fresh(self._add(self.world.to_node(output), output, origin))
@@ -306,15 +354,28 @@ class Outcome:
 
     def _size(self, size: Expr) -> int:
         if size not in self.sizes:
-            self.values.append(Value(self.world.size_node(size)))
+            self.values.append(Value([self.world.size_node(size)]))
             self.sizes[size] = len(self.values) - 1
         return self.sizes[size]
 
     def _add(self, node: Node, tensor: AbstractTensor | None, origin: Origin | None) -> int:
-        if node.op in ("placeholder", "get_attr") or any(value.node is node for value in self.values):
-            node = self.world.emit(aten.clone.default, node)
-        self.values.append(Value(node, tensor, origin))
+        self.values.append(Value([self._own(node)], tensor, origin))
         return len(self.values) - 1
+
+    def _add_tensor(self, made: torch.Tensor, tensor: torch.Tensor | None, origin: Origin | None) -> int:
+        """As `_add`, for a tensor of any kind."""
+        nodes: list[Any] = []
+        for part in parts_of(made):
+            node = self._own(self.world.to_node(part))
+            nodes.append(self.world.emit(aten.clone.default, node) if node in nodes else node)
+        self.values.append(Value(nodes, tensor, origin, made))
+        return len(self.values) - 1
+
+    def _own(self, node: Node) -> Node:
+        """The node, or a copy where it is an input or returned already."""
+        if node.op in ("placeholder", "get_attr") or any(node is other for value in self.values for other in value.nodes):
+            return self.world.emit(aten.clone.default, node)
+        return node
 
 
 # ---------------------------------------------------------------- making views again
@@ -398,4 +459,6 @@ def gradient_program(program: Program, joint: Joint, wanted: Sequence[int], pres
 
 def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that the program may overwrite: the caller's tensor was written by the first forward already."""
+    if is_wrapper(tensor):
+        return tensor.clone()
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

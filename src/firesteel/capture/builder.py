@@ -60,6 +60,8 @@ from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
+from firesteel.capture.values.wrappers import guard_parts, is_captured
+from firesteel.capture.world import STATIC
 from firesteel.sym.expr import Expr, eq, free_symbols, symbol
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
@@ -182,7 +184,24 @@ def guarded_dimensions(obj: torch.Tensor, abstract: torch.Tensor) -> tuple[tuple
 WRAPPERS.add(torch.Tensor, wrap_tensor)
 WRAPPERS.add(torch.nn.Parameter, wrap_tensor)
 BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
-BASES.add(torch.Tensor, lambda m, obj, source: wrap_subclass(m, obj, source, wrap_tensor) or OpaqueValue(obj, source))
+
+
+@BASES.row(torch.Tensor)
+def wrap_tensor_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Value:
+    if is_captured(type(obj)):
+        return wrap_wrapper(m, obj, source)
+    return wrap_subclass(m, obj, source, wrap_tensor) or OpaqueValue(obj, source)
+
+
+def wrap_wrapper(m: Machine, obj: torch.Tensor, source: Source) -> Value:
+    """A tensor around tensors: a placeholder of constant sizes."""
+    name = m.input_name(source)
+    abstract = m.world.wrap(obj, name, (STATIC,) * obj.dim())
+    m.guard(Guard(source, "tensor", TensorFacts.of(obj)))
+    guard_parts(m, obj, source)
+    value = TensorValue(m.record.placeholder(name, source, abstract, obj), abstract, source, obj)
+    m.record.own(abstract, value)
+    return value
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._library import fake_impl, simple_registry
@@ -35,6 +35,7 @@ from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, must, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
+from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
 
@@ -57,7 +58,7 @@ class AbstractTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
-        return find_world(args, kwargs).run(op, args, kwargs or {})
+        return NotImplemented if has_wrapper(types) else find_world(args, kwargs).run(op, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:      # type: ignore[override]  # mypy loses the keyword's name
         return f"AbstractTensor({self.spec})"
@@ -170,13 +171,18 @@ class AbstractWorld:
         """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"; a stride that
         does not follow from the sizes is one where its dimension is in `strides`."""
         current.env = self.env
-        spec = self._spec_with_symbols(tensor, source_text, dims, strides)
-        wrapped = self.make(spec)
+        wrapped: Any
+        if is_wrapper(tensor):
+            wrapped = rebuilt(tensor, lambda name, part: self.wrap(part, f"{source_text}.{name}"))
+            fresh = wrapped.clone
+        else:
+            spec = self._spec_with_symbols(tensor, source_text, dims, strides)
+            wrapped, fresh = self.make(spec), lambda: self.make(spec)
         if tensor.requires_grad:
             wrapped.requires_grad_(True)
             if not tensor.is_leaf:      # a result of an operator, which may be written in place
                 with torch.enable_grad():
-                    wrapped = cast(AbstractTensor, _ResultOfOperator.apply(wrapped, lambda: self.make(spec)))
+                    wrapped = _ResultOfOperator.apply(wrapped, fresh)
         for mark in ("_is_param", "_is_buffer"):
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
@@ -271,7 +277,7 @@ class AbstractMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        return self.world.run(op, args, kwargs or {})
+        return NotImplemented if has_wrapper(types) else self.world.run(op, args, kwargs or {})
 
 
 # ---------------------------------------------------------------- operators that are not pure

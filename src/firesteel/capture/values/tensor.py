@@ -17,6 +17,7 @@ from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
 from firesteel.config import config
 from firesteel.errors import Break
 from firesteel.table import Table
@@ -51,7 +52,9 @@ class TensorValue(Value):
         self.inference = real is not None and real.is_inference()
 
     def python_type(self) -> type:
-        return torch.Tensor if self.real is None else type(self.real)
+        if self.real is None:
+            return type(self.abstract) if is_wrapper_class(type(self.abstract)) else torch.Tensor
+        return type(self.real)
 
     def describe(self) -> str:
         return f"tensor {tuple(self.abstract.shape)} {self.abstract.dtype}"
@@ -71,6 +74,8 @@ class TensorValue(Value):
         if written is not None:
             return written
         if (found := m.override_attribute(self, name)) is not None:
+            return found
+        if is_wrapper_class(type(self.abstract)) and (found := wrapper_attribute(m, self, name)) is not None:
             return found
         if name == "shape":
             return size_of(m, self)

@@ -55,6 +55,8 @@ def is_native_torch(fn: Any) -> bool:
     if getattr(fn, "__module__", None) == "torch._C._functorch":       # these push and pop levels of function transforms
         return False
     owner = getattr(fn, "__self__", None)
+    if isinstance(owner, torch.Tensor):     # a method that is bound to a tensor which is no part of the graph
+        return False
     home = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
     return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase
 

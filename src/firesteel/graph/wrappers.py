@@ -1,0 +1,103 @@
+"""Tensor subclasses that wrap other tensors: `__torch_dispatch__`, `__tensor_flatten__` and `__tensor_unflatten__` (TwoTensor of torch's tests).
+
+An operator on one runs the class's own dispatch, which calls operators on its parts: those are what a graph holds.  Autograd works
+outside of it, on the wrapper.  So a wrapper enters a graph as its parts, and leaves it as parts that are put together again.
+
+    parts_of(t)                     # [t.a, t.b], and the parts of those that are wrappers themselves
+    pack = pack_of(t)               # how t is made of them; None for a plain tensor
+    pack.build(iter(new_parts))     # a tensor of the same kind
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def is_wrapper_class(cls: type) -> bool:
+    return hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__")
+
+
+def is_wrapper(value: Any) -> bool:
+    return type(value) is not torch.Tensor and isinstance(value, torch.Tensor) and is_wrapper_class(type(value))
+
+
+def has_wrapper(types: Iterable[type]) -> bool:
+    """Has one of the classes that take part in a call a dispatch of its own?"""
+    return any(map(is_wrapper_class, types))
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a tensor is made of its parts.  `size` and `strides` are the wrapper's; None where they are symbols, and then those of its first part."""
+    cls: Any
+    context: Any
+    names: tuple[str, ...]
+    inner: tuple[Pack | None, ...]
+    size: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+
+    def build(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+        made = {name: next(parts) if pack is None else pack.build(parts) for name, pack in zip(self.names, self.inner)}
+        first = made[self.names[0]]
+        return self.cls.__tensor_unflatten__(made, self.context, self.size or first.shape, self.strides or first.stride())
+
+    def like(self, other: Pack | None) -> bool:
+        """The same kind of wrapper, whatever its sizes?"""
+        return other is not None and (self.cls, self.context, self.names) == (other.cls, other.context, other.names) and all(
+            mine is None and theirs is None or mine is not None and mine.like(theirs) for mine, theirs in zip(self.inner, other.inner))
+
+
+def pack_of(value: Any) -> Pack | None:
+    if not is_wrapper(value):
+        return None
+    names, context = value.__tensor_flatten__()
+    size, strides = ((tuple(n) if all(type(s) is int for s in n) else None) for n in (value.shape, value.stride()))
+    return Pack(type(value), context, tuple(names), tuple(pack_of(getattr(value, name)) for name in names), size, strides)
+
+
+def parts_of(value: Any) -> list[Any]:
+    """The plain tensors in a value; a value that is no wrapper is its own part."""
+    if not is_wrapper(value):
+        return [value]
+    return [part for name in value.__tensor_flatten__()[0] for part in parts_of(getattr(value, name))]
+
+
+def rebuilt(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """The same wrapper over changed parts."""
+    names, context = value.__tensor_flatten__()
+    return type(value).__tensor_unflatten__({name: change(name, getattr(value, name)) for name in names}, context, value.shape, value.stride())
+
+
+def pack_all(packs: Sequence[Pack | None], parts: Iterable[Any]) -> list[Any]:
+    """Flat values put together: as many as there are packs."""
+    source = iter(parts)
+    return [next(source) if pack is None else pack.build(source) for pack in packs]
+
+
+def width(pack: Pack | None) -> int:
+    """How many plain tensors a value is made of."""
+    return 1 if pack is None else sum(map(width, pack.inner))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which of a program's values are wrappers, that is, several values of the graph."""
+    inputs: list[Pack | None]
+    values: list[Pack | None]
+    gradients: list[Pack | None]
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any], values: Sequence[Any], gradients: Sequence[Any]) -> Packing | None:
+        found = cls(*([pack_of(v) for v in group] for group in (inputs, values, gradients)))
+        return found if any(found.inputs) or any(found.values) or any(found.gradients) else None
+
+
+def places_of(packs: Sequence[Pack | None] | None, place: int) -> range:
+    """The places in the graph of the parts of one value."""
+    if packs is None:
+        return range(place, place + 1)
+    start = sum(map(width, packs[:place]))
+    return range(start, start + width(packs[place]))

@@ -1,0 +1,162 @@
+"""Tensor subclasses that wrap tensors, as inputs, outputs and parameters of compiled programs: classes, values, gradients, writes are eager's."""
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import firesteel as fs
+from firesteel.autograd import aot
+
+BACKENDS = ("eager", "aot_eager", "native")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+
+
+def two(*shape, requires_grad=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return TwoTensor(*(torch.randn(shape, generator=generator) for _ in range(2))).requires_grad_(requires_grad)
+
+
+def leaf(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def same(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, TwoTensor):
+        assert ours.requires_grad == theirs.requires_grad
+        same(ours.a, theirs.a)
+        same(ours.b, theirs.b)
+    elif isinstance(ours, (tuple, list)):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs):
+            same(mine, other)
+    else:
+        torch.testing.assert_close(ours, theirs)
+
+
+def observed(fn, make, backward=True):
+    """Results, inputs as they are afterwards, and their gradients."""
+    leaves = make()
+    out = fn(*[t * 1 if t.requires_grad else t for t in leaves])
+    results = out if isinstance(out, tuple) else (out,)
+    if backward:
+        sum(r.sum() for r in results if r.requires_grad).backward()
+    return [list(results), leaves, [t.grad for t in leaves]]
+
+
+def made_inside(x, y):
+    both = TwoTensor(x.sin(), y.cos())
+    return both * 2, both.a + 1
+
+
+def written(x):
+    x.mul_(3)
+    return x.cos()
+
+
+PROGRAMS = {
+    "pointwise": (lambda x: x.sin() * 2, lambda: [two(3, 4, requires_grad=True)]),
+    "with a plain one": (lambda x, w: F.relu(x @ w), lambda: [two(3, 4, requires_grad=True), leaf(4, 5)]),
+    "two": (lambda x, y: torch.cat([x, y]).softmax(-1), lambda: [two(3, 4, requires_grad=True), two(2, 4, requires_grad=True, seed=2)]),
+    "several results": (lambda x, w: (x.sum(), w * 2, x.exp()), lambda: [two(3, requires_grad=True), leaf(3)]),
+    "reductions": (lambda x: x.sum(0) + x.mean(), lambda: [two(3, 4, requires_grad=True)]),
+    "views inside": (lambda x: x.t().reshape(-1)[2:].sin(), lambda: [two(3, 4, requires_grad=True)]),
+    "a part read": (lambda x: x.a * 2 + x.get_elem_a(), lambda: [two(3)]),
+    "written": (written, lambda: [two(3, requires_grad=True)]),
+    "written without gradient": (written, lambda: [two(3)]),
+    "part of a tuple": (lambda x: (x * 2, x.b.clone()), lambda: [two(3, requires_grad=True)]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, backend):
+    fn, make = PROGRAMS[name]
+    backward = any(t.requires_grad for t in make())
+    same(observed(fs.compile(fn, backend=backend, fullgraph=True), make, backward), observed(fn, make, backward))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_made_inside(backend):
+    make = lambda: [torch.randn(3, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    same(observed(fs.compile(made_inside, backend=backend, fullgraph=True), make, False), observed(made_inside, make, False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameter(backend):
+    def step(call, layer):
+        layer.zero_grad()
+        call(torch.ones(2, 4)).sum().backward()
+        return [layer.weight.grad, layer.bias.grad]
+    layer = torch.nn.Linear(4, 3)
+    layer.weight = torch.nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach() * 2))
+    compiled = fs.compile(layer, backend=backend, fullgraph=True)
+    assert isinstance(layer.weight, torch.nn.Parameter)
+    for _ in range(2):
+        same(step(compiled, layer), step(layer, layer))
+        with torch.no_grad():
+            layer.weight -= 0.1 * layer.weight.grad
+
+
+def test_other_sizes_and_kinds_compile_again():
+    counter = fs.testing.CompileCounterWithBackend("aot_eager")
+    compiled = fs.compile(lambda x: x * 2, backend=counter)
+    for x in (two(3), two(3, seed=4), two(5), torch.ones(3), TwoTensor(two(3), two(3))):
+        same(compiled(x), x * 2)
+    assert counter.frame_count == 4
+
+
+def test_views_that_come_back_are_eager_s():
+    x = two(3, 4, requires_grad=True)
+    out = fs.compile(lambda x: x.t(), backend="aot_eager", fullgraph=True)(x)
+    assert type(out) is TwoTensor and out._base is x
+    assert fs.counters["aot"]["aliasing_subclasses"] == 1
+
+
+def test_a_returned_input_is_the_same_object():
+    x = two(3)
+    out, again = fs.compile(lambda x: (x.add_(1), x), backend="aot_eager", fullgraph=True)(x)
+    assert out is x and again is x
+
+
+def test_second_order():
+    x = two(3, requires_grad=True)
+    slope, = torch.autograd.grad(aot.function(lambda x: x ** 3, aot.nop)(x).sum(), x, create_graph=True)
+    curve, = torch.autograd.grad(slope.sum(), x)
+    same(curve, (6 * x).detach())
+
+
+def test_a_tangent_of_another_kind():
+    x, plain = two(3, requires_grad=True), torch.ones(3)
+    ours, = torch.autograd.grad(aot.function(lambda x: x.sin(), aot.nop)(x), x, TwoTensor(plain, plain * 2))
+    theirs, = torch.autograd.grad(x.sin(), x, TwoTensor(plain, plain * 2))
+    same(ours, theirs)
+    w = leaf(3)
+    out = aot.function(lambda w, x: (w * 2, x * 2), aot.nop)(w, x)
+    same(torch.autograd.grad(out[0], w, TwoTensor(plain, plain))[0], TwoTensor(plain * 2, plain * 2))
+
+
+def test_parts_that_are_one_tensor():
+    def twin():
+        x = torch.ones(3)
+        return TwoTensor(x, x)
+    ours, theirs = twin(), twin()
+    same(fs.compile(written, backend="aot_eager", fullgraph=True)(ours), written(theirs))
+    same(ours, theirs)
+
+
+class Loud(torch.Tensor):
+    """Has a __torch_function__ of its own."""
+
+    @classmethod
+    def __torch_function__(cls, fn, types, args=(), kwargs=None):
+        return super().__torch_function__(fn, types, args, kwargs)
+
+
+def test_other_subclasses_run_as_they_are():
+    x = torch.ones(3).as_subclass(Loud)
+    assert type(fs.compile(lambda x: x.sin() * 2)(x)) is Loud
