@@ -110,7 +110,7 @@ class Plan:
     writes: list[Write] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     num_values: int = 0                 # outputs of the forward, without what is saved
-    assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]
+    assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]  # until `prepare`
 
     def prepare(self) -> Plan:
         self.assemble = self._compile()

@@ -284,8 +284,7 @@ class SecondOrder:
 
     def __init__(self, program: Program, joint: Joint, compilers: Compilers, eager: Callable):
         self.program, self.compilers, self.eager = program, compilers, eager
-        # the graph and its tensors are not kept
-        self.joint = dataclasses.replace(joint, gm=None, example_inputs=[])     # type: ignore[arg-type]
+        self.joint = dataclasses.replace(joint, gm=None, example_inputs=[])     # type: ignore[arg-type]  # graph and tensors are not kept
         self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
         self.count = joint.plan.num_inputs
         self.autocast = autocast_state()        # the program is traced again, later, perhaps outside of the region it was met in

@@ -147,7 +147,7 @@ def element_count(tensor: torch.Tensor) -> int:
     count = 1
     for size in spec.shape:
         if type(size) is not int:
-            env = tensor.world.env      # type: ignore[attr-defined]
+            env = tensor.world.env      # type: ignore[attr-defined]  # what has a spec has a world
             size = env.hint(size) if env.has_hint(size) else UNKNOWN_SIZE
         count *= size
     return count

@@ -368,7 +368,7 @@ def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: boo
     if not isinstance(fn, torch.nn.Module):
         functools.update_wrapper(compiled, fn)
     setattr(compiled, marks.COMPILED, fn)
-    compiled.__firesteel_root__ = root      # type: ignore[attr-defined]
+    compiled.__firesteel_root__ = root      # type: ignore[attr-defined]  # read by fs.explain
     return compiled
 
 

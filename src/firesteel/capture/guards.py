@@ -35,7 +35,7 @@ from firesteel.table import Table
 try:        # primitives of torch's C++ core; GlobalState.write and TensorFacts.write say the same in Python, slower
     from torch._C._dynamo import guards as _core
 except ImportError:
-    _core = None        # type: ignore[assignment]
+    _core = None        # type: ignore[assignment]  # a module, or nothing
 CoreState: Any = getattr(_core, "GlobalStateGuard", None)
 CoreTensors: Any = getattr(_core, "TensorGuards", None)
 
@@ -400,7 +400,7 @@ class GuardFunction:
     @property
     def text(self) -> str:
         """The generated Python."""
-        return self.check.__source__    # type: ignore[attr-defined]
+        return self.check.__source__    # type: ignore[attr-defined]  # from build_function
 
     def explain(self, args: Sequence[Any] | Mapping[str, Any]) -> str:
         """The first guard that fails on these arguments, as a sentence; an empty string where all hold."""

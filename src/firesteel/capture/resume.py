@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ def _self_cell(code: types.CodeType) -> str:
 
 def resume_function(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], globals: dict[str, Any],
                     cells: Mapping[str, types.CellType] | None = None, awaits: int | None = None, drop: bool = False,
-                    gen: str = "") -> types.FunctionType:
+                    gen: str = "") -> Callable[..., Any]:
     """A function of the locals (in the order of co_varnames, cells left out), the stack items that have one (bottom first) and, with `awaits`,
     the function to call first.  `cells` gives the cell of each name in co_cellvars and co_freevars that has one."""
     cells = cells or {}
@@ -125,7 +125,7 @@ def resume_function(code: types.CodeType, index: int, locals: Sequence[str], sta
     if not resume.self_cell:
         return function
     first = cells[resume.self_cell]
-    return lambda *args: function(first.cell_contents, *args)       # type: ignore[return-value]
+    return lambda *args: function(first.cell_contents, *args)
 
 
 def _moved(code: types.CodeType, layout: _Layout) -> list[Instr]:

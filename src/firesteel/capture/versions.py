@@ -518,7 +518,7 @@ EXTENDED_ARG, CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap["CACHE"]
 
 def _cache_counts() -> list[int]:
     """Inline cache units after each opcode; the standard library keeps them by number until 3.12 and by name since."""
-    entries = opcode._inline_cache_entries      # type: ignore[attr-defined]
+    entries = opcode._inline_cache_entries      # type: ignore[attr-defined]  # CPython's own table
     if isinstance(entries, dict):
         return [entries.get(name, 0) for name in opcode.opname[:256]]
     return list(entries)[:256]
@@ -549,7 +549,8 @@ def check() -> None:
     described = set(RULES) | {name for name, since in GROUPED_ONLY.items() if applies(since, None)}
     if real != described:
         raise ImportError(f"capture/versions.py: no row for {sorted(real - described)}, no instruction for {sorted(described - real)}")
-    if tuple(symbol for _, symbol in dis._nb_ops) != BINARY_SYMBOLS or tuple(dis.cmp_op) != COMPARE_SYMBOLS:    # type: ignore[attr-defined]
+    binary = tuple(symbol for _, symbol in dis._nb_ops)     # type: ignore[attr-defined]  # CPython's own table
+    if binary != BINARY_SYMBOLS or tuple(dis.cmp_op) != COMPARE_SYMBOLS:
         raise ImportError("capture/versions.py: the operator numbers differ from those of this interpreter")
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from firesteel.codegen.flat import Address, FlatNest, product, topological
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
@@ -112,6 +111,7 @@ class Code:
         self.nest, self.intervals, self.narrow, self.block, self.flat = nest, intervals, narrow, block, flat
         self.symbols = symbols                  # shared by the functions of a kernel: (name, dtype) -> parameter
         self.memo: dict[object, Val] = {}
+        self.splits: dict[str, tuple[str, Size, Size | None, int]] = {}     # axis -> flattened number, what is inside, extent, dims
         self.lines: list[str] = []
         self.before: list[str] = []             # lines in front of the loop that is open
         self.sweep: Sweep | None = None
@@ -185,15 +185,14 @@ class Code:
         """The axes from their flattened number, innermost fastest; each is written where it is first needed."""
         inner: Size = 1
         for k, axis in reversed(list(enumerate(axes))):
-            self.memo[("split", axis.name)] = (index, inner, axis.extent if k else None, dims)     # type: ignore[assignment]
+            self.splits[axis.name] = (index, inner, axis.extent if k else None, dims)
             self.memo.pop(("axis", axis.name), None)
             inner = product([inner, axis.extent])
 
     def axis(self, name: str) -> Val:
         found = self.memo.get(("axis", name))
         if found is None:
-            split: Any = self.memo[("split", name)]     # the one kind of row that is no Val
-            text, inner, extent, dims = split
+            text, inner, extent, dims = self.splits[name]
             if inner != 1:
                 text = f"{text} // {self.size(inner)}"
             if extent is not None:
@@ -205,7 +204,7 @@ class Code:
         """Ends a sweep: what was written in its loop is gone, and without a loop only what varies along it stays known."""
         lines, self.lines = self.lines, []
         if self.in_loop:
-            self.memo = {k: v for k, v in self.memo.items() if not (isinstance(v, Val) and v.inside)}
+            self.memo = {k: v for k, v in self.memo.items() if not v.inside}
             self.valid = {k: v for k, v in self.valid.items() if k in self.memo}
         self.in_loop = False
         self.lines = lines

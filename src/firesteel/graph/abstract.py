@@ -57,8 +57,12 @@ class AbstractTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl     # type: ignore[assignment]  # torch's own way to say "none"
 
     @classmethod
-    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
-        return NotImplemented if has_wrapper(types) else find_world(args, kwargs).run(op, args, kwargs or {})
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:     # type: ignore[override]  # torch's is static
+        if has_wrapper(types):
+            return NotImplemented
+        world = find_world(args, kwargs)
+        assert world is not None, op        # one of the arguments is abstract
+        return world.run(op, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:      # type: ignore[override]  # mypy loses the keyword's name
         return f"AbstractTensor({self.spec})"

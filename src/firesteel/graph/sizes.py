@@ -130,12 +130,12 @@ def inside_backward() -> bool:
 
 def hint(size: Size) -> int:
     """The size in the example call; no guard."""
-    return current.env.hint(size) if type(size) is Expr else size      # type: ignore[return-value]  # an int: nothing derives from Expr
+    return current.env.hint(size) if type(size) is Expr else size
 
 
 def fixed(size: Size, why: str = "its value is needed as a number") -> int:
     """The size as a plain int; a symbol is specialised to its hint by a guard."""
-    return current.env.specialize(size, why) if type(size) is Expr else size       # type: ignore[return-value]  # an int, as above
+    return current.env.specialize(size, why) if type(size) is Expr else size
 
 
 def product(sizes: Iterable[Size]) -> Size:

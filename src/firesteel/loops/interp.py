@@ -122,7 +122,7 @@ class Interpreter:
     def call(self, step: Extern) -> None:
         args, kwargs = self.resolve(step.args), {k: self.resolve(v) for k, v in step.kwargs.items()}
         if step.out:
-            step.target(*args, **kwargs, out=self.tensor(step.outputs[0]))      # type: ignore[arg-type]
+            step.target(*args, **kwargs, out=self.tensor(step.outputs[0]))      # type: ignore[arg-type]  # which has a name
             return
         results = _flat(step.target(*args, **kwargs))
         made = dict(zip(step.outputs, results))

@@ -257,12 +257,13 @@ def literal(value: int | float | bool, dtype: str) -> Expr:
 
 def op(name: str, *args: Expr | int | float | bool) -> Expr:
     """The node of operator `name`; plain numbers become constants of the dtype of the Expr arguments."""
+    nodes: tuple[Any, ...] = args
     for arg in args:
         if type(arg) is not Expr:
             kind = next(a.dtype for a in args[name == "where":] if type(a) is Expr)
-            args = tuple([a if type(a) is Expr else literal(a, kind) for a in args])    # type: ignore[arg-type]
+            nodes = tuple([a if type(a) is Expr else literal(a, kind) for a in args])
             break
-    return make(name, "bool" if name in _TESTS else args[-1].dtype, args)  # type: ignore[arg-type, union-attr]
+    return make(name, "bool" if name in _TESTS else nodes[-1].dtype, nodes)
 
 
 _TESTS = frozenset(name for name, row in OPS.items() if row.rule is _to_bool)

@@ -135,12 +135,12 @@ class Bounds:
         self._nonneg: dict[Expr, bool] = {}
         self._atoms: dict[tuple[Expr, bool], Size | None] = {}
         self.ranges: dict[Expr, Interval] = {}
-        self.symbolic: dict[Expr, tuple[Expr | None, Expr | None]] = {}
+        self.symbolic: dict[Expr, tuple[Size | None, Size | None]] = {}
         for leaf, (low, high) in ranges.items():
             self.ranges[leaf] = (low if type(low) is int else None, high if type(high) is int else None)
             if type(low) is Expr or type(high) is Expr:
                 self.symbolic[leaf] = (low if type(low) is Expr else None, high if type(high) is Expr else None)
-        self.symbolic.update(relations)     # type: ignore[arg-type]
+        self.symbolic.update(relations)
         for leaf in self.symbolic:
             self._learn_not_empty(leaf)
 

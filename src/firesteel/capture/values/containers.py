@@ -207,7 +207,7 @@ class NamedTupleValue(TupleValue):
         if name in self.fields:
             return self.at(m, self.fields.index(name))
         if name == "_fields":
-            return fresh(m, self.cls._fields)       # type: ignore[attr-defined]
+            return fresh(m, self.cls._fields)       # type: ignore[attr-defined]  # of every named tuple
         found = m.class_attribute(self.cls, name)
         return super().getattr(m, name) if found is None else m.bind(found, self, self.cls, name)
 

@@ -174,7 +174,7 @@ def deque_copy(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Valu
     return DequeValue(list(self.items), self.maxlen)
 
 
-@CALLS.row(collections._count_elements)     # type: ignore[attr-defined]
+@CALLS.row(collections._count_elements)     # type: ignore[attr-defined]  # what Counter calls
 def call_count_elements(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """What collections.Counter does with an iterable."""
     for item in m.iterate(args[1]):

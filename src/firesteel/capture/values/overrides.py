@@ -130,9 +130,10 @@ def overrides(value: Value) -> bool:
 def overriders(m: Machine, args: Args, kwargs: Kwargs) -> list[Any]:
     """The arguments to ask, one of a class, subclasses before their bases."""
     found: list[Any] = []
+    value: Any
     for value in flat(m, [*args, *kwargs.values()]):
-        if overrides(value) and all(value.cls is not other.cls for other in found):      # type: ignore[attr-defined]  # it has a class
-            place = next((i for i, other in enumerate(found) if issubclass(value.cls, other.cls)), len(found))     # type: ignore[attr-defined]
+        if overrides(value) and all(value.cls is not other.cls for other in found):
+            place = next((i for i, other in enumerate(found) if issubclass(value.cls, other.cls)), len(found))
             found.insert(place, value)
     return found
 
@@ -204,7 +205,7 @@ class SubclassValue(TensorValue):
         self.cls, self.inner, self.source, self.real = cls, inner, source, real
 
     @property
-    def inference(self) -> bool:
+    def inference(self) -> bool:        # type: ignore[override]  # the inner tensor's, which alone may set it
         return self.inner.inference
 
     @property
@@ -216,7 +217,7 @@ class SubclassValue(TensorValue):
         self.inner.node = node
 
     @property
-    def abstract(self) -> Any:
+    def abstract(self) -> Any:          # type: ignore[override]  # as above
         return self.inner.abstract
 
     def python_type(self) -> type:

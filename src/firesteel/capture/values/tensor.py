@@ -167,7 +167,7 @@ class TensorValue(Value):
 def as_inference(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as one that inference mode has made."""
     with torch.inference_mode():
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor)     # type: ignore[call-overload]  # its stub lacks this form
 
 
 def is_inference_result(m: Machine, out: torch.Tensor) -> bool:
