@@ -35,6 +35,9 @@ class TensorWorld(Protocol):
         """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so.  A stride that does not
         follow from the sizes is a symbol where its dimension is in `strides`, else a constant."""
 
+    def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call on abstract tensors instead of a function of torch; mostly itself."""
+
     def active(self) -> AbstractContextManager[None]:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
 
@@ -50,6 +53,9 @@ class MetaWorld:
     def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_(tensor.requires_grad)
+
+    def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return fn
 
     def active(self) -> AbstractContextManager[Any]:
         return torch.device("meta")

@@ -31,9 +31,10 @@ from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation
 from firesteel.graph.foreach import is_foreach, run_foreach
+from firesteel.graph.functions import symbolic_form
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
-from firesteel.graph.sizes import asking, current, fixed, must, same, unbacked
+from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
@@ -219,6 +220,10 @@ class AbstractWorld:
         if size == 0:
             return size
         return self.env.create_symbol(size, source, max(least or 0, 1), greatest)
+
+    def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call instead of a function of torch."""
+        return symbolic_form(fn) if self.env is not None and self.env.symbols else fn
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -433,6 +438,23 @@ def _no_data(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> An
     raise DataAccess(str(fact.op).removeprefix("aten."))
 
 
+def _as_numbers(read: Callable[[Spec], Any]) -> Way:
+    """C++ code that cannot compute with symbols asks for a size: it is fixed to its hint by a guard."""
+    def numbers(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+        why, value = "the C++ code of the operator takes it as a number", read(args[0].spec)
+        sizes = value if isinstance(value, tuple) else (value,)
+        if any(type(s) is Expr for s in sizes):
+            count_specialized(fact.op)
+        plain = [fixed(s, why) for s in sizes]
+        return plain if isinstance(value, tuple) else plain[0]
+    return numbers
+
+
+def count_specialized(op: OpOverload) -> None:
+    counters["aot"]["specialized_by_op"] += 1
+    counters["aot"][f"specialized_by_op:{op}"] += 1
+
+
 def _assert_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
     """The program states a condition."""
     condition, message = from_sym(args[0]), args[1]
@@ -466,6 +488,10 @@ HANDLERS: dict[OpOverload, Way] = {
     aten.equal.default: _no_data,
     aten.allclose.default: _no_data,
     aten.is_nonzero.default: _no_data,
+    aten.size.default: _as_numbers(lambda spec: spec.shape),
+    aten.stride.default: _as_numbers(lambda spec: spec.strides),
+    aten.numel.default: _as_numbers(lambda spec: product(spec.shape)),
+    aten.storage_offset.default: _as_numbers(lambda spec: spec.offset),
     aten._assert_scalar.default: _assert_scalar,
     aten.sym_constrain_range.default: _constrain_range,
     aten.sym_constrain_range_for_size.default: _constrain_range,
@@ -533,8 +559,7 @@ def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
         return fake_specs(fake, op, args, kwargs)
     counters["aot"]["meta_kernels"] += 1
     if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in (*t.spec.shape, *t.spec.strides)):
-        counters["aot"]["specialized_by_op"] += 1
-        counters["aot"][f"specialized_by_op:{op}"] += 1
+        count_specialized(op)
     device, why = _device_of(args, kwargs), f"{op} has no rule for symbolic sizes"
     try:
         results = op(*as_meta(args, why), **as_meta(kwargs, why))

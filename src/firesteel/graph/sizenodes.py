@@ -13,8 +13,8 @@ import torch
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractTensor
 from firesteel.sym.expr import Expr
-from firesteel.sym.meaning import MATH_FUNCTIONS, MEANING
-from firesteel.sym.symint import from_sym
+from firesteel.sym.meaning import MEANING
+from firesteel.sym.symint import MATH_ON_SYMBOLS, from_sym, sym_ite
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -34,11 +34,10 @@ SIZE_FUNCTIONS: dict[str, Callable] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "floordiv": operator.floordiv,
     "mod": operator.mod, "truediv": operator.truediv, "pow": operator.pow, "abs": operator.abs, "min": torch.sym_min,
     "max": torch.sym_max, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "not": torch.sym_not,
-    "and": operator.and_, "or": operator.or_, "where": torch.sym_ite, "lshift": operator.lshift, "rshift": operator.rshift,
+    "and": operator.and_, "or": operator.or_, "where": sym_ite, "lshift": operator.lshift, "rshift": operator.rshift,
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor,
 }
-for _op in MATH_FUNCTIONS:
-    SIZE_FUNCTIONS[_op] = getattr(torch, f"_sym_{_op}", None) or MEANING[_op].compute
+SIZE_FUNCTIONS.update(MATH_ON_SYMBOLS)
 SIZE_FUNCTIONS.update({_op: row.compute for _op, row in MEANING.items() if _op not in SIZE_FUNCTIONS})
 _CONVERSIONS = {"f64": torch.sym_float, "i64": torch.sym_int}
 

@@ -43,6 +43,7 @@ from firesteel.graph.abstract import (
 from firesteel.graph.build import append_call, make_module
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functional import Cell, Place, Step, show, spec_of_node, write
+from firesteel.graph.functions import symbolic_form
 from firesteel.graph.ops import EMPTY_VIEWS, Facts, facts
 from firesteel.graph.record import KINDS, RECORDERS, record_composite, record_decomposition
 from firesteel.graph.sizenodes import size_function, sizes_in
@@ -457,7 +458,7 @@ def _attribute(gm: GraphModule, path: str) -> Any:
 
 
 _RUN: dict[str, Callable[..., Any]] = {
-    "call_function": lambda gm, target, args, kwargs: target(*args, **kwargs),
+    "call_function": lambda gm, target, args, kwargs: symbolic_form(target)(*args, **kwargs),
     "call_method": lambda gm, target, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs),
     "call_module": lambda gm, target, args, kwargs: _attribute(gm, target)(*args, **kwargs),
     "get_attr": lambda gm, target, args, kwargs: _attribute(gm, target),

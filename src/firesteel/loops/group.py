@@ -162,7 +162,9 @@ class Grouper:
             used = [name for name in access.step_symbols(step, self.program.buffers) if name in self.told]
             direct.update(self.told[name] for name in used)
             if isinstance(step, Extern) and step.target is CHECK:       # nobody relies on a condition before it is checked
+                tellers = {self.told[name] for name in used}
                 self.told.update(dict.fromkeys(used, number))
+                self.writer.update({name: number for name, writer in self.writer.items() if writer in tellers})
         self.told.update(dict.fromkeys(access.bound_symbols(step, self.program.buffers), number))
         for name in writes:
             if name in self.rewritten:

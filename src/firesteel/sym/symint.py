@@ -13,6 +13,7 @@ Names and arguments of the methods are torch's; `file` and `line` say where in C
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -291,3 +292,25 @@ def from_sym(value: Any) -> Size:
 
 
 from_symint = from_sym
+
+
+# ---------------------------------------------------------------- functions of `math` on numbers of which some are symbols
+
+def _on_symbols(name: str) -> Callable[[Any], Any]:
+    plain, symbolic = getattr(math, name), E.MATH[name]
+
+    def function(x: Any) -> Any:
+        return to_symint(symbolic(from_sym(x)), x.node.env) if type(x) in _CARRIER.values() else plain(x)
+    function.__name__ = function.__qualname__ = f"sym_{name}"
+    return function
+
+
+def sym_ite(condition: Any, yes: Any, no: Any) -> Any:
+    """torch.sym_ite, which takes torch's own nodes only."""
+    if type(condition) is not torch.SymBool:
+        return yes if condition else no
+    return to_symint(E.where(*map(from_sym, (condition, yes, no))), condition.node.env)
+
+
+# torch has some of them, under names that users' backends know
+MATH_ON_SYMBOLS: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}", None) or _on_symbols(name) for name in E.MATH}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -196,17 +195,10 @@ def call_abs(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return call_graph(m, "call_function", abs, args, {})
     if isinstance(args[0], SymNumber):
-        return symbolic_call(m, operator.abs, args)
+        return symbolic_call(m, operator.abs, [converted(m, args[0], int) if args[0].python_type() is bool else args[0]])
     if isinstance(args[0], ObjectValue):
         return args[0]._tail(m, "__abs__", [], "abs()")
     return fold(m, abs, m.known(args[0]))
-
-
-@CALLS.row(round)
-def call_round(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if isinstance(args[0], TensorValue):
-        return call_graph(m, "call_method", "round", args, kwargs)
-    return fold(m, round, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
 @CALLS.row(divmod)
@@ -458,19 +450,6 @@ def call_setitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 @CALLS.row(operator.index)
 def call_index(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0] if isinstance(args[0], SymNumber) else fold(m, operator.index, m.known(args[0]))
-
-
-def _on_symbols(fn: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Value]:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if any(isinstance(a, SymNumber) for a in args):
-            return symbolic_call(m, symbolic, args)
-        return fold(m, fn, *map(m.known, args))
-    return call
-
-
-for _fn in (math.floor, math.ceil, math.trunc):
-    CALLS.add(_fn, _on_symbols(_fn, _fn))
-CALLS.add(math.sqrt, _on_symbols(math.sqrt, torch._sym_sqrt if hasattr(torch, "_sym_sqrt") else math.sqrt))
 
 
 # -- what torch asks about the compiler ---------------------------------------------------------------------------------

@@ -70,12 +70,14 @@ for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isc
     CALLS.add(_fn, _answers_for_real(_fn))
 
 
-def _checks(error: type[Exception]) -> Handler:
-    """torch._check and its relatives: a fact about numbers that only run time knows is told to the environment, not asked."""
+def _checks(fn: Callable[..., Any], error: type[Exception]) -> Handler:
+    """torch._check and its relatives: a fact about numbers that only run time knows is told to the environment, not asked, and
+    stands in the graph."""
     def check(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         condition = args[0]
         if isinstance(condition, SymNumber) and not m.world.env.is_backed(from_symint(condition.sym)):
             ask(m.world.env.assume, from_symint(condition.sym))
+            m.record.call_function(fn, (m.record.node_of(condition),), {}, None)
             return NONE
         if m.truth_now(condition):
             return NONE
@@ -87,9 +89,9 @@ def _checks(error: type[Exception]) -> Handler:
 
 for _fn, _error in {torch._check: RuntimeError, torch._check_value: ValueError, torch._check_index: IndexError,
                     torch._check_type: TypeError, torch._check_not_implemented: NotImplementedError}.items():
-    CALLS.add(_fn, _checks(_error))
+    CALLS.add(_fn, _checks(_fn, _error))
 
 
 @CALLS.row(torch._check_is_size)
 def call_check_is_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return _checks(RuntimeError)(m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)
+    return _checks(torch._check, RuntimeError)(m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)

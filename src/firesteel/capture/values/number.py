@@ -6,6 +6,7 @@ only where it is used as an argument of a torch call.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.errors import Break, DataDependentError
+from firesteel.sym.symint import sym_ite
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PYTHON_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
+LOGICAL = frozenset("&|^")      # of two bools they give a bool; all other operators take bools as 0 and 1
 CONVERSIONS: dict[type, Callable[[Any], Any]] = {int: torch.sym_int, float: torch.sym_float}
 
 MakeNode = Callable[[], torch.fx.Node]
@@ -61,7 +64,7 @@ def converted(m: Machine, value: Value, cls: type) -> Value:
     if value.python_type() is cls:
         return value
     if value.python_type() is bool:
-        value = symbolic_call(m, torch.sym_ite, [value, ConstValue(1), ConstValue(0)])
+        value = symbolic_call(m, sym_ite, [value, ConstValue(1), ConstValue(0)])
         return value if cls is int else symbolic_call(m, torch.sym_float, [value])
     return symbolic_call(m, CONVERSIONS[cls], [value])
 
@@ -93,7 +96,10 @@ class SymNumber(Value):
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not is_number(other):
             return None
-        return symbolic_call(m, m.operators[op], [other, self] if reflected else [self, other])
+        operands = [other, self] if reflected else [self, other]
+        if op not in LOGICAL or any(v.python_type() is not bool for v in operands):
+            operands = [converted(m, v, int) if v.python_type() is bool else v for v in operands]
+        return symbolic_call(m, m.operators[op], operands)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not is_number(other):
@@ -103,7 +109,10 @@ class SymNumber(Value):
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             return ConstValue(not self.truth(m))
-        return symbolic_call(m, m.unary_operators[op], [self])
+        number = converted(m, self, int) if self.python_type() is bool else self
+        if op == "~":       # torch's carriers cannot
+            return symbolic_call(m, operator.sub, [ConstValue(-1), number])
+        return symbolic_call(m, m.unary_operators[op], [number])
 
     def getattr(self, m: Machine, name: str) -> Value:
         return self.specialize(m).getattr(m, name)

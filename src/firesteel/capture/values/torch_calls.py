@@ -97,7 +97,7 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
     """Executes on abstract tensors; whatever goes wrong is a break, so that the real call can raise eager's error."""
     try:
         with m.world.active():
-            return fn(*args, **kwargs)
+            return m.world.function(fn)(*args, **kwargs)
     except Break:
         raise
     except DataDependentError as error:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
 from firesteel.errors import InternalError
-from firesteel.loops.ir import Extern, Program
+from firesteel.loops.access import bound_symbols, step_symbols
+from firesteel.loops.ir import Buffer, Extern, Nest, Program
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
 from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
 from firesteel.loops.ops import SHORT, literal
-from firesteel.sym.expr import Expr, free_symbols
+from firesteel.sym.expr import Expr, as_expr, as_size, free_symbols, make, ne, postorder
+from firesteel.sym.meaning import meaning
 from firesteel.sym.symint import from_sym
 
 
@@ -74,6 +76,8 @@ class Facts:
         self.told: set[Expr] = set()            # symbols that inputs tell, where these are others than the sizes mention
         self._find_told([from_node for from_node in nodes if from_node.op == "placeholder"])
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
+        self.hosted: dict[Expr, Expr] = {}      # what kernels do not compute -> the symbol that stands for it
+        self._numbers: list[Extern] = []        # the calls that compute those, not yet taken
 
     def _find_told(self, placeholders: Sequence[Node]) -> None:
         """An input's size may be known as 4*s0 while no input shows s0 itself: then sizes are written in what the inputs show."""
@@ -101,8 +105,29 @@ class Facts:
     def size(self, size: Expr) -> Any:
         found = self.known.get(size)
         if found is None:
-            found = self.known[size] = size if self.env is None else self._written(self.env.simplify(size))
+            found = self.known[size] = size if self.env is None else self._for_kernels(self._written(self.env.simplify(size)))
         return found
+
+    def _for_kernels(self, size: Any) -> Any:
+        """Kernels compute with integers; the rest (floats, powers, shifts) is computed by Python, which is exact, before they run."""
+        if type(size) is not Expr or not any(is_for_python(node) for node in postorder(size)):
+            return size
+        if is_for_python(size):     # kernels take integers and floats
+            return self._hosted(size) if size.dtype != "bool" else ne(self._hosted(make("to", "i64", (size,))), 0)
+        return make(size.op, size.dtype, tuple([as_expr(self._for_kernels(arg)) for arg in size.args]), size.attr)
+
+    def _hosted(self, node: Expr) -> Expr:
+        if node not in self.hosted:
+            low, high = self.env.interval(node) if node.dtype == "i64" else (None, None)
+            name = self.hosted[node] = self.env.create_unbacked(low, high, str(node), node.dtype)
+            compute = meaning(node.op, node.dtype).compute
+            self._numbers.append(Extern(name.attr, (name.attr,), compute, tuple(map(as_size, node.args)), origin=(name.attr,)))
+        return self.hosted[node]
+
+    def take_numbers(self) -> list[Extern]:
+        """The calls that must stand before whatever uses the sizes asked for so far."""
+        taken, self._numbers = self._numbers, []
+        return taken
 
     def _written(self, size: Any) -> Any:
         if not self.told or type(size) is not Expr or free_symbols(size) <= self.told - self.replaced():
@@ -200,6 +225,7 @@ class Walk:
     def call(self, node: Node) -> None:
         out = self.facts.of(node.meta.get("val"))
         b, target = self.b, node.target
+        b.steps += self.facts.take_numbers()
         row = LOWERINGS.get(target)
         if target is CHECK:
             b.steps.append(Extern(node.name, (), target, (self.condition(node.args[0]), node.args[1]), origin=(node.name,)))
@@ -209,6 +235,7 @@ class Walk:
             return
         b.node, b.target, b.used = node.name, target, self.used(node) if type(out) is tuple else None
         args, kwargs = self.arguments(node.args), {k: self.argument(v) for k, v in node.kwargs.items()}
+        b.steps += self.facts.take_numbers()
         if target is operator.getitem:
             self.values[node] = args[0][args[1]]
             return
@@ -250,6 +277,7 @@ class Walk:
     def output(self, node: Node) -> None:
         results = node.args[0]
         self.outputs = tuple(self.result(r) for r in (results if isinstance(results, (tuple, list)) else (results,)))
+        self.b.steps += self.facts.take_numbers()
 
     def result(self, value: Any) -> Any:
         """What the program returns: Views, Exprs, plain values."""
@@ -282,7 +310,21 @@ class Walk:
             name = getattr(view, "buffer", None)
             if name is not None and buffers[name].kind == "temp":
                 buffers[name] = dataclasses.replace(buffers[name], kind="output")
-        return Program(buffers, tuple(self.b.steps), tuple(self.inputs), self.outputs, self.symbols)
+        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols)
+
+
+def checked_early(steps: Sequence[Nest | Extern], buffers: Mapping[str, Buffer]) -> list[Nest | Extern]:
+    """Each check right behind the call that tells the last of its symbols: all sizes are written as if it held, earlier ones too."""
+    if not any(is_check(step) for step in steps):
+        return list(steps)
+    told = {name: number for number, step in enumerate(steps) for name in bound_symbols(step, buffers)}
+    places = [(max([told.get(s, -1) for s in step_symbols(step, buffers)], default=-1), 1) if is_check(step) else (number, 0)
+              for number, step in enumerate(steps)]
+    return [steps[number] for number in sorted(range(len(steps)), key=lambda number: places[number])]
+
+
+def is_check(step: Nest | Extern) -> bool:
+    return isinstance(step, Extern) and step.target is CHECK
 
 
 CHECK = torch.ops.aten._assert_scalar.default
@@ -294,6 +336,15 @@ def computes_size(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name.startswith("aten::sym_")
     return target is not operator.getitem
+
+
+IN_KERNELS = frozenset({"symbol", "const", "add", "sub", "mul", "neg", "floordiv", "mod", "min", "max", "abs", "eq", "ne", "lt", "le", "and", "or",
+                        "not", "where", "to"})
+
+
+def is_for_python(node: Expr) -> bool:
+    """Is it an operation on numbers that a kernel would not compute, or not as Python does?"""
+    return node.op not in IN_KERNELS or "f64" in [node.dtype, *[arg.dtype for arg in node.args]] and node.op not in ("symbol", "const")
 
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)

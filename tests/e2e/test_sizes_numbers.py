@@ -1,0 +1,112 @@
+"""Numbers computed from symbols: as elements and as sizes of compiled programs, one graph for all, and as exact as Python's own."""
+import math
+
+import pytest
+import torch
+
+import firesteel as fs
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+
+
+FORMULAS = {
+    "power": lambda n: 2 ** n, "power of itself": lambda n: n ** n, "float power": lambda n: (n / 3) ** 2.5, "root": lambda n: n ** 0.5,
+    "shifts": lambda n: (1 << n) + (1000 >> n), "bits": lambda n: (n & 6) + (n | 9) + (n ^ 5), "inverted": lambda n: ~n,
+    "negative //": lambda n: (3 - n) // 4, "negative %": lambda n: (3 - n) % 4, "float //": lambda n: (3 - n / 2) // 1.5, "float %": lambda n: (3 - n / 2) % 1.5,
+    "quotient": lambda n: n / 7, "least": lambda n: min(n, 5), "greatest": lambda n: max(n, 5.5), "size": lambda n: abs(5 - n),
+    "rounded": lambda n: round(n / 2), "rounded to a digit": lambda n: round(n / 3, 1), "floor": lambda n: math.floor(-n / 2.5),
+    "ceil": lambda n: math.ceil(-n / 2.5), "trunc": lambda n: math.trunc(-n / 2.5), "int": lambda n: int(n * 0.7),
+    "bool as int": lambda n: (n > 3) + (n > 8), "int of bool": lambda n: int(n > 3), "negative bool": lambda n: -(n > 3), "bool is one": lambda n: abs(n > 3),
+    "choice": lambda n: torch.sym_ite(n > 5, n, 3),
+    "exp": math.exp, "expm1": math.expm1, "log": math.log, "log to a base": lambda n: math.log(n, 3), "log2": math.log2, "log10": math.log10,
+    "log1p": math.log1p, "sqrt": math.sqrt, "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": lambda n: math.asin(n / 20),
+    "acos": lambda n: math.acos(n / 20), "atan": math.atan, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh, "asinh": math.asinh,
+    "acosh": math.acosh, "atanh": lambda n: math.atanh(n / 20), "erf": math.erf, "gamma": math.gamma, "pow": lambda n: math.pow(n, 2.5),
+    "fabs": lambda n: math.fabs(3 - n), "isnan": lambda n: math.isnan(n / 1), "isinf": lambda n: math.isinf(n / 1), "isfinite": lambda n: math.isfinite(n / 1),
+    "radians": math.radians, "degrees": math.degrees, "prod": lambda n: math.prod([n, 2, n]),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_as_an_element(name):
+    formula, x = FORMULAS[name], torch.zeros(3, dtype=torch.float64)
+    compiled = fs.compile(lambda x, n: x + formula(n), fullgraph=True, dynamic=True)
+    for n in (2, 5, 9, 12):
+        torch.testing.assert_close(compiled(x, n), x + formula(n), rtol=1e-15, atol=0)
+    assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_as_a_size(name):
+    formula = FORMULAS[name]
+    compiled = fs.compile(lambda n: torch.zeros(int(abs(formula(n)))) + 1, fullgraph=True, dynamic=True)
+    sizes = [n for n in (2, 5, 9, 12) if abs(formula(n)) < 10 ** 5]
+    for n in sizes:
+        torch.testing.assert_close(compiled(n), torch.ones(int(abs(formula(n)))))
+    assert fs.counters["stats"]["unique_graphs"] <= 2       # a size of 1 may be a variant of its own
+
+
+OUTSIDE = {"sqrt": (math.sqrt, -1), "log": (math.log, 0), "acos": (math.acos, 3), "power": (lambda n: math.pow(n, 0.5), -2)}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_error_of_math_is_the_program_s(name):
+    formula, number = OUTSIDE[name]
+
+    def guarded(x, n):
+        try:
+            return x + formula(n)
+        except ValueError:
+            return x - 1
+    compiled, x = fs.compile(guarded, fullgraph=True, dynamic=True), torch.zeros(2)
+    for n in (number, 1, number):
+        torch.testing.assert_close(compiled(x, n), guarded(x, n))
+
+
+def test_math_of_a_number_read_from_data():
+    with fs.config.patch(capture_scalar_outputs=True):
+        fn = lambda x: x * math.sqrt(x.sum()) + math.exp(-x.sum().item())
+        compiled = fs.compile(fn, fullgraph=True)
+        for x in (torch.ones(3), torch.full((3,), 2.5)):
+            torch.testing.assert_close(compiled(x), fn(x))
+    assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+# -- conditions ----------------------------------------------------------------------------------------------------------
+def counted(x):
+    z = x.nonzero()
+    torch._check(z.size(0) == 4)
+    return z + 3
+
+
+def counted_late(x):
+    z = x.nonzero()
+    y = z * 2
+    torch._check(z.size(0) == 4)
+    return y + 3
+
+
+def paired(x, y):
+    a, b = x.nonzero(), y.nonzero()
+    torch._check(a.size(0) == b.size(0))
+    return a + b
+
+
+FOUR, NONE = torch.tensor([0, 1, 3, 4, 2, 0, 0]), torch.zeros(7, dtype=torch.int64)
+STATED = {"size": (counted, (FOUR,), (NONE,)), "size, stated late": (counted_late, (FOUR,), (NONE,)), "two sizes": (paired, (FOUR, FOUR + 0), (FOUR, NONE))}
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", STATED)
+def test_nothing_runs_before_its_condition_is_checked(name, backend):
+    fn, good, bad = STATED[name]
+    with fs.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = fs.compile(fn, fullgraph=True, backend=backend)
+        torch.testing.assert_close(compiled(*good), fn(*good))
+        with pytest.raises(RuntimeError):
+            compiled(*bad)
+        torch.testing.assert_close(compiled(*good), fn(*good))
+    assert fs.counters["stats"]["unique_graphs"] == 1
