@@ -113,6 +113,7 @@ for _kind, _row in {
                              "Use torch.where, or torch.cond, or compute the condition outside."),
     "data_scalar": BreakKind("{name} turns the data of a tensor into a Python number.",
                              "Keep the value a tensor, or set fs.config.capture_scalar_outputs."),
+    "numpy": BreakKind("{name} hands the data of a tensor to NumPy.", "Use the function of torch that does the same, or call NumPy outside."),
     "data_shape": BreakKind("The output size of {name} depends on data.", "Set fs.config.capture_dynamic_output_shape_ops, or call it outside."),
     "attribute": BreakKind("Attribute {name} of {value} is not captured.", "Read it outside of the compiled function and pass the value."),
     "object": BreakKind("An object of type {name} is not captured.", "Pass tensors, numbers, containers or modules instead."),
@@ -121,7 +122,6 @@ for _kind, _row in {
     "iterate": BreakKind("Iterating over {value} is not captured.", "Iterate over a list, a tuple, a dict or a range."),
     "abstract_failure": BreakKind("{name} failed on abstract tensors: {text}",
                                   "If eager runs it, this is a missing rule in graph/; otherwise fix the call."),
-    "exception": BreakKind("The program raises {name} here.", "The exception itself is raised as in eager."),
     "context": BreakKind("The context manager {name} is not captured.", "Enter it outside of the compiled function."),
     "depth": BreakKind("Calls are nested deeper than {limit}.", "Unroll the recursion, or compile an inner function."),
 }.items():

@@ -48,7 +48,16 @@ from firesteel.capture.values.functions import (
 )
 from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.hooks import RealHandle
-from firesteel.capture.values.iterators import PEEKABLE, RealIterator
+from firesteel.capture.values.iterators import (
+    PEEKABLE,
+    FilterIterator,
+    MapIterator,
+    RealIterator,
+    ZipIterator,
+    is_peekable,
+    is_strict,
+    parts_of,
+)
 from firesteel.capture.values.library import DequeValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
@@ -443,6 +452,40 @@ def wrap_iterator(m: Machine, obj: Any, source: Source) -> Value:
 
 for _type in dict.fromkeys(PEEKABLE):
     WRAPPERS.add(_type, wrap_iterator)
+
+
+def iterator_parts(m: Machine, obj: Any, source: Source) -> list[Value]:
+    """What a zip, map or filter object was made of; these have no state of their own, so advancing the parts advances them."""
+    guard(m, source, "type", type(obj))
+    parts = parts_of(obj)
+    guard(m, Call(source, parts_of), "length", len(parts))
+    return [m.look(m.lazy(part, Item(Call(source, parts_of), i))) for i, part in enumerate(parts)]
+
+
+@WRAPPERS.row(zip)
+def wrap_zip(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, Call(source, is_strict), "equals", is_strict(obj))
+    return ZipIterator(iterator_parts(m, obj, source), is_strict(obj), source, obj)
+
+
+@WRAPPERS.row(map)
+def wrap_map(m: Machine, obj: Any, source: Source) -> Value:
+    fn, *parts = iterator_parts(m, obj, source)
+    return MapIterator(fn, parts, source, obj)
+
+
+@WRAPPERS.row(filter)
+def wrap_filter(m: Machine, obj: Any, source: Source) -> Value:
+    fn, part = iterator_parts(m, obj, source)
+    return FilterIterator(fn, part, source, obj)
+
+
+@WRAPPERS.row(enumerate)
+def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
+    if not is_peekable(obj):
+        return OpaqueValue(obj, source)
+    guard(m, Call(source, is_peekable), "truth", True)
+    return wrap_iterator(m, obj, source)
 
 
 def wrap_context(m: Machine, obj: Any, source: Source) -> Value:

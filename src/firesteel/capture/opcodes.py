@@ -532,7 +532,7 @@ def op_raise_varargs(m: Machine, f: Frame, i: Instr) -> None:
     if isinstance(exception, ClassValue):
         exception = m.call_now(exception, [], {})
     if not isinstance(exception, ExceptionValue):
-        raise Break("exception", name=exception.describe())
+        raise m.raise_real(TypeError("exceptions must derive from BaseException"))
     if i.arg == 2:
         cause = f.stack[-1]
         m.effects.store_attr(exception, "__cause__", m.call_now(cause, [], {}) if isinstance(cause, ClassValue) else cause)

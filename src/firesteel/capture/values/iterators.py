@@ -7,6 +7,7 @@ needs a few entries, not one an iteration.
 """
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
+from firesteel.errors import Break
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -30,22 +32,59 @@ def advance(iterator: Iterator[Any], steps: int) -> Iterator[Any]:
     return iterator
 
 
+CHANGED = (None,)       # stands for what a dict or set gives that changed while it was iterated over
+
+
 def sequence_of(iterator: Any) -> tuple[Any, int]:
-    """What a list, tuple, range or str iterator runs over, and how far it is; an exhausted one runs over ()."""
-    state = iterator.__reduce__()
+    """What an iterator runs over, and how far it is; an exhausted one runs over ().  Of a dict or a set it is a list of what is left."""
+    try:
+        state = iterator.__reduce__()
+    except RuntimeError:        # the dict has another size now
+        return CHANGED, 0
     if len(state) < 3:
         return state[1][0], 0
     return state[1][0], state[2] or 0       # a range iterator's range is what is left of it; its state is None from 3.12 on
 
 
+def parts_of(iterator: Any) -> Any:
+    """What a zip, enumerate, map or filter object was made of."""
+    return iterator.__reduce__()[1]
+
+
+def is_strict(iterator: Any) -> bool:
+    return len(iterator.__reduce__()) > 2
+
+
+def is_peekable(iterator: Any) -> bool:
+    """Can its next elements be looked at without advancing it?"""
+    if type(iterator) is enumerate:
+        return is_peekable(parts_of(iterator)[0])
+    if type(iterator) is zip:
+        parts = parts_of(iterator)
+        return bool(parts) and not is_strict(iterator) and len({id(part) for part in parts}) == len(parts) and all(map(is_peekable, parts))
+    return type(iterator) in PEEKABLE
+
+
 def peek(iterator: Any, ahead: int) -> Any:
     """The element that the (ahead+1)-th next() will give."""
+    if type(iterator) is enumerate:
+        inner, count = parts_of(iterator)
+        return count + ahead, peek(inner, ahead)
+    if type(iterator) is zip:
+        return tuple(peek(part, ahead) for part in parts_of(iterator))
     sequence, index = sequence_of(iterator)
     return sequence[index + ahead]
 
 
-def has_more(iterator: Any, ahead: int) -> bool:
+def has_more(iterator: Any, ahead: int) -> bool | None:
+    """None where only the real next() can tell: it will raise."""
+    if type(iterator) is enumerate:
+        return has_more(parts_of(iterator)[0], ahead)
+    if type(iterator) is zip:
+        return all(has_more(part, ahead) for part in parts_of(iterator))
     sequence, index = sequence_of(iterator)
+    if sequence is CHANGED:
+        return None
     return index + ahead < len(sequence)
 
 
@@ -84,7 +123,9 @@ class HasMore(Source):
         return f"more than {self.key} left in {self.base.name}"
 
 
-PEEKABLE: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))))
+PEEKABLE: tuple[type, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))), type(iter({})),
+    type(iter({}.values())), type(iter({}.items())), type(iter(collections.OrderedDict())), type(iter(set())))
 
 
 # -- values -------------------------------------------------------------------------------------------------------------
@@ -144,7 +185,7 @@ class SequenceIterator(IteratorValue):
 
 
 class RealIterator(IteratorValue):
-    """A list, tuple, range or str iterator of the user's (or of ours, from before a break)."""
+    """An iterator over a container of the user's (or of ours, from before a break)."""
 
     def __init__(self, obj: Any, source: Source):
         self.obj, self.source, self.taken = obj, source, 0
@@ -157,6 +198,8 @@ class RealIterator(IteratorValue):
 
     def next(self, m: Machine) -> Value | None:
         more = has_more(self.obj, self.taken)
+        if more is None:
+            raise Break("iterate", value="what changed its size while it was iterated over")
         m.guard_fact(HasMore(self.source, self.taken), more)
         if not more:
             return None
@@ -169,8 +212,12 @@ class RealIterator(IteratorValue):
 class ZipIterator(IteratorValue):
     """zip(*iterables)"""
 
-    def __init__(self, parts: list[Value], strict: bool = False):
+    def __init__(self, parts: list[Value], strict: bool = False, source: Source | None = None, obj: Any = None):
         self.parts, self.strict = parts, strict
+        self.source, self.obj = source, obj
+
+    def identity(self) -> Any:
+        return self.obj
 
     def python_type(self) -> type:
         return zip
@@ -224,17 +271,24 @@ class EnumerateIterator(IteratorValue):
 class MapIterator(IteratorValue):
     """map(fn, *iterables)"""
 
-    def __init__(self, fn: Value, parts: list[Value]):
+    def __init__(self, fn: Value, parts: list[Value], source: Source | None = None, obj: Any = None):
         self.fn, self.parts = fn, parts
+        self.source, self.obj = source, obj
+
+    def identity(self) -> Any:
+        return self.obj
 
     def python_type(self) -> type:
         return map
 
     def next(self, m: Machine) -> Value | None:
-        items = [m.next_now(part) for part in self.parts]
-        if any(item is None for item in items):
-            return None
-        return m.call_now(self.fn, items, {})       # type: ignore[arg-type]  # no None among them
+        items: list[Value] = []
+        for part in self.parts:
+            item = m.next_now(part)
+            if item is None:
+                return None
+            items.append(item)
+        return m.call_now(self.fn, items, {})
 
     def rebuild(self, e: Emitter) -> str:
         return f"map({', '.join(e.expr(p) for p in [self.fn, *self.parts])})"
@@ -243,8 +297,12 @@ class MapIterator(IteratorValue):
 class FilterIterator(IteratorValue):
     """filter(fn, iterable)"""
 
-    def __init__(self, fn: Value, part: Value):
+    def __init__(self, fn: Value, part: Value, source: Source | None = None, obj: Any = None):
         self.fn, self.part = fn, part
+        self.source, self.obj = source, obj
+
+    def identity(self) -> Any:
+        return self.obj
 
     def python_type(self) -> type:
         return filter

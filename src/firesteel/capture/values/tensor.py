@@ -32,7 +32,8 @@ METADATA = frozenset([
     "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "itemsize", "nbytes",
     "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
-SCALAR_READS = frozenset(["item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "is_nonzero"])
+SCALAR_READS = frozenset(["item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"])
+NUMPY_READS = frozenset(["numpy", "__array__", "__array_wrap__"])
 NOT_IN_GRAPH = frozenset([
     "backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr",
     "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
@@ -234,6 +235,8 @@ class TensorMethod(Value):
             return found
         if row is not None:
             return row(m, self.tensor, args, kwargs)
+        if self.name in NUMPY_READS:
+            raise Break("numpy", name=f"Tensor.{self.name}")
         if self.name in SCALAR_READS:
             raise Break("data_scalar", name=f"Tensor.{self.name}")
         if self.name in NOT_IN_GRAPH:
