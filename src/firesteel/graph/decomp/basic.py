@@ -109,6 +109,8 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 @decomposition("addmv")
 def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
     product = aten.mv.default(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else (x if beta == 1 else x * beta) + product

@@ -139,7 +139,14 @@ for _name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "
 pointwise(aten.reciprocal.default)(S.recip)
 pointwise(aten.atan2.default)(S.atan2)
 pointwise(aten.hypot.default)(S.hypot)
-pointwise(aten.nextafter.default)(S.nextafter)
+
+
+def _nextafter(b: Builder, out: Any, *args: Any) -> Any:
+    """Kernels compute 16-bit floats in 32 bits, where the next number is another one."""
+    return lower_pointwise(b, out, S.nextafter, "result", (), args, {}) if out.dtype in (torch.float32, torch.float64) else NotImplemented
+
+
+LOWERINGS.add(aten.nextafter.default, _nextafter)
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _packet = getattr(aten, _name)
