@@ -41,7 +41,8 @@ class SymbolicFunctions(TorchFunctionMode):
         return symbolic_form(fn)(*args, **(kwargs or {}))
 
 
-# ---------------------------------------------------------------- resampling: (dimensions, mode, antialias) -> operator, and does it take align_corners
+# ---------------------------------------------------------------- resampling
+# (dimensions, mode, antialias) -> operator, and does it take align_corners
 RESAMPLERS = {
     (3, "nearest", False): (aten.upsample_nearest1d.default, False),
     (4, "nearest", False): (aten.upsample_nearest2d.default, False),
@@ -59,14 +60,15 @@ RESAMPLERS = {
 
 
 @FUNCTIONS.row(F.interpolate)
-def interpolate(input: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,  # noqa: A002
+def interpolate(input: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
                 recompute_scale_factor: bool | None = None, antialias: bool = False) -> Any:
     """What is wrong, or has no row, is left to the function itself."""
     op, has_corners = RESAMPLERS.get((input.dim(), mode, antialias), (None, False))
     given = _each(size if size is not None else scale_factor, input.dim() - 2)
     if op is None or given is None or (size is None) == (scale_factor is None) or (align_corners is not None and not has_corners):
         return NotImplemented
-    sizes, scales = given, [None] * len(given)
+    sizes = given
+    scales: list[float | None] = [None] * len(given)
     if size is None:
         sizes = [torch.sym_int(n * scale) for n, scale in zip(input.shape[2:], given)]
         scales = scales if recompute_scale_factor else [float(scale) for scale in given]

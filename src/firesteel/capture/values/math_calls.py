@@ -66,7 +66,7 @@ def _times(factor: float) -> Callable[[Machine, Value], Value]:
 
 ROWS: dict[Callable[..., Any], tuple[Callable[..., Value], Domain | None]] = {
     **{getattr(math, name): (_one(name), DOMAINS.get(name)) for name in MATH_ON_SYMBOLS if name != "log"},
-    **{fn: ((lambda m, x, fn=fn: symbolic_call(m, fn, [x])), None) for fn in (math.floor, math.ceil, math.trunc)},      # type: ignore[misc]
+    **{fn: ((lambda m, x, fn=fn: symbolic_call(m, fn, [x])), None) for fn in (math.floor, math.ceil, math.trunc)},
     math.log: (_log, DOMAINS["log"]),
     math.pow: (_power, lambda x: E.ge(x, 0.0)),
     math.fabs: (_size, None),
