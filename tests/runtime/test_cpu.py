@@ -153,3 +153,37 @@ def test_slices_are_worth_their_threads(torch_threads):
     assert chunks(2 * threads.GRAIN) == 2
     assert chunks(10**9, total=2) == 2
     assert chunks(10**9, total=0) == 0
+
+
+FAR_APART = """
+import ctypes
+from firesteel.runtime import cpu
+
+PAGE, FAR = 4096, 8 << 30
+libc = ctypes.CDLL(None)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+def reserve(size):
+    return libc.mmap(None, size, 0, 0x4022, -1, 0)      # no access, private, anonymous, takes no memory
+
+cpu.engine()
+base = reserve(FAR)
+while reserve(PAGE) > base:     # no hole is left above
+    pass
+for hole in range(200):         # but holes of a page: constants fit, code does not
+    libc.munmap(base + FAR - 2 * (hole + 1) * PAGE, PAGE)
+stores = "store volatile i64 %x, ptr %slot\\n" * 2000
+text = "@c = private constant [2 x i64] [i64 5, i64 7]\\ndefine i64 @f(i64 %x) {\\n%slot = alloca i64\\n" + stores
+text += "%at = getelementptr i64, ptr @c, i64 %x\\n%v = load i64, ptr %at\\nret i64 %v\\n}\\n"
+address = cpu.compile_text(text, "f")
+assert address < base
+print(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lays out memory as Linux does")
+def test_constants_may_be_far_from_the_code():
+    """In a process full of libraries they are; a distance of 2 GB must not end it."""
+    done = subprocess.run([sys.executable, "-c", FAR_APART], capture_output=True, text=True)
+    assert done.stdout == "7\n", done.stderr

@@ -26,7 +26,7 @@ from firesteel.codegen.target import host, vector_library
 from firesteel.config import config
 from firesteel.runtime import threads
 
-_VERSION = 1            # of what is done to a text before it is code: change it with the pass list
+_VERSION = 2            # of what is done to a text before it is code: change it with the pass list
 
 
 class Engine:
@@ -50,7 +50,8 @@ class Engine:
     def machine(self) -> Any:
         """A target machine; the compiler takes one for each thread and one for the JIT."""
         cpu = host()
-        return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="pic", codemodel="default", jit=True)
+        # "jitdefault": code and its constants are loaded into two places, which may be more than 2 GB apart in a process full of libraries
+        return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="default", codemodel="jitdefault", jit=True)
 
     def _add_launch(self) -> None:
         entry_points = threads.openmp()
