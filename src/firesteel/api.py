@@ -19,6 +19,7 @@ from firesteel.backends import lookup_backend
 from firesteel.capture import entry
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.runtime import cpu
 from firesteel.testing import CompileCounterWithBackend
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -91,7 +92,8 @@ def _name(backend: Callable) -> str:
 
 
 def _compile_function(fn: Callable, settings: dict) -> Callable:
-    return entry.compile_function(fn, make_world=AbstractWorld, **{**settings, "backend": _checked(settings["backend"])})
+    return entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand,
+                                  **{**settings, "backend": _checked(settings["backend"])})
 
 
 # ---------------------------------------------------------------- modules

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import firesteel as fs
+from firesteel.capture import steps
+from firesteel.runtime import cpu
 from firesteel.testing import CompileCounter
 
 SCALE, TABLE, ACTIVE = 2.0, {"a": 1.0, "b": [1, 2]}, True
@@ -231,9 +233,12 @@ def same(mine, theirs):
     torch.testing.assert_close(mine[3], theirs[3])
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_any_change_is_seen(seed):
-    choose = random.Random(seed)
+@pytest.mark.parametrize("machine_code", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_change_is_seen(seed, machine_code, monkeypatch):
+    cpu.engine()
+    monkeypatch.setattr(steps, "POSSIBLE", machine_code)
+    choose = random.Random(2 * seed + machine_code)
     mine, theirs = World(), World()
     counter = CompileCounter()
     names = [*CHANGES, *GLOBAL_CHANGES]
@@ -254,6 +259,7 @@ def test_any_change_is_seen(seed):
             else:
                 GLOBAL_CHANGES[name](random.Random(pick))
     assert counter.frame_count > 1
+    assert machine_code == any(entry.guard.walks for region in compiled.__firesteel_root__.all_regions() for entry in region.entries)
 
 
 def test_calling_again_without_a_change_compiles_nothing():

@@ -34,6 +34,7 @@ from firesteel.capture.machine import Frame, Machine
 from firesteel.capture.policy import Policy
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed
+from firesteel.capture.steps import CompileText
 from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.translate import Captured, Jump, translate
 from firesteel.capture.values.base import PENDING, HandledValue, Value
@@ -302,8 +303,10 @@ def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, 
 class Root:
     """One compiled callable: its settings, its regions, its lock."""
 
-    def __init__(self, fn: Callable[..., Any], backend: Backend, fullgraph: bool, dynamic: bool | None, make_world: MakeWorld):
+    def __init__(self, fn: Callable[..., Any], backend: Backend, fullgraph: bool, dynamic: bool | None, make_world: MakeWorld,
+                 native_compiler: Callable[[], CompileText | None]):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
+        self.native_compiler = native_compiler      # for guards; None while there is none
         self.name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
         self.lock = threading.RLock()
         self.regions: dict[Any, FunctionRegion] = {}
@@ -358,9 +361,9 @@ def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
 
 
 def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: bool = False, dynamic: bool | None = None,
-                     make_world: MakeWorld) -> Callable[..., Any]:
+                     make_world: MakeWorld, native_compiler: Callable[[], CompileText | None] = lambda: None) -> Callable[..., Any]:
     """A compiled version of a function, a bound method, a module or another callable."""
-    root = Root(fn, backend, fullgraph, dynamic, make_world)
+    root = Root(fn, backend, fullgraph, dynamic, make_world, native_compiler)
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return root(*args, **kwargs)

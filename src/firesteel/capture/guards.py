@@ -11,12 +11,14 @@ A Guard is (source, kind, data).  A kind is a row of `KINDS`: the Python text of
 What always holds:
 1. A check only reads; where reading fails (an attribute was deleted, a list got shorter) the guard fails and nothing is raised.
 2. Equal guards are checked once; what several sources share is computed once.
-3. Arguments themselves are looked at first: they change most often.  Then checks run in the order of their rows: structure, since
-   later checks rely on it, then constants, then what is dear.
+3. Arguments themselves are looked at first, their tensors too: they change most often.  Then checks run in the order of their rows:
+   structure, since later checks rely on it, then constants, then what is dear.
 4. All tensors are checked by one call, which also checks that no two of them have become one object.
+5. What can be said in machine code is (steps.py), where there is a compiler at hand; it stands between arguments and the rest.
 """
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +30,8 @@ import torch.nn.modules.module as module_internals
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from firesteel.capture.source import Constants, Emitter, Source, build_function, identifier, literal
+from firesteel.capture import steps as native
+from firesteel.capture.source import MODULE_HOOKS, Constants, Emitter, Local, Source, build_function, identifier, literal
 from firesteel.sym.expr import python_text
 from firesteel.table import Table
 
@@ -186,17 +189,14 @@ KINDS.add("all_distinct", Kind(RELATION, lambda x, data, w: f"len({{{', '.join(f
                                lambda name, data, now: f"two of {', '.join(source.name for source in data)} have become the same object",
                                sources=lambda data: data))
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
 def _hooks_of(attributes: Mapping[str, Any]) -> str:
-    return ", ".join(name.strip("_").replace("_", " ") for name in _HOOKS if attributes[name])
+    return ", ".join(name.strip("_").replace("_", " ") for name in MODULE_HOOKS if attributes[name])
 
 
 KINDS.add("module", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data[0])} and {x}.training is {data[1]}",
                          lambda name, data, now: (f"{name} is in {'training' if now.training else 'evaluation'} mode now" if type(now) is data[0]
                                                   else f"{name} is a {_show(type(now))}; it was a {_show(data[0])}"), uses=2))
-KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}[{hook!r}]' for hook in _HOOKS)})",
+KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}[{hook!r}]' for hook in MODULE_HOOKS)})",
                            lambda name, data, now: f"{name} has got hooks ({_hooks_of(now)})", uses=4))
 
 
@@ -389,18 +389,30 @@ class GuardFunction:
     `check(*args)` is the generated function itself: True or False; or, built with `returns`, a tuple of those sources' values, or None.
     """
 
-    def __init__(self, guards: list[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False):
-        self.guards, self.arg_names = guards, list(arg_names)
-        self.check = _generate(guards, arg_names, returns, python_only)
+    def __init__(self, guards: list[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False,
+                 machine_code: MachineCode | None = None):
+        self.guards, self.arg_names, self._returns = guards, list(arg_names), returns
         self._single: dict[int, Callable[..., Any]] = {}
+        self._python_only = python_only
+        walk = _Walked(guards, arg_names, returns, machine_code) if machine_code is not None and returns is not None else None
+        self.walks = walk is not None and walk.worth_it
+        self.check = _Writing(guards, arg_names, returns, False, walk).build(self._slowly) if self.walks else self.in_python
 
     def __call__(self, *args: Any) -> Any:
         return self.check(*args)
 
+    @functools.cached_property
+    def in_python(self) -> Callable[..., Any]:
+        """The check without machine code; made when it is first asked for."""
+        return _generate(self.guards, self.arg_names, self._returns, self._python_only)
+
+    def _slowly(self, *args: Any) -> Any:
+        return self.in_python(*args)
+
     @property
     def text(self) -> str:
         """The generated Python."""
-        return self.check.__source__    # type: ignore[attr-defined]  # from build_function
+        return self.in_python.__source__    # type: ignore[attr-defined]  # from build_function
 
     def explain(self, args: Sequence[Any] | Mapping[str, Any]) -> str:
         """The first guard that fails on these arguments, as a sentence; an empty string where all hold."""
@@ -433,16 +445,29 @@ class GuardFunction:
             return f"{guard.name} is {_show(now)}; {guard.kind} does not apply to it ({type(error).__name__})"
 
 
-def build_guards(guards: Iterable[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None = None) -> GuardFunction:
+@dataclass(frozen=True)
+class MachineCode:
+    """What guards need to be machine code where they can: a compiler, and the arguments, of which they all hold now."""
+    compile_text: native.CompileText
+    arguments: Mapping[str, Any]
+
+
+def build_guards(guards: Iterable[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None = None,
+                 machine_code: MachineCode | None = None) -> GuardFunction:
     """One function that checks all guards; with `returns`, it hands back those sources' values, read once for check and use."""
-    return GuardFunction(_ordered(guards), arg_names, returns)
+    return GuardFunction(_ordered(guards), arg_names, returns, machine_code=machine_code)
+
+
+def _concerns_argument(guard: Guard) -> bool:
+    """A cheap look at an argument itself: it comes first."""
+    return type(guard.source) is Local and KINDS[guard.kind].rank <= CONSTANT
 
 
 def _ordered(guards: Iterable[Guard]) -> list[Guard]:
     """Each guard once; cheap ones on arguments, then by rank, and within a rank from the roots outward."""
     def place(guard: Guard) -> tuple[bool, int, int]:
         rank, depth = KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0
-        return not (depth == 1 and rank <= CONSTANT), rank, depth
+        return not _concerns_argument(guard), rank, depth
     return sorted({guard.key(): guard for guard in _aliases_told(guards)}.values(), key=place)
 
 
@@ -490,32 +515,118 @@ class _Body:
             self.emitter.lines.append(self._test())
 
 
-def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool) -> Callable[..., Any]:
-    constants = Constants()
-    emitter = Emitter(constants)
-    writer = Writer(emitter)
-    tensors = [guard for guard in guards if guard.kind == "tensor"]
-    checker = tensor_checker([guard.data for guard in tensors]) if tensors and not python_only else None
-    for guard in guards:
-        emitter.share([guard.place] if guard.kind == "tensor" and checker is not None else _loads(guard))
-    emitter.share(returns or ())
-    body = _Body(emitter, "None" if returns is not None else "False")
-    arguments = [guard for guard in tensors if len(guard.place.chain()) == 1] if checker is not None else []
-    if 0 < len(arguments) < len(tensors):       # seen twice, so that another size of an input costs no look at the whole model
-        early = constants.bind(tensor_checker([guard.data for guard in arguments]), "arguments")
-        body.add(lambda: f"{early}({', '.join(emitter.load(g.place) for g in arguments)})")
-    for guard in guards:
-        if guard.kind != "tensor" or checker is None:
-            body.add(lambda: KINDS[guard.kind].check(emitter.load(guard.source) if guard.source is not None else "", guard.data, writer))
-        elif guard is tensors[0]:
-            body.add(lambda: f"{constants.bind(checker, 'tensors')}({', '.join(emitter.load(g.place) for g in tensors)})")
-    if tensors and checker is None and len(tensors) > 1:
-        body.add(lambda: f"len({{{', '.join(f'id({emitter.load(g.place)})' for g in tensors)}}}) == {len(tensors)}")
-    body.flush()
-    result = "True" if returns is None else f"({''.join(f'{emitter.load(source)}, ' for source in returns)})"
-    # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
-    lines = ["try:", *[f"    {line}" for line in emitter.lines], f"    return {result}", "except Exception:", f"    return {body.failure}"]
-    return build_function("guard", [identifier(name) for name in arg_names], lines, constants, "<firesteel guard>")
+class _Walked:
+    """The guards that are steps in machine code, and the places of what Python text takes over in the tuple `found`."""
+
+    def __init__(self, guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source], machine_code: MachineCode):
+        self.steps, self.compile_text = native.Steps(arg_names, machine_code.arguments), machine_code.compile_text
+        self.done = {n for n, guard in enumerate(guards) if not _concerns_argument(guard) and self.steps.check(guard)}
+        self.worth_it = native.POSSIBLE and len(self.done) >= native.WORTH_IT
+        self.places: dict[Source, int] = {}
+        for source in [*returns, *[guard.place for guard in guards if guard.kind == "tensor"]]:
+            self._export(source)
+
+    def _export(self, source: Source) -> int:
+        return self.places.setdefault(source, len(self.places)) if self.steps.reads(source) is not None else -1
+
+    def take(self, sources: Iterable[Source]) -> dict[Source, int]:
+        """The places of these, or of the last ones on the way to them that are read in machine code."""
+        return {step: place for source in sources for step in [self._last(source)] if step.base is not None and (place := self._export(step)) >= 0}
+
+    def _last(self, source: Source) -> Source:
+        while source.base is not None and self.steps.reads(source) is None:
+            source = source.base
+        return source
+
+    def row(self, sources: Sequence[Source]) -> str:
+        """Text for a tuple of these sources, where they stand in a row; else nothing."""
+        places = [self.places.get(source, -1) for source in sources]
+        if not places or places != list(range(max(places[0], 0), places[0] + len(places))):
+            return ""
+        return f"found[{places[0]}:{places[-1] + 1}]"
+
+    def write(self, constants: Constants, arguments: str, otherwise: Callable[..., Any]) -> list[str]:
+        walk = self.steps.build(list(self.places), self.compile_text)
+        constants.bind(walk, "alive")       # as long as the function
+        return [f"found = {constants.bind(walk.call, 'walk')}({arguments})", "if found is None: return None",
+                f"if found is False: return {constants.bind(otherwise, 'in_python')}({arguments})"]
+
+
+class _Writing:
+    """Writes the function: arguments, what is machine code, the rest by rank, the values."""
+
+    def __init__(self, guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool, walk: _Walked | None):
+        self.parameters, self.returns, self.walk = [identifier(name) for name in arg_names], returns, walk
+        self.constants = Constants()
+        self.emitter = Emitter(self.constants)
+        self.body, self.writer = _Body(self.emitter, "None" if returns is not None else "False"), Writer(self.emitter)
+        self.tensors = [guard for guard in guards if guard.kind == "tensor"]
+        if walk is not None:        # in the order in which they are handed over
+            self.tensors.sort(key=lambda guard: walk.places.get(guard.place, -1))
+        self.checker = tensor_checker([guard.data for guard in self.tensors]) if self.tensors and not python_only else None
+        done = walk.done if walk is not None else ()
+        self.guards = [guard for n, guard in enumerate(guards) if n not in done and (guard.kind != "tensor" or self.checker is None)]
+        self.tensor_row = walk.row([guard.place for guard in self.tensors]) if walk is not None else ""
+        self.result_row = walk.row(returns) if walk is not None and returns is not None else ""
+
+    def build(self, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        loads = self._loads()
+        self.emitter.share(loads)
+        self._arguments()
+        if self.walk is not None:
+            self._walk(self.walk, loads, otherwise)
+        self._rest()
+        return self._function()
+
+    def _loads(self) -> list[Source]:
+        """All that Python text will say."""
+        found = [source for guard in self.guards for source in _loads(guard)]
+        found += [guard.place for guard in self.tensors] if self.checker is not None and not self.tensor_row else []
+        return found + list(self.returns or () if not self.result_row else ())
+
+    def _arguments(self) -> None:
+        for guard in filter(_concerns_argument, self.guards):
+            self._check(guard)
+        tensors = [guard for guard in self.tensors if type(guard.place) is Local]
+        if self.checker is not None and 0 < len(tensors) < len(self.tensors):   # twice, so that another size costs no look at the whole model
+            self._check_tensors(tensor_checker([guard.data for guard in tensors]), tensors)
+
+    def _walk(self, walk: _Walked, loads: list[Source], otherwise: Callable[..., Any]) -> None:
+        self.body.flush()
+        taken = walk.take(loads)
+        self.emitter.lines += walk.write(self.constants, ", ".join(self.parameters), otherwise)
+        for source, place in taken.items():
+            self.emitter.assign(source, f"found[{place}]")
+
+    def _rest(self) -> None:
+        rest = [guard for guard in self.guards if not _concerns_argument(guard)]
+        for guard in [guard for guard in rest if KINDS[guard.kind].rank < TENSOR]:
+            self._check(guard)
+        if self.checker is not None:
+            self._check_tensors(self.checker, self.tensors, self.tensor_row)
+        for guard in [guard for guard in rest if KINDS[guard.kind].rank >= TENSOR]:
+            self._check(guard)
+        if self.checker is None and len(self.tensors) > 1:
+            self.body.add(lambda: f"len({{{', '.join(f'id({self.emitter.load(guard.place)})' for guard in self.tensors)}}}) == {len(self.tensors)}")
+        self.body.flush()
+
+    def _check(self, guard: Guard) -> None:
+        load = self.emitter.load
+        self.body.add(lambda: KINDS[guard.kind].check(load(guard.source) if guard.source is not None else "", guard.data, self.writer))
+
+    def _check_tensors(self, checker: Callable[..., bool] | None, tensors: Sequence[Guard], row: str = "") -> None:
+        name = self.constants.bind(checker, "tensors")
+        self.body.add(lambda: f"{name}({f'*{row}' if row else ', '.join(self.emitter.load(guard.place) for guard in tensors)})")
+
+    def _function(self) -> Callable[..., Any]:
+        values = "True" if self.returns is None else self.result_row or f"({''.join(f'{self.emitter.load(source)}, ' for source in self.returns)})"
+        # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
+        lines = ["try:", *[f"    {line}" for line in [*self.emitter.lines, f"return {values}"]], "except Exception:", f"    return {self.body.failure}"]
+        return build_function("guard", self.parameters, lines, self.constants, "<firesteel guard>")
+
+
+def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False) -> Callable[..., Any]:
+    return _Writing(guards, arg_names, returns, python_only, None).build(bool)
 
 
 def _tensor_failure(guards: Sequence[Guard], arguments: Mapping[str, Any]) -> str:

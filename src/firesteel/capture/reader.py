@@ -18,7 +18,7 @@ from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, Question, state_guard
 from firesteel.capture.policy import Policy
-from firesteel.capture.source import MODULE_TABLES, Attr, Call, Cell, Fixed, Item, OwnDict, Source, Stride, global_source
+from firesteel.capture.source import MODULE_TABLES, Attr, Cell, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
 from firesteel.capture.values.classes import stand_in
@@ -381,7 +381,7 @@ def has_custom_getattribute(cls: type) -> bool:
 
 def dict_source(owner: Any) -> Source:
     """Where the instance's own dict is found."""
-    return Call(owner.source, instance_dict) if has_custom_getattribute(owner.cls) else OwnDict(owner.source)
+    return HiddenDict(owner.source) if has_custom_getattribute(owner.cls) else OwnDict(owner.source)
 
 
 def own_source(owner: Any, name: str) -> Source:

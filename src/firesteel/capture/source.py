@@ -274,6 +274,7 @@ class Attr(Source):
 
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Item(Source):
@@ -299,7 +300,7 @@ class Item(Source):
         base = self.base
         if type(base) in (Attr, Item) and type(base.key) is str and base.key in MODULE_TABLES:
             return f"{base.base.name}[{self.key}]" if self.key.isdigit() else f"{base.base.name}.{self.key}"
-        if type(base) is OwnDict:
+        if isinstance(base, OwnDict):
             return f"{base.name}.{self.key}"
         if type(base) is Fixed and type(base.key) is dict:
             return self.key if isinstance(self.key, str) else f"{base.name}[{self.key!r}]"
@@ -323,6 +324,18 @@ class OwnDict(Source):
     @property
     def name(self) -> str:
         return self.base.name
+
+
+class HiddenDict(OwnDict):
+    """The same of an instance whose class has a __getattribute__ of its own, which is not run."""
+
+    __slots__ = ()
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{constants.bind(object.__getattribute__)}({base}, '__dict__')"
+
+    def step(self, base: Any) -> Any:
+        return object.__getattribute__(base, "__dict__")
 
 
 class Type(Source):
@@ -511,14 +524,15 @@ class Emitter:
         if source.base is None:
             self._text[source] = text
             return text
-        return self._assign(source, text) if self._uses[source] > 1 else text
+        return self.assign(source, text) if self._uses[source] > 1 else text
 
     def local(self, source: Source) -> str:
         """A name for the source."""
         text = self.load(source)
-        return text if text.isidentifier() else self._assign(source, text)
+        return text if text.isidentifier() else self.assign(source, text)
 
-    def _assign(self, source: Source, text: str) -> str:
+    def assign(self, source: Source, text: str) -> str:
+        """A name for the source, whose value this text has."""
         name = f"t_{len(self._local)}"
         self._local[source] = name
         self.lines.append(f"{name} = {text}")

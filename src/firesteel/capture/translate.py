@@ -15,7 +15,7 @@ import torch
 from firesteel.artifacts import counters, dump, log, note_break, timed
 from firesteel.capture.breaks import Action, State, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.emit import Emitter, graph_call
-from firesteel.capture.guards import GuardFunction, build_guards
+from firesteel.capture.guards import GuardFunction, MachineCode, build_guards
 from firesteel.capture.machine import Machine
 from firesteel.capture.mistakes import eager_error
 from firesteel.capture.overlap import overlap_guards
@@ -79,7 +79,7 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
             continue
         finally:
             m.close()
-        return _finish(region, m, e, outcome)
+        return _finish(region, m, e, outcome, inputs)
     raise InternalError(f"capture of {region.name} does not come to an end")
 
 
@@ -182,7 +182,7 @@ def go_on(region: Region, inputs: tuple[Any, ...]) -> Any:
 
 
 # -- closing ------------------------------------------------------------------------------------------------------------
-def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Captured:
+def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome, inputs: tuple[Any, ...]) -> Captured:
     stop = outcome.stopped
     m.check_wishes()
     if stop is not None:
@@ -194,7 +194,9 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> Capture
             lines = graph_call(e, _compile_graph(region, graph, used), graph, used)
         else:
             graph = None
-    guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources))
+    compile_text = region.root.native_compiler()
+    machine_code = MachineCode(compile_text, dict(zip(region.arg_names, inputs))) if compile_text is not None else None
+    guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources), machine_code)
     if m.world.env is not None:
         m.world.env.freeze()
     run = e.build("run", lines)
