@@ -1,5 +1,6 @@
 """Corners of the language and of small libraries that real programs reach: reflection, locals, ids, copies, heaps, patterns; one graph each, eager's values."""
 # ruff: noqa: B018, C408, F841, PLW0603  (the constructs are what is tested)
+import abc
 import bisect
 import collections
 import contextvars
@@ -11,7 +12,10 @@ import inspect
 import json
 import logging
 import re
+import types
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from harness import capture, check, make_test, same
@@ -288,3 +292,76 @@ def test_classes_written_in_c_are_not_taken_for_plain_objects():
     check(f, torch.randn(3), graphs=1)
     local.v = 4
     check(f, torch.randn(3), graphs=1)
+
+
+# -- inputs and objects of more kinds -----------------------------------------------------------------------------------
+class Whole(int):
+    pass
+
+
+class Pair(tuple):
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+@one
+def test_subclasses_with_new_and_numbers(x):
+    return x * Whole(3), Pair(1, x)[1], len(Pair(1, 2)), Whole(2) + 1, isinstance(Pair(1, 2), tuple)
+
+
+def test_namespaces():
+    def f(x, ns):
+        ns.c = 3
+        made = types.SimpleNamespace(t=x, n=2)
+        made.n += ns.b[0]
+        del ns.gone
+        return x * ns.a + made.n, hasattr(ns, "gone"), vars(made)["n"], made
+    check(f, torch.randn(3), types.SimpleNamespace(a=2, b=[1, 2], gone=0), fullgraph=True)
+
+
+def test_bound_methods_of_tensors_and_numbers_of_numpy():
+    def f(x, method, scale, count):
+        return method(), x * scale + count, np.float32(2.0).item(), x * float(np.sqrt(4.0)), x * int(np.prod([2, 3])), scale * x
+    x = torch.randn(3)
+    compiled, backend = capture(f, fullgraph=True)
+    for scale in (np.float32(2.5), np.float32(2.5), np.float64(1.5)):
+        args = (x, x.sin, scale, np.int64(3))
+        same(compiled(*args), f(*args))
+    assert len(backend.graphs) == 2
+
+
+@one
+def test_class_variables_and_caches_of_the_region(x):
+    class Kept:
+        n = 0
+        items = []
+
+        @classmethod
+        def more(cls):
+            cls.n += 1
+            return cls.n
+
+    @functools.lru_cache(None)
+    def fib(n):
+        return n if n < 2 else fib(n - 1) + fib(n - 2)
+    Kept.more()
+    Kept.items.append(x)
+    point = Point(4)
+    reference = weakref.ref(point)
+    return x * Kept.more(), len(Kept.items), Kept().n, x * fib(6), reference().a, reference() is point, slice(None, None, 2).indices(5)
+
+
+@one
+def test_abstract_class_made_inside(x):
+    class Abstract(abc.ABC):
+        @abc.abstractmethod
+        def f(self):
+            ...
+
+    class Concrete(Abstract):
+        def f(self):
+            return 2
+    try:
+        Abstract()
+    except TypeError as e:
+        return x * Concrete().f(), type(e).__name__

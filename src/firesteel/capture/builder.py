@@ -23,6 +23,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
@@ -42,6 +43,7 @@ from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import (
     BoundMethodValue,
     BuiltinValue,
+    NumpyFunction,
     PartialValue,
     find_call,
     function_value,
@@ -360,6 +362,8 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     owner = getattr(obj, "__self__", None)
     if find_call(obj) is None and isinstance(owner, (list, dict, set)) and not is_fixed(source):
         return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
+    if isinstance(owner, torch.Tensor):
+        return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
     guard(m, source, "identity", obj)
     if find_call(obj) is None and is_torch_function(obj):
         return TorchFunctionValue(obj, source)
@@ -378,6 +382,16 @@ def wrap_operator(m: Machine, obj: Any, source: Source) -> Value:
 
 for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
     WRAPPERS.add(_type, wrap_operator)
+
+
+def wrap_numpy_function(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return NumpyFunction(obj, source)
+
+
+for _type in (np.ufunc, type(np.prod)):
+    if _type is not types.FunctionType:
+        WRAPPERS.add(_type, wrap_numpy_function)
 
 
 @WRAPPERS.row(torch.library.CustomOpDef)
@@ -570,8 +584,8 @@ def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
     return FixedObject(obj, source)
 
 
-for _form in dict.fromkeys([typing.TypeVar, type(typing.Any), type(list), type(list[int]), type(typing.Callable),
-                            type(typing.Union), type(typing.Union[int, str]), type(tuple), types.GenericAlias, types.UnionType,
+for _form in dict.fromkeys([typing.TypeVar, *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
+                            type(list[int]), type(typing.Union), type(typing.Union[int, str]), types.GenericAlias, types.UnionType,
                             inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):
     if _form is not type and _form not in WRAPPERS:

@@ -178,7 +178,9 @@ class Emitter:
         return name
 
     def new_object(self, obj: ObjectValue) -> str:
-        name = self.write_as(obj, self.assign(f"object.__new__({self.class_text(obj.cls)})"))
+        cls = self.class_text(obj.cls)
+        maker = cls if obj.cls is types.SimpleNamespace else "object"
+        name = self.write_as(obj, self.assign(f"{maker}.__new__({cls})"))
         attributes = self._attributes(obj)
         if attributes:
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")

@@ -21,7 +21,7 @@ from firesteel.capture.policy import Policy
 from firesteel.capture.source import MODULE_TABLES, Attr, Cell, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
 from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
-from firesteel.capture.values.classes import stand_in
+from firesteel.capture.values.classes import LocalClass, stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, CellValue, FunctionValue, ScopeValue
@@ -85,6 +85,9 @@ class Reader:
 
     def read_class_attribute(self, cls: type, name: str, obj: Any) -> Value:
         base = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        local = self.same_object(base)
+        if isinstance(local, LocalClass) and name in local.namespace:
+            return self.look(local.namespace[name])
         if hasattr(mro_lookup(type(cls), name), "__set__"):     # cls.__annotations__ is type's, an instance sees the class's
             return builder.build(self, obj, Item(Attr(Fixed(base), "__dict__"), name))
         return builder.build(self, obj, Attr(Fixed(cls), name))

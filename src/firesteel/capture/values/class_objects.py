@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import operator
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
@@ -154,6 +157,11 @@ def new_instance(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
         raise m.raise_real(TypeError(f"Can't instantiate abstract class {cls.__name__}"))
     if isinstance(cls.__new__, types.FunctionType):
         return new_then_init(m, cls, args, kwargs)
+    if cls is types.SimpleNamespace and not args:
+        made = ObjectValue(cls)
+        for name, value in kwargs.items():
+            m.effects.store_attr(made, name, value)
+        return made
     if cls.__new__ is not object.__new__:
         raise Break("call", name=cls.__qualname__)
     return initialised(m, ObjectValue(cls), cls, args, kwargs)
@@ -178,11 +186,22 @@ def initialised(m: Machine, made: Value, cls: type, args: Args, kwargs: Kwargs) 
 
 def is_plain(cls: type) -> bool:
     """Only Python classes over object, whose instances are a dict or slots of their own."""
-    return all(base is object or is_python_class(base) for base in cls.__mro__) and cls.__module__ != "torch._C"
+    return all(base in PLAIN_BASES or is_python_class(base) for base in cls.__mro__) and cls.__module__ != "torch._C"
+
+
+PLAIN_BASES = (object, types.SimpleNamespace)
+_python_classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def is_python_class(cls: type) -> bool:
     """Made by a class statement: none of its methods is written in C for it."""
+    known = _python_classes.get(cls)
+    if known is None:
+        known = _python_classes[cls] = _is_python_class(cls)
+    return known
+
+
+def _is_python_class(cls: type) -> bool:
     if not cls.__flags__ & (1 << 9):
         return False
     return not any(isinstance(v, (types.MethodDescriptorType, types.WrapperDescriptorType)) and v.__objclass__ is cls for v in vars(cls).values())
@@ -190,7 +209,7 @@ def is_python_class(cls: type) -> bool:
 
 def is_constant_object_type(cls: type) -> bool:
     from_enum = getattr(cls, "_member_map_", None)
-    return from_enum is not None or cls.__module__ == "torch" and cls.__name__ in ("device", "finfo", "iinfo", "dtype")
+    return from_enum is not None or issubclass(cls, np.generic) or cls.__module__ == "torch" and cls.__name__ in ("device", "finfo", "iinfo", "dtype")
 
 
 def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:

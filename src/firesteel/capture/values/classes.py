@@ -208,6 +208,7 @@ def _function(m: Machine, value: FunctionValue) -> types.FunctionType:
     if known is None:
         cells = tuple(types.CellType() for _ in value.code.co_freevars)
         known = value.shell = types.FunctionType(value.code, value.scope, value.name, tuple(stand_in(m, m.look(d)) for d in value.defaults), cells)
+        known.__dict__.update({n: v.constant() for n, v in m.effects.attributes(value).items() if v.is_constant() and not hasattr(type(known), n)})
         known.__kwdefaults__ = {k: stand_in(m, m.look(d)) for k, d in value.kwdefaults.items()} or None
         m.remember(known, value)
     return known

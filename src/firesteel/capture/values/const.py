@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from firesteel.capture.values.base import UserRaise, Value
@@ -27,6 +28,7 @@ LITERALS = (int, bool, str, bytes, type(None), type(Ellipsis))
 CONSTANT_TYPES: tuple[type, ...] = (
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, frozenset,
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, types.CodeType,
+    *{np.dtype(code).type for code in np.typecodes["AllInteger"] + "efdFD?"},
 )
 CONSTANT_TYPE_SET = frozenset(CONSTANT_TYPES)
 
@@ -137,7 +139,8 @@ class ConstValue(Value):
         return m.iterate_over(self)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
-        return self.value, self.value
+        value = self.value.item() if isinstance(self.value, np.generic) else self.value
+        return value, value
 
     def rebuild(self, e: Emitter) -> str:
         if type(self.value) in LITERALS and len(text := repr(self.value)) < 200:

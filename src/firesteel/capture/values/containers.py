@@ -436,6 +436,8 @@ class SliceValue(Value):
     def getattr(self, m: Machine, name: str) -> Value:
         if name in ("start", "stop", "step"):
             return self.parts[("start", "stop", "step").index(name)]
+        if name == "indices":
+            return ConstValue(self.known(m)).getattr(m, name)
         return super().getattr(m, name)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:

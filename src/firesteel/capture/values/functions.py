@@ -404,6 +404,16 @@ class BuiltinValue(CallableObject):
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
+class NumpyFunction(CallableObject):
+    """A function of NumPy: executed while capturing when its arguments are known and its result is a number."""
+
+    def describe(self) -> str:
+        return f"numpy.{self.fn.__name__}"
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
+
+
 def find_call(fn: Any) -> Handler | None:
     try:
         found = CALLS.get(fn)

@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 import typing
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture import polyfills
@@ -246,6 +247,32 @@ def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], ClassValue) or args[0].is_constant():
         return m.fresh(dir(args[0].constant()))
     raise Break("call", name="dir")
+
+
+class WeakReference(Value):
+    """weakref.ref(x) of an object made inside, or of the user's."""
+
+    def __init__(self, owner: Value):
+        self.owner = owner
+
+    def python_type(self) -> type:
+        return weakref.ref
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        return self.owner
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.constant(weakref.ref)}({e.expr(self.owner)})"
+
+
+@CALLS.row(weakref.ref)
+def call_weakref(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if len(args) != 1:
+        raise Break("call", name="weakref.ref with a callback")
+    return WeakReference(args[0])
 
 
 @CALLS.row(sys.exc_info)

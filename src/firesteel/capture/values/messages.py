@@ -53,6 +53,48 @@ for _fn in (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, l
     CALLS.add(_fn, functools.partial(lambda m, args, kwargs, fn: replay(m, fn, args, kwargs), fn=_fn))
 
 
+class MadeCache(Value):
+    """functools.lru_cache(...)(fn), made inside: known results are found by their arguments."""
+
+    def __init__(self, fn: Value, maxsize: Value, typed: Value):
+        self.fn, self.maxsize, self.typed = fn, maxsize, typed
+        self.known: dict[Any, Value] = {}
+
+    def python_type(self) -> type:
+        return functools._lru_cache_wrapper
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        written = m.effects.written(self, name)
+        if written is not None:
+            return written
+        return self.fn if name == "__wrapped__" else super().getattr(m, name)
+
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
+        m.effects.store_attr(self, name, value)
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if m.known(self.maxsize) is not None and len(self.known) >= m.known(self.maxsize):
+            raise Break("call", name="a cached function whose cache is full")
+        key = (*[a.hash_key(m) for a in args], *[(name, v.hash_key(m)) for name, v in kwargs.items()])
+        if key not in self.known:
+            result = m.call_now(self.fn, args, kwargs)
+            m.effects.change(self, "known", {**self.known, key: result})
+        return self.known[key]
+
+    def rebuild(self, e: Emitter) -> str:
+        if self.known:
+            raise Break("object", name="a cached function that was called")
+        return f"{e.constant(functools.lru_cache)}({e.expr(self.maxsize)}, {e.expr(self.typed)})({e.expr(self.fn)})"
+
+
+@CALLS.row(functools._lru_cache_wrapper)
+def call_lru(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return MadeCache(*args[:3])
+
+
 class CachedFunction(CallableObject):
     """A function under functools.lru_cache."""
 

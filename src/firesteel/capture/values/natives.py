@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import Value
-from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue
+from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue, new_then_init
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import Container, ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
@@ -176,6 +176,8 @@ for _base in (int, float, str, bytes):
 def new_native(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
     """cls(*args, **kwargs) for a class over a builtin; None where it is none."""
     base = native_base(cls)
+    if base in IMMUTABLE and base is not cls and isinstance(cls.__new__, types.FunctionType) and not hasattr(cls, "_fields"):
+        return new_then_init(m, cls, args, kwargs)
     if base is None or base is cls or cls.__new__ is not base.__new__ or type(cls).__call__ is not type.__call__:
         return None
     init = mro_lookup(cls, "__init__")

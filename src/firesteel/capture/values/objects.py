@@ -26,6 +26,10 @@ BINARY_METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "flo
                   "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}
 COMPARE_METHODS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
 UNARY_METHODS = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}
+# methods that do what object's do
+GENERIC = {name: (getattr(object, name), getattr(types.SimpleNamespace, name)) for name in ("__setattr__", "__delattr__")}
+
+
 class ObjectValue(Value):
     """An instance of a class written in Python; the user's (with a source) or one made inside."""
 
@@ -108,7 +112,7 @@ class ObjectValue(Value):
         setter = mro_lookup(self.cls, "__setattr__")
         if isinstance(setter, types.FunctionType):
             return m.constant_object(setter).call(m, [self, ConstValue(name), value], {})
-        if setter is not object.__setattr__:
+        if setter not in GENERIC["__setattr__"]:
             raise Break("store", name=f"attribute {name}", value=self.describe())
         return self.plain_setattr(m, name, value)
 
@@ -124,7 +128,7 @@ class ObjectValue(Value):
             return m.constant_object(setter).call(m, [m.constant_object(attribute), self, value], {})
         if attribute is not MISSING and is_data_descriptor(attribute) and not isinstance(attribute, types.MemberDescriptorType):
             raise Break("store", name=f"attribute {name}", value=self.describe())
-        kind = "setattr" if mro_lookup(self.cls, "__setattr__") is object.__setattr__ else "set_plain"
+        kind = "setattr" if mro_lookup(self.cls, "__setattr__") in GENERIC["__setattr__"] else "set_plain"
         m.effects.store_attr(self, name, value, kind)
         return None
 
@@ -132,7 +136,7 @@ class ObjectValue(Value):
         deleter = mro_lookup(self.cls, "__delattr__")
         if isinstance(deleter, types.FunctionType):
             return m.constant_object(deleter).call(m, [self, ConstValue(name)], {})
-        if deleter is not object.__delattr__:
+        if deleter not in GENERIC["__delattr__"]:
             raise Break("store", name=f"deletion of {name}", value=self.describe())
         return self.plain_delattr(m, name)
 
@@ -175,6 +179,8 @@ class ObjectValue(Value):
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         result = self._operate(m, COMPARE_METHODS[op], other)
+        if result is None and mro_lookup(self.cls, "__eq__") is types.SimpleNamespace.__eq__:
+            raise Break("operator", name=op, value=self.describe())
         if result is None and op == "!=":
             equal = self._operate(m, "__eq__", other)
             return boolean(not m.truth_now(equal)) if equal is not None else None

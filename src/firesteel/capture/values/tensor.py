@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from firesteel.capture.guards import Guard
@@ -202,8 +203,9 @@ def _dims_taken(item: Value) -> int:
 
 
 def can_be_argument(value: Value) -> bool:
+    value = getattr(value, "payload", value)        # an object over int or float
     return isinstance(value, (TensorValue, SymNumber)) or (
-        isinstance(value, ConstValue) and (isinstance(value.value, (int, float, complex)) or value.value is None))
+        isinstance(value, ConstValue) and (isinstance(value.value, (int, float, complex, np.generic)) or value.value is None))
 
 
 def dimension(m: Machine, tensor: TensorValue, dim: int) -> Value:
