@@ -272,9 +272,35 @@ def test_module_simplified_and_export():
     assert signature.parameters == ("0.weight", "0.bias", "1.weight", "1.bias")
     assert set(signature.mutated_inputs.values()) == {name for name, b in signature.inputs_to_buffers.items()}
     assert sorted(signature.gradients.values()) == sorted(signature.inputs_to_parameters)
-    assert len(signature.tangents) == 1
+    assert len(signature.tangents) == 1 and list(signature.tangents.values()) == list(signature.outputs)
     inference, signature = aot.export_joint(model, [x], trace_joint=False)
     assert not signature.tangents and not signature.gradients
+
+
+def test_a_signature_can_be_read():
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, 3))
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            self.seen.add_(x.detach())
+            y = (self.weight * x).sin()
+            return y.sum(), self.weight.t(), x, None, y[0], y[1:, 2]
+    _, signature = aot.export_joint(Both(), [leaf(3)])
+    assert str(signature).split("\n") == [
+        "parameter  primals_0      weight  gradient mul_3",
+        "buffer     primals_1      seen  becomes add",
+        "input      primals_2        gradient view",
+        "tangent    tangents_0     of sum_1",
+        "tangent    tangents_1     of sin",
+        "output     sum_1",
+        "output     primals_0.t()",
+        "output     primals_2",
+        "output     None",
+        "output     sin.select(0, 0)",
+        "output     sin.slice(0, 1, 9223372036854775807).select(1, 2)"]
 
 
 def test_counters():

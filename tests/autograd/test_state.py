@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import firesteel as fs
 from firesteel.autograd import aot
+from firesteel.graph.decomp import core_decompositions
 
 BACKENDS = ("aot_eager", "native")
 
@@ -207,3 +208,67 @@ def test_a_result_is_no_border_where_no_gradient_comes_back():
     assert not quiet.requires_grad
     gradient, = (g for g in loud.grad_fn.apply(None, torch.ones(3)) if g is not None)
     assert torch.equal(gradient, torch.full((3,), 2.0))
+
+
+# ---------------------------------------------------------------- what the user sees of a compiled graph
+
+def small_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8), torch.nn.LayerNorm(8))
+
+
+@pytest.mark.parametrize("decompositions", [None, core_decompositions()], ids=["aten", "decomposed"])
+def test_every_node_tells_where_it_comes_from(decompositions):
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    backend = aot.backend(fw_compiler=keep, decompositions=decompositions)
+    fs.compile(small_model(), backend=backend, fullgraph=True)(torch.randn(4, 8)).sum().backward()
+    assert len(graphs) == 2
+    for gm in graphs:
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                assert "test_state" in node.meta["stack_trace"] or "torch/nn/modules" in node.meta["stack_trace"], node
+                assert type(node.meta["seq_nr"]) is int and node.meta["nn_module_stack"], node
+    forward, backward = ({n.meta["seq_nr"] for n in gm.graph.nodes if n.op == "call_function"} for gm in graphs)
+    assert forward & backward
+
+
+def saved_bytes(budget):
+    """Bytes that the forward of a model keeps beyond its inputs, and its gradients."""
+    fs.reset()
+    model, x = small_model(), torch.ones(64, 8)
+    known, kept = {p.data_ptr() for p in model.parameters()} | {x.data_ptr()}, []
+
+    def pack(t):
+        kept.append(t.nbytes if t.data_ptr() not in known else 0)
+        return t
+    with fs.config.patch(memory_budget=budget), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = fs.compile(model, backend="aot_eager_partitioned")(x)
+    out.square().sum().backward()
+    return sum(kept), [p.grad for p in model.parameters()]
+
+
+def test_a_smaller_memory_budget_saves_less():
+    full, gradients = saved_bytes(1.0)
+    for budget in (0.5, 0.0):
+        some, same = saved_bytes(budget)
+        assert some <= budget * full
+        for g, h in zip(gradients, same):
+            torch.testing.assert_close(g, h)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_profiler_ranges(backend):
+    def f(x):
+        with torch.profiler.record_function("inner"):
+            y = x.sin()
+        return y * 2
+    x = torch.randn(4, requires_grad=True)
+    compiled = fs.compile(f, backend=backend, fullgraph=True)
+    with torch.autograd.profiler.profile() as seen, torch.profiler.record_function("outer"):
+        compiled(x).sum().backward()
+    assert torch.allclose(x.grad, 2 * x.cos())
+    assert {"outer", "CompiledFunction", "CompiledFunctionBackward"} <= {event.name for event in seen.function_events}

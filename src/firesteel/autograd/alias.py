@@ -100,6 +100,7 @@ class View:
     make: Callable[..., torch.Tensor]
     how: str                        # "recorded", "quiet", "detached" or "own"
     value: int = -1
+    text: str = ""                  # for people: "i[0].t()", over Input.text and Fresh.text
 
 
 @dataclass

@@ -29,6 +29,7 @@ from firesteel.autograd import function as runtime
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
+from firesteel.autograd.signature import Signature, signature_of
 from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
@@ -498,20 +499,6 @@ def call_flat(mod: torch.nn.Module, names: Sequence[str], places: Sequence[int],
 
 # ---------------------------------------------------------------- export
 
-@dataclass(frozen=True)
-class Signature:
-    """The names of a joint graph's inputs and results."""
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    user_inputs: tuple[str, ...]            # placeholders of what the user passes
-    inputs_to_parameters: dict[str, str]    # placeholder -> parameter
-    inputs_to_buffers: dict[str, str]
-    tangents: tuple[str, ...]
-    outputs: tuple[Any, ...]                # results that the program returns, as the alias plan makes them
-    mutated_inputs: dict[str, str]          # result -> placeholder it is written to
-    gradients: dict[str, str]               # result -> placeholder it is the gradient of
-
-
 def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, decompositions: Mapping | None = None) -> tuple[GraphModule, Signature]:
     """The joint graph of a module or function over flat arguments, parameters and buffers first, and its signature."""
     is_module = isinstance(mod, torch.nn.Module)
@@ -527,17 +514,4 @@ def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, dec
     clean(joint.gm)
     if joint.packing is not None:
         raise UserError("The joint graph of a program with tensor subclasses has no signature.", hint="Export a function of plain tensors.")
-    return joint.gm, _signature(joint, list(parameters), list(buffers))
-
-
-def _signature(joint: Joint, parameters: list[str], buffers: list[str]) -> Signature:
-    placeholders = [node.name for node in joint.gm.graph.nodes if node.op == "placeholder"]
-    results: list[Any] = [getattr(r, "name", None) for r in results_of(joint.gm)]
-    count, lifted = joint.plan.num_inputs, len(parameters) + len(buffers)
-    primals, gradients = placeholders[:count], results[joint.num_fwd_outputs:]
-    return Signature(tuple(parameters), tuple(buffers), tuple(primals[lifted:]), dict(zip(primals, parameters)),
-                     dict(zip(primals[len(parameters):], buffers)), tuple(placeholders[count:]), tuple(joint.plan.results),
-                     {results[w.value]: primals[w.input] for w in joint.plan.writes},
-                     {g: p for g, p in zip(gradients, primals) if g is not None})
-
-
+    return joint.gm, signature_of(joint, results_of(joint.gm), list(parameters), list(buffers))

@@ -14,8 +14,7 @@ What always holds
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,7 +91,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     wanted = wanted and any(t.requires_grad for t in examples)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
-    with without_saved_tensor_hooks(), tracing(world), torch.set_grad_enabled(wanted):
+    with tracing(world), torch.set_grad_enabled(wanted):
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
             outcome = Outcome(world, program, values)
@@ -114,20 +113,6 @@ def _add_input(world: TraceWorld, value: Any, name: str) -> Any:
         return world.add_input(value, name)
     leaf = pack.build(iter([world.add_input(part, f"{name}_{k}") for k, part in enumerate(parts_of(value))]))
     return leaf.requires_grad_(value.requires_grad)
-
-
-@contextmanager
-def without_saved_tensor_hooks() -> Iterator[None]:
-    """The user's hooks are for tensors with data."""
-    hooks = []
-    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        hooks.append(pair)
-    try:
-        yield
-    finally:
-        for pair in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def _env_of(inputs: Sequence[Any]) -> Any:
@@ -335,7 +320,8 @@ class Outcome:
         calls = [self._call(step) for step in steps] or [(_alias, (), {})]
         how = _history(base, output)
         value = self._add(self.world.to_node(output), output, origin) if how == "own" else -1
-        self.views.append(View(_maker(kind, place, calls), how, value))
+        text = "".join(f".{getattr(op, '__name__', '').split('.')[0].strip('_')}({', '.join(map(str, args))})" for op, args, _ in calls)
+        self.views.append(View(_maker(kind, place, calls), how, value, f"{kind}[{place}]{text}"))
         return Replay(len(self.views) - 1)
 
     def _call(self, step: Step) -> tuple[Callable, tuple, dict]:
@@ -405,6 +391,9 @@ def _leads_to(history: Any, base: Any) -> bool:
 class At:
     """An argument that is read from the forward's values at run time."""
     value: int
+
+    def __str__(self) -> str:
+        return f"v[{self.value}]"
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

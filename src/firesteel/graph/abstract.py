@@ -227,9 +227,24 @@ class AbstractWorld:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
-        with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
-            yield
+        """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors.  The user's hooks on saved tensors
+        are for tensors with data."""
+        hooks = take_saved_tensor_hooks()
+        try:
+            with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
+                yield
+        finally:
+            for pair in reversed(hooks):
+                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def take_saved_tensor_hooks() -> list[tuple[Callable, Callable]]:
+    """Takes the pairs of hooks that are in force away, the innermost first."""
+    found = []
+    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        found.append(pair)
+    return found
 
 
 class _ResultOfOperator(torch.autograd.Function):
