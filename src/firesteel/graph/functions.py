@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +25,11 @@ FUNCTIONS: Table[Callable[..., Any]] = Table("function with symbolic sizes", "gr
 
 def symbolic_form(fn: Any) -> Any:
     """What to call instead of `fn` where sizes may be symbols."""
-    row = FUNCTIONS.get(fn) if isinstance(fn, FunctionType) else None
+    owner = fn.__self__ if isinstance(fn, BuiltinFunctionType) else None
+    if isinstance(owner, torch.Tensor):
+        row = FUNCTIONS.get(getattr(torch.Tensor, fn.__name__))
+        return fn if row is None else partial(_either, partial(row, owner), fn)
+    row = FUNCTIONS.get(fn) if isinstance(fn, (FunctionType, BuiltinFunctionType)) else None
     return fn if row is None else partial(_either, row, fn)
 
 

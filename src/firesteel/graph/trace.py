@@ -459,7 +459,7 @@ def _attribute(gm: GraphModule, path: str) -> Any:
 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": lambda gm, target, args, kwargs: symbolic_form(target)(*args, **kwargs),
-    "call_method": lambda gm, target, args, kwargs: getattr(args[0], target)(*args[1:], **kwargs),
+    "call_method": lambda gm, target, args, kwargs: symbolic_form(getattr(args[0], target))(*args[1:], **kwargs),
     "call_module": lambda gm, target, args, kwargs: _attribute(gm, target)(*args, **kwargs),
     "get_attr": lambda gm, target, args, kwargs: _attribute(gm, target),
 }
