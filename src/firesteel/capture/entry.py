@@ -334,15 +334,6 @@ class Root:
             self.regions.clear()
             self.continuations.clear()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if marks.eager_only() or marks.stance() == "force_eager":
-            return self.fn(*args, **kwargs)
-        if kwargs:
-            region = self.regions.get((len(args), *kwargs)) or self.region(len(args), tuple(kwargs))
-            return drive(region, (*args, *kwargs.values()))
-        region = self.regions.get((len(args),)) or self.region(len(args), ())
-        return drive(region, args)
-
 
 ROOTS: weakref.WeakSet[Root] = weakref.WeakSet()
 
@@ -365,8 +356,13 @@ def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: boo
     """A compiled version of a function, a bound method, a module or another callable."""
     root = Root(fn, backend, fullgraph, dynamic, make_world, native_compiler)
 
+    regions, runs_eagerly = root.regions, marks.eager_only
+
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return root(*args, **kwargs)
+        if runs_eagerly():
+            return fn(*args, **kwargs)
+        region = regions.get((len(args), *kwargs)) or root.region(len(args), tuple(kwargs))
+        return drive(region, (*args, *kwargs.values()) if kwargs else args)
 
     if not isinstance(fn, torch.nn.Module):
         functools.update_wrapper(compiled, fn)

@@ -621,7 +621,8 @@ class _Writing:
     def _function(self) -> Callable[..., Any]:
         values = "True" if self.returns is None else self.result_row or f"({''.join(f'{self.emitter.load(source)}, ' for source in self.returns)})"
         # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
-        lines = ["try:", *[f"    {line}" for line in [*self.emitter.lines, f"return {values}"]], "except Exception:", f"    return {self.body.failure}"]
+        inside = [f"    {line}" for line in [*self.emitter.lines, f"return {values}"]]
+        lines = ["try:", *inside, "except Exception:", f"    return {self.body.failure}"]
         return build_function("guard", self.parameters, lines, self.constants, "<firesteel guard>")
 
 

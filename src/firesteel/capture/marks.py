@@ -29,7 +29,13 @@ DIMENSIONS = "__firesteel_dimensions__"
 
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
 
-_state = threading.local()
+class _Thread(threading.local):
+    """What holds on one thread."""
+    eager = False           # compiled callables are to run eagerly
+    compiling = 0           # how many captures are under way
+
+
+_state = _Thread()
 _stance = "default"
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {}
 
@@ -42,7 +48,7 @@ class _Disabled(contextlib.AbstractContextManager):
         self.recursive, self.reason = recursive, reason
 
     def __enter__(self) -> None:
-        self._outer = eager_only()
+        self._outer = _state.eager
         _state.eager = True
 
     def __exit__(self, *exc: object) -> None:
@@ -54,7 +60,7 @@ class _Disabled(contextlib.AbstractContextManager):
 
 def eager_only() -> bool:
     """Are compiled callables to run eagerly on this thread?"""
-    return getattr(_state, "eager", False)
+    return _state.eager or _stance == "force_eager"
 
 
 def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
@@ -162,12 +168,12 @@ def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, i
 # -- state --------------------------------------------------------------------------------------------------------------
 def is_compiling() -> bool:
     """True while code is being captured or compiled; capture answers it for user code without calling it."""
-    return getattr(_state, "compiling", 0) > 0
+    return _state.compiling > 0
 
 
 @contextlib.contextmanager
 def compiling() -> Any:
-    _state.compiling = getattr(_state, "compiling", 0) + 1
+    _state.compiling += 1
     try:
         yield
     finally:
