@@ -7,12 +7,14 @@ import contextvars
 import copy
 import dataclasses
 import functools
+import gc
 import heapq
 import inspect
 import json
 import logging
 import re
 import types
+import typing
 import weakref
 
 import numpy as np
@@ -20,6 +22,7 @@ import pytest
 import torch
 from harness import capture, check, make_test, same
 
+import firesteel as fs
 from firesteel.errors import Unsupported
 
 one = functools.partial(make_test, fullgraph=True)
@@ -365,3 +368,71 @@ def test_abstract_class_made_inside(x):
         Abstract()
     except TypeError as e:
         return x * Concrete().f(), type(e).__name__
+
+
+class Overriding(typing.NamedTuple):
+    a: torch.Tensor
+    b: int
+
+    def __getitem__(self, key):
+        return "not an item"
+
+
+class Typed(typing.TypedDict):
+    n: int
+    t: torch.Tensor
+
+
+def test_named_tuple_with_its_own_getitem():
+    check(lambda t: t.a * t.b, Overriding(torch.randn(3), 2), fullgraph=True)
+
+
+@one
+def test_typed_dicts_words_and_classes_as_arguments(x):
+    made = Typed(n=2, t=x)
+    made["n"] += 1
+    drawn = torch.zeros(3).uniform_(**{"from": 0.0, "to": 1.0})
+    items = iter(["a", "b", "c"])
+    try:
+        [1, 2].index(5)
+    except ValueError as e:
+        text = str(e)
+    return ((x * 5).to(bool).to(float).to(int), torch.zeros(2, dtype=int), made["t"] * made["n"], drawn, "b" in items, next(items), text,
+            torch.add in frozenset({torch.add, len}), len in frozenset({len}), isinstance(x, torch.FloatTensor), isinstance(x, torch.LongTensor))
+
+
+def test_weak_references_are_read_anew():
+    def f(x, reference):
+        return x + 1 if reference() is not None else x - 1
+    compiled, _ = capture(f, fullgraph=True)
+    x, kept = torch.zeros(2), Point(1)
+    reference = weakref.ref(kept)
+    same(compiled(x, reference), x + 1)
+    del kept
+    gc.collect()
+    same(compiled(x, reference), x - 1)
+
+
+def test_the_type_of_what_is_only_passed_on_is_guarded():
+    def f(x, m):
+        return x + 1 if isinstance(m, np.ndarray) else x - 1
+    compiled, _ = capture(f, fullgraph=True)
+    x = torch.zeros(2)
+    for other in (np.arange(2), x, memoryview(b"a")):
+        same(compiled(x, other), f(x, other))
+
+
+def test_a_leaf_made_inside_gets_its_gradient():
+    def f(x):
+        leaf = torch.ones(2, requires_grad=True)
+        return leaf, leaf * 2 * x
+    leaf, out = fs.compile(f, backend="aot_eager")(torch.ones(2))
+    out.sum().backward()
+    same(leaf.grad, torch.full((2,), 2.0))
+
+
+def test_functions_of_torch_are_compiled_themselves():
+    compiled, backend = capture(torch.sin, fullgraph=True)
+    x = torch.randn(3)
+    same(compiled(x), torch.sin(x))
+    assert len(backend.graphs) == 1

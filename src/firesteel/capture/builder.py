@@ -20,6 +20,7 @@ import re
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ from firesteel.capture.values.iterators import (
     is_strict,
     parts_of,
 )
-from firesteel.capture.values.library import DequeValue
+from firesteel.capture.values.library import DequeValue, WeakReference, referent
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
@@ -118,6 +119,12 @@ def guard(m: Machine, source: Source, kind: str, data: Any = None) -> None:
         m.guard(Guard(source, kind, data))
 
 
+def opaque(m: Machine, obj: Any, source: Source) -> Value:
+    """An object that is only passed around; the program may ask for its type."""
+    guard(m, source, "type", type(obj))
+    return OpaqueValue(obj, source)
+
+
 # -- constants ----------------------------------------------------------------------------------------------------------
 def wrap_constant(m: Machine, obj: Any, source: Source) -> Value:
     if type(obj) in (int, float) and not is_fixed(source) and m.becomes_symbol(source, obj):
@@ -146,7 +153,7 @@ BASES.add(enum.Enum, wrap_constant)
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     """A placeholder.  Its sizes are constants or symbols, as `m.dimension_policy` says."""
     if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested:
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     policy = m.dimension_policy(obj, source)
     name = m.input_name(source)
     abstract = m.world.wrap(obj, name, policy, m.policy.strides(source))
@@ -201,7 +208,7 @@ BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
 def wrap_tensor_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     if is_captured(type(obj)):
         return wrap_wrapper(m, obj, source)
-    return wrap_subclass(m, obj, source, wrap_tensor) or OpaqueValue(obj, source)
+    return wrap_subclass(m, obj, source, wrap_tensor) or opaque(m, obj, source)
 
 
 def wrap_wrapper(m: Machine, obj: torch.Tensor, source: Source) -> Value:
@@ -267,6 +274,9 @@ def wrap_namedtuple(m: Machine, obj: Any, source: Source) -> Value:
     if not hasattr(obj, "_fields") and type(obj).__module__ != "torch.return_types":
         return wrap_object(m, obj, source)
     guard(m, source, "type", type(obj))
+    if type(obj).__getitem__ is not tuple.__getitem__:
+        items = [m.lazy(item, NativeItem(source, (tuple, i))) for i, item in enumerate(tuple.__iter__(obj))]
+        return NamedTupleValue(type(obj), items, source, obj)
     return NamedTupleValue(type(obj), lazy_items(m, obj, source), source, obj)
 
 
@@ -310,7 +320,7 @@ def wrap_proxy(m: Machine, obj: types.MappingProxyType, source: Source) -> Value
 def wrap_set(m: Machine, obj: set, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     if not all(map(is_constant_object, obj)):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     m.guard(Guard(source, "equals", set(obj)))
     return SetValue({item: ConstValue(item) for item in obj}, source, obj)
 
@@ -433,6 +443,13 @@ def wrap_cached_function(m: Machine, obj: Any, source: Source) -> Value:
     return CachedFunction(obj, source) if find_call(obj) is None else BuiltinValue(obj, source)
 
 
+@WRAPPERS.row(weakref.ReferenceType)
+def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
+    """What it refers to is read anew in each call."""
+    guard(m, source, "type", weakref.ReferenceType)
+    return WeakReference(m.lazy(obj(), Call(source, referent)), source, obj)
+
+
 @WRAPPERS.row(types.CellType)
 def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Value:
     return m.cell(obj, source)
@@ -448,7 +465,7 @@ def wrap_python_module(m: Machine, obj: types.ModuleType, source: Source) -> Val
 @BASES.row(torch.nn.Module)
 def wrap_module(m: Machine, obj: torch.nn.Module, source: Source) -> Value:
     if not hasattr(obj, "_modules") or isinstance(obj, torch.jit.ScriptModule):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     m.guard(Guard(source, "type", type(obj)))
     return ModuleValue(obj, source)
 
@@ -497,7 +514,7 @@ def wrap_filter(m: Machine, obj: Any, source: Source) -> Value:
 @WRAPPERS.row(enumerate)
 def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
     if not is_peekable(obj):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     guard(m, Call(source, is_peekable), "truth", True)
     return wrap_iterator(m, obj, source)
 
@@ -518,7 +535,7 @@ def wrap_exit(m: Machine, obj: ModeExit, source: Source) -> Value:
 
 
 def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
-    return OpaqueValue(obj, source)
+    return opaque(m, obj, source)
 
 
 for _type in (torch.autocast, torch.Generator, types.CoroutineType, BackwardHook):
@@ -555,7 +572,7 @@ def wrap_generator(m: Machine, obj: Any, source: Source) -> Value:
     """One of ours from before a break has its frame as data; of another nothing is known."""
     status = status_of(obj)
     if status == REAL or is_fixed(source):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     guard(m, Call(source, status_of), "equals", status)
     made = GeneratorValue(None, obj.__name__, source, obj)
     if status != EMPTY:
@@ -597,7 +614,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     if is_native_instance(type(obj)):
         return wrap_native_object(m, obj, source)
     if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     guard(m, source, "type", type(obj))
     return ObjectValue(type(obj), obj, source)
 
@@ -606,7 +623,7 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     """An instance of a class over dict, list, ...: the builtin part is read past the class's own methods."""
     base: Any = native_base(type(obj))
     if is_fixed(source) or not issubclass(base, (dict, list)):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     guard(m, source, "type", type(obj))
     native = Call(source, PART[list if issubclass(base, list) else dict])
     if issubclass(base, list):
@@ -615,7 +632,7 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
         return wrap_native(m, obj, source, base, ListValue(items, source, obj))
     keys = list(dict.keys(obj))
     if not all(map(is_constant_object, keys)):
-        return OpaqueValue(obj, source)
+        return opaque(m, obj, source)
     guard(m, native, "keys", tuple(keys))
     entries: dict[Any, tuple[Value, Value]] = {
         key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}

@@ -37,7 +37,7 @@ from firesteel.capture.source import Fixed
 from firesteel.capture.steps import CompileText
 from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.translate import Captured, Jump, translate
-from firesteel.capture.values.base import PENDING, HandledValue, Value
+from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import foreign_modes
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
@@ -202,6 +202,8 @@ class FunctionRegion(Region):
     def start(self, m: Machine, values: list[Value]) -> Value | None:
         target = build(m, self.root.fn, Fixed(self.root.fn))
         kwargs = dict(zip(self.keywords, values[self.positional:]))
+        if isinstance(target, CallableObject):      # there is no frame whose instructions look at them
+            values, kwargs = list(map(m.look, values)), {name: m.look(value) for name, value in kwargs.items()}
         result = target.call(m, values[:self.positional], kwargs)
         return None if result is PENDING else result
 

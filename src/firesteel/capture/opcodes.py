@@ -16,7 +16,7 @@ import torch
 from firesteel.capture.code import Instr
 from firesteel.capture.values.base import NULL, PENDING, HandledValue, LazyValue, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue, SuperValue
-from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh
+from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh, is_none
 from firesteel.capture.values.containers import ListValue, Sequence, SliceValue, TupleValue, list_append
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.exceptions import ExceptionValue
@@ -458,10 +458,6 @@ def _jump_if(wanted: bool) -> Handler:
 
 OPCODES.add("POP_JUMP_IF_TRUE", _jump_if(True))
 OPCODES.add("POP_JUMP_IF_FALSE", _jump_if(False))
-
-
-def is_none(value: Value) -> bool:
-    return isinstance(value, ConstValue) and value.value is None
 
 
 @OPCODES.row("POP_JUMP_IF_NONE")

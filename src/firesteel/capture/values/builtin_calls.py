@@ -35,6 +35,9 @@ def call_len(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0].length(m)
 
 
+TENSOR_KIND = type(torch.FloatTensor)
+
+
 def class_list(m: Machine, value: Value) -> tuple[type, ...]:
     """The second argument of isinstance: a class, or tuples of them."""
     if isinstance(value, Sequence):
@@ -49,8 +52,13 @@ def class_list(m: Machine, value: Value) -> tuple[type, ...]:
 
 @CALLS.row(isinstance)
 def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs or len(args) != 2:
+        raise m.raise_real(TypeError(f"isinstance expected 2 arguments, got {len(args) + len(kwargs)}"))
     obj = args[0].identity()
     classes = class_list(m, args[1])
+    if isinstance(args[0], TensorValue) and any(isinstance(cls, TENSOR_KIND) for cls in classes):
+        like = torch.empty(0, dtype=args[0].abstract.dtype, device=args[0].abstract.device)
+        return boolean(isinstance(like, classes))
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
         return boolean(isinstance(obj, classes))
     known = args[0].python_type()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import operator
 import types
+import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
@@ -110,10 +112,15 @@ class ClassValue(Value):
         return instantiate(m, self.cls, args, kwargs)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
-        return self.cls, self.cls
+        given = DTYPES.get(self.cls, self.cls)
+        return given, given
 
     def rebuild(self, e: Emitter) -> str:
         return e.constant(self.cls)
+
+
+# what torch takes a class of Python's for
+DTYPES: dict[type, Any] = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 def is_changeable(attribute: Any) -> bool:
@@ -131,6 +138,8 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
         return new_exception(m, cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__init__ is object.__init__:
         return new_namedtuple(m, cls, args, kwargs)
+    if typing.is_typeddict(cls):
+        return CALLS[dict](m, args, kwargs)
     if cls.__module__ == "torch.return_types" and len(args) == 1:
         return NamedTupleValue(cls, m.iterate(args[0]))
     for special in INSTANTIATE.values():

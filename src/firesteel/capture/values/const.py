@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.base import CallableObject, UserRaise, Value
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -125,9 +125,10 @@ class ConstValue(Value):
         return fold(m, m.unary_operators[op], self.value)
 
     def contains(self, m: Machine, item: Value) -> Value:
-        if not item.is_constant():
+        known = item.constant() if item.is_constant() else item.identity() if isinstance(item, CallableObject) else None
+        if known is None and not item.is_constant():
             return super().contains(m, item)
-        return fold(m, lambda: item.constant() in self.value)
+        return fold(m, lambda: known in self.value)
 
     def length(self, m: Machine) -> Value:
         return fold(m, len, self.value)
@@ -174,3 +175,7 @@ NONE, TRUE, FALSE = ConstValue(None), ConstValue(True), ConstValue(False)
 
 def boolean(answer: bool) -> ConstValue:
     return TRUE if answer else FALSE
+
+
+def is_none(value: Value) -> bool:
+    return isinstance(value, ConstValue) and value.value is None

@@ -228,7 +228,8 @@ def sequence_index(m: Machine, self: Sequence, args: Args, kwargs: Kwargs) -> Va
     for i, item in enumerate(self.items):
         if m.equal(m.look(item), args[0]):
             return ConstValue(i)
-    raise m.raise_real(ValueError(f"{args[0].describe()} is not in {self.cls.__name__}"))
+    shown = repr(args[0].constant()) if args[0].is_constant() else args[0].describe()
+    raise m.raise_real(ValueError(f"{shown} is not in list" if self.cls is list else "tuple.index(x): x not in tuple"))
 
 
 @METHODS.row((Sequence, "count"))

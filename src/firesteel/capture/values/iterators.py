@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import LazyValue, Value
-from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.const import FALSE, TRUE, ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.errors import Break
 
@@ -147,6 +147,12 @@ class IteratorValue(Value):
             items.append(item)
             m.check_length(len(items))
         return items
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        while (mine := m.next_now(self)) is not None:
+            if m.equal(mine, item):
+                return TRUE
+        return FALSE
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name == "__next__":

@@ -249,20 +249,27 @@ def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     raise Break("call", name="dir")
 
 
+def referent(reference: weakref.ref) -> Any:
+    return reference()
+
+
 class WeakReference(Value):
     """weakref.ref(x) of an object made inside, or of the user's."""
 
-    def __init__(self, owner: Value):
-        self.owner = owner
+    def __init__(self, owner: Value, source: Any = None, obj: Any = None):
+        self.owner, self.source, self.obj = owner, source, obj
 
     def python_type(self) -> type:
         return weakref.ref
+
+    def identity(self) -> Any:
+        return self.obj
 
     def truth(self, m: Machine) -> bool:
         return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return self.owner
+        return m.look(self.owner)
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(weakref.ref)}({e.expr(self.owner)})"

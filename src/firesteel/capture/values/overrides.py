@@ -22,7 +22,7 @@ from firesteel.capture.source import Call, Source
 from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import INSTANTIATE, new_then_init
-from firesteel.capture.values.const import FALSE, NONE, ConstValue, boolean, is_constant_object
+from firesteel.capture.values.const import FALSE, NONE, ConstValue, boolean, is_constant_object, is_none
 from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import ContextValue, ExitValue
 from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
@@ -302,7 +302,7 @@ def call_default_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return ConstValue(NotImplemented)
     inputs = list(map(m.look, m.iterate(given["args"]))) if "args" in given else []
     named = given.get("kwargs", NONE)
-    settings = {} if named is NONE else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
+    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
     result = without_overrides(m, lambda: m.call_now(func, inputs, settings))
     if func.identity() in get_default_nowrap_functions():
         return result
@@ -428,8 +428,8 @@ def call_device_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A function that makes tensors gets the device, where the call names none."""
     given = dict(zip(("self", "func", "types", "args", "kwargs"), args)) | kwargs
     func, named = given["func"], given.get("kwargs", NONE)
-    settings = {} if named is NONE else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
-    if func.identity() in _device_constructors() and settings.get("device", NONE) is NONE:
+    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
+    if func.identity() in _device_constructors() and is_none(settings.get("device", NONE)):
         settings["device"] = given["self"].getattr(m, "device")
     return func.call(m, list(map(m.look, m.iterate(given["args"]))), settings)
 

@@ -252,9 +252,9 @@ class TensorMethod(Value):
 @TENSOR_METHODS.row("size")
 def method_size(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     dim = args[0] if args else kwargs.get("dim")
-    if dim is None or dim.constant() is None:
+    if dim is None or m.known(dim) is None:
         return size_of(m, tensor)
-    index, rank = dim.constant(), tensor.abstract.dim()
+    index, rank = m.known(dim), tensor.abstract.dim()
     if not -rank <= index < rank:
         raise Break("abstract_failure", name="Tensor.size", text=f"dimension {index} of {rank}")
     return dimension(m, tensor, index % rank)

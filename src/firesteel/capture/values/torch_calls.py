@@ -75,6 +75,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     """The result of a torch call, its node recorded; or what overrides of its arguments say."""
     if (found := m.overridden(kind, target, args, kwargs)) is not None:
         return found
+    if "from" in kwargs and len(args) == 1:     # a word that generated code cannot use as a name; it is the first parameter wherever it is one
+        args, kwargs = [*args, kwargs["from"]], {name: value for name, value in kwargs.items() if name != "from"}
     node_args, real_args = split_args(m, args)
     node_kwargs, real_kwargs = {}, {}
     for name, value in kwargs.items():
@@ -82,6 +84,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     fn = getattr(real_args[0], target) if kind == "call_method" else target
     symbols = len(m.world.env.symbols) if m.world.env is not None else 0
     out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
+    if "requires_grad" in kwargs and getattr(out, "requires_grad", False):      # a leaf: it must be there for real when gradients arrive
+        raise Break("call", name=f"{name_of(target)} with requires_grad=True")
     if not m.inference and getattr(out, "requires_grad", False) and any(getattr(value, "inference", False) for value in args):
         raise Break("abstract_failure", name=name_of(target), text="an inference tensor takes part in a computation with gradients")
     if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
