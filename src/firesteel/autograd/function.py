@@ -145,7 +145,8 @@ def training(graph: TrainingGraph) -> Callable:
     plan = graph.plan
     assemble, writes, function = plan.assemble, plan.writes, make_function(graph)
     recorded = [w for w in writes if w.how == "grad"]
-    apply, eager = super(torch.autograd.Function, function).apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
+    base: Any = super(torch.autograd.Function, function)
+    apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
 
     def run(*inputs):
         if peek_transform() is not None or forward_ad._current_level >= 0:
