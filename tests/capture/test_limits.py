@@ -68,3 +68,47 @@ def test_fullgraph_raises_at_the_limit():
     with config.patch(recompile_limit=1), pytest.raises(RecompileLimitExceeded, match="s is 'bb'"):
         compiled(torch.ones(2), "a")
         compiled(torch.ones(2), "bb")
+
+
+def test_a_stance_applies_at_the_limit():
+    from firesteel.capture import marks
+    from firesteel.errors import RecompileError
+
+    def f(x, name):
+        return x + len(name)
+    compiled, backend = capture(f)
+    x = torch.ones(2)
+    with config.patch(recompile_limit=2):
+        for n in range(2):
+            compiled(x, "a" * n)
+        with marks.set_stance("eager_on_recompile"):
+            same(compiled(x, "abc"), f(x, "abc"))
+        with marks.set_stance("fail_on_recompile"), pytest.raises(RecompileError, match="name is 'abc'"):
+            compiled(x, "abc")
+        with marks.set_stance("fail_on_recompile"):
+            same(compiled(x, "a"), f(x, "a"))
+    assert len(backend.graphs) == 2 and counted("eager") == 0
+
+
+def test_variants_made_before_the_limit_stay_in_use(caplog):
+    def f(x, name):
+        return x + len(name)
+    compiled, backend = capture(f)
+    x = torch.ones(2)
+    with config.patch(recompile_limit=2), caplog.at_level(logging.WARNING, "firesteel"):
+        for name in ("a", "bb", "ccc", "a", "bb", "ccc", "dddd"):
+            same(compiled(x, name), f(x, name))
+    assert len(backend.graphs) == 2 and len(warnings_of(caplog)) == 1 and counted("eager") == 3
+
+
+def test_the_most_general_entry_also_serves_after_a_break(caplog):
+    def f(x, n):
+        y = x * 2
+        print(end="")
+        return y + n
+    compiled, backend = capture(f)
+    with config.patch(recompile_limit=3, automatic_dynamic_shapes=False, specialize_int=True), caplog.at_level(logging.WARNING, "firesteel"):
+        for n in range(2, 10):
+            same(compiled(torch.ones(n), n), f(torch.ones(n), n))
+    assert counted("eager") == 0 and counted("made dynamic") == 2
+    assert len(backend.graphs) == 8
