@@ -595,3 +595,13 @@ def test_second_order_through_an_overwritten_input():
         return first.detach(), torch.autograd.grad(first.sum(), x)[0]
     for ours, theirs in zip(orders(compiled(fn)), orders(fn)):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_views_of_a_base_without_history_do_not_require_grad():
+    """The base is not returned itself, and other results of the same graph require grad."""
+    def fn(x):
+        with torch.no_grad():
+            base = x.clone()
+        flat = base.view(-1)
+        return flat.unsqueeze(0), x * base.sum(), flat
+    check(fn, leaf(2, 4))

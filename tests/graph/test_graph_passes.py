@@ -82,6 +82,21 @@ def test_reading_back_what_was_written():
         assert torch.equal(got, want)
 
 
+def test_views_of_what_was_read_back_begin_where_it_begins():
+    """x[1:] lies behind the start of its storage, the value written through it does not."""
+    def write(a, strided=False):
+        rest = a[1:]
+        column = rest[:, 1]
+        column.mul_(2)
+        column[0] = 5.0
+        return [rest, column, rest.as_strided((2,), (1,), 7)] if strided else [rest, column]
+    for strided in (False, True):
+        gm = traced(lambda a, strided=strided: write(a * 1, strided), X)
+        clean(gm)
+        verify(gm, "aten")
+        assert all(map(torch.equal, gm(X), write(X.clone(), strided)))
+
+
 def test_literals_become_numbers_in_the_graph():
     gm = traced(lambda a: [a * torch.tensor(2.5), a + torch.tensor(3)], X)
     assert fold_constants(gm.graph) == 2

@@ -214,7 +214,10 @@ class Value:
 
     @property
     def quiet(self) -> bool:
-        return self.tensor is not None and not is_tracked(self.tensor) and (self.tensor.is_floating_point() or self.tensor.is_complex())
+        """Could it carry a gradient, and does not?  A base that the program does not show never does."""
+        seen = self.tensor if self.tensor is not None else self.nodes[0].meta["val"]
+        untracked = isinstance(seen, torch.Tensor) and (self.tensor is None or not is_tracked(seen))
+        return untracked and (seen.is_floating_point() or seen.is_complex())
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
@@ -317,7 +320,9 @@ class Outcome:
         return next(((Origin("output", place), t) for place, t in self.members[cell] if not t.record.steps), (None, None))
 
     def _replay(self, kind: str, place: int, base: AbstractTensor | None, output: AbstractTensor, steps: Sequence[Step], origin: Origin) -> Replay:
-        calls = [self._call(step) for step in steps] or [(_alias, (), {})]
+        calls = [self._call(step) for step in steps]
+        if not calls or not output._is_view():      # what detach gives shares memory and is no view
+            calls.append((_alias if output._is_view() else torch.Tensor.detach, (), {}))
         how = _history(base, output)
         value = self._add(self.world.to_node(output), output, origin) if how == "own" else -1
         text = "".join(f".{getattr(op, '__name__', '').split('.')[0].strip('_')}({', '.join(map(str, args))})" for op, args, _ in calls)
@@ -410,7 +415,7 @@ def _maker(kind: str, place: int, calls: list[tuple[Callable, tuple, dict]]) -> 
 
     def make(inputs: Sequence[Any], values: Sequence[Any], detached: bool = False) -> torch.Tensor:
         tensor = inputs[place] if kind == "i" else values[place]
-        if detached:
+        if detached and calls[-1][0] is not torch.Tensor.detach:
             tensor = tensor.detach()
         for op, args, kwargs in calls:
             tensor = op(tensor, *args, **kwargs) if static else op(tensor, *_fill(args, values), **{k: _fill(v, values) for k, v in kwargs.items()})

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from firesteel.graph.autofunctional import functional_form
-from firesteel.graph.rules import RULES
+from firesteel.graph.rules.refusals import checked_rule
 
 aten = torch.ops.aten
 # reshape: changes the metadata of its argument in place; update: gives fresh results and writes arguments beside
@@ -75,7 +75,7 @@ def _read(op: OpOverload) -> Facts:
     schema = op._schema
     writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     tags = op.tags
-    rule, twin = RULES.get(op), None
+    rule, twin = checked_rule(op), None
     kind: Kind
     if not writes:
         kind = "view" if any(r.alias_info is not None for r in schema.returns) else "pure"
@@ -88,7 +88,7 @@ def _read(op: OpOverload) -> Facts:
     else:
         kind, twin = "inplace", _inplace_twin(op) or (functional_form(op) if op.namespace != "aten" else None)
     if rule is None and twin is not None and kind != "update":
-        rule = RULES.get(twin)
+        rule = checked_rule(twin)
     known = rule is None and torch._C._dispatch_has_kernel(op.name())       # aten.size, for one, is known to Python alone
     composite = known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")

@@ -132,7 +132,7 @@ def remove_noops(graph: Graph) -> int:
             continue
         test = NOOPS.get(node.target)
         same = test(node) if test is not None else None
-        if same is not None and _alike(spec(same), spec(node)):
+        if same is not None and _alike(spec(same), spec(node)) and _move_views(node, spec(same)):
             node.replace_all_uses_with(same)
             graph.erase_node(node)
             removed += 1
@@ -142,6 +142,33 @@ def remove_noops(graph: Graph) -> int:
 def _alike(a: Spec | None, b: Spec | None) -> bool:
     """The same but for the place in the storage, which is no part of a value."""
     return a is not None and b is not None and a._replace(offset=0) == b._replace(offset=0)
+
+
+def _move_views(node: Node, base: Any) -> bool:
+    """Views of a node that is to be replaced by another begin where that one begins.  False where one of them counts from the
+    storage's start: then it must stay."""
+    shift = base.offset - node.meta["val"].spec.offset
+    views = [] if type(shift) is int and shift == 0 else _views_of(node)
+    if any(view.target is aten.as_strided.default for view in views):
+        return False
+    for view in views:
+        view.meta["val"] = _moved(view.meta["val"], shift)
+    return True
+
+
+def _views_of(node: Node) -> list[Node]:
+    """The views of a node, and views of these."""
+    found = []
+    for user in node.users:
+        if is_getitem(user) or isinstance(user.target, OpOverload) and facts(user.target).kind == "view" and user.args[0] is node:
+            found += [user, *_views_of(user)]
+    return found
+
+
+def _moved(value: Any, shift: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(v, shift) for v in value)
+    return value.world.make(value.spec._replace(offset=value.spec.offset + shift))
 
 
 @NOOPS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.expand.default, aten.view.default, aten._unsafe_view.default,

@@ -1,0 +1,64 @@
+"""What eager refuses for metadata alone is refused while tracing: all wrong calls of torch's operator database, on abstract tensors."""
+import warnings
+
+import pytest
+import torch
+from graph_compare import abstract
+from torch.testing._internal import common_methods_invocations as database
+from torch.utils import _pytree as pytree
+
+from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.rules.base import RULES
+from firesteel.graph.rules.refusals import REFUSALS
+
+# (operator, words of eager's sentence): found at run time only, or about out= tensors.
+FOUND_LATER = [
+    ("gather", "out of bounds"), ("scatter", "out of bounds"), ("scatter_add", "out of bounds"),        # the data
+    ("multinomial", "probability"), ("multinomial", "invalid multinomial distribution"),
+    ("as_strided_scatter", "setStorage"), ("histogramdd", "size of bins"),
+    ("arange", "step must be nonzero"), ("aminmax", "out tensor"), ("gather", "out tensor"), ("complex", "'out'"), ("amax", "and out"), ("amin", "and out"), ("multinomial", "tensor out"),
+    ("", "more than one element of the written-to tensor"), ("", "some elements of the input tensor and the written-to tensor"),
+]
+OPERATORS = [op for op in database.op_db if op.error_inputs_func is not None]
+
+
+def is_strided(value):
+    return not any(isinstance(t, torch.Tensor) and (t.layout != torch.strided or t.is_quantized) for t in pytree.tree_leaves(value))
+
+
+def error_of(op, args, kwargs):
+    try:
+        op(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+def wrong_calls(op):
+    """(arguments, eager's error)"""
+    for wrong in op.error_inputs("cpu"):
+        sample = wrong.sample_input
+        call = ((sample.input, *sample.args), sample.kwargs)
+        error = error_of(op, *call) if is_strided(call) else None
+        if error is not None:
+            yield call, error
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_wrong_calls_are_refused_while_tracing(part):
+    accepted = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for op in OPERATORS[part::8]:
+            for call, error in wrong_calls(op):
+                world = AbstractWorld()
+                args, kwargs = abstract(world, call)
+                with world.active():
+                    found = error_of(op, args, kwargs)
+                if found is None and not any(name in ("", op.name) and words in str(error) for name, words in FOUND_LATER):
+                    accepted.append(f"{op.name}: {error}")
+    assert not accepted, "\n".join(accepted)
+
+
+def test_refusals_belong_to_rules():
+    assert not [op for op in REFUSALS if op not in RULES]
