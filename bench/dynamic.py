@@ -2,8 +2,8 @@
 
     python bench/dynamic.py [--programs gpt,mlp] [--rounds 40]
 
-For each program: the steady state of both versions, calls interleaved so that a noisy machine slows both alike (medians and their
-ratio); and the processor time of capturing and tracing, forward and backward.  Aims: steady at most 1.10, tracing of gpt at most 1.5.
+For each program: the processor time of both versions on one thread, calls interleaved so that a noisy machine slows both alike (medians
+and their ratio); and that of capturing and tracing, forward and backward, interleaved too.  Aims: steady at most 1.10, tracing of gpt at most 1.5.
 """
 from __future__ import annotations
 
@@ -27,23 +27,20 @@ def steady(name: str, train: bool, rounds: int) -> tuple[float, float]:
             programs.step(fn, program, train)
     for _ in range(rounds):
         for fn, taken in zip(versions, times):
-            start = time.perf_counter()
+            start = time.process_time()
             programs.step(fn, program, train)
-            taken.append(time.perf_counter() - start)
+            taken.append(time.process_time() - start)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def tracing(name: str, dynamic: bool, repeat: int = 3) -> float:
-    """Least processor seconds of capture, tracing and partition of one training step; kernels are not compiled."""
-    best = float("inf")
-    for _ in range(repeat):
-        fs.reset()
-        program = programs.PROGRAMS[name]()
-        fn = fs.compile(program.fn, dynamic=dynamic, backend="aot_eager_partitioned")
-        start = time.process_time()
-        fn(*program.inputs)
-        best = min(best, time.process_time() - start - eager_seconds(program))
-    return best
+def tracing(name: str, dynamic: bool) -> float:
+    """Processor seconds of capture, tracing and partition of one training step; kernels are not compiled."""
+    fs.reset()
+    program = programs.PROGRAMS[name]()
+    fn = fs.compile(program.fn, dynamic=dynamic, backend="aot_eager_partitioned")
+    start = time.process_time()
+    fn(*program.inputs)
+    return time.process_time() - start - eager_seconds(program)
 
 
 def eager_seconds(program: programs.Program) -> float:
@@ -66,8 +63,9 @@ def main() -> None:
             static, dynamic = steady(name, train, options.rounds)
             print(f"{name:12}{'train' if train else 'infer':8}{static * 1e3:11.3f}{dynamic * 1e3:12.3f}{dynamic / static:8.2f}", flush=True)
     for name in options.programs.split(","):
-        tracing(name, False, 1)
-        static, dynamic = tracing(name, False), tracing(name, True)
+        tracing(name, False)
+        rounds = [(tracing(name, False), tracing(name, True)) for _ in range(5)]
+        static, dynamic = (min(times) for times in zip(*rounds))
         print(f"{name:12}{'trace':8}{static * 1e3:11.1f}{dynamic * 1e3:12.1f}{dynamic / static:8.2f}", flush=True)
 
 

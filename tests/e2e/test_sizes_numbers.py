@@ -75,6 +75,13 @@ def test_math_of_a_number_read_from_data():
     assert fs.counters["stats"]["unique_graphs"] == 1
 
 
+def test_symbols_are_never_taken_for_dtypes():
+    with fs.config.patch(capture_scalar_outputs=True):
+        fn = lambda x: torch.cat([torch.full((n + 1,), n) for n in x.tolist()])     # u0, u1, ..., u8, ..., u16
+        x = torch.arange(18)
+        torch.testing.assert_close(fs.compile(fn, fullgraph=True)(x), fn(x))
+
+
 # -- conditions ----------------------------------------------------------------------------------------------------------
 def counted(x):
     z = x.nonzero()

@@ -13,7 +13,7 @@ What always holds
 
     def call(x0, x1):
         s0 = x0.shape[0]
-        b_y = empty((s0, 256), (256, 1), f32)
+        b_y = empty((s0, 256), (256, 1), d_f32)
         if run_0(x0.data_ptr(), x1.data_ptr(), b_y.data_ptr(), s0): raise index_error()
         return (b_y,)
 """
@@ -362,8 +362,9 @@ class _Writer:
         return self.objects[id(value)]
 
     def _dtype(self, name: str) -> str:
-        self.scope[name] = DTYPES[name]
-        return name
+        text = f"d_{name}"          # not as it is: u8 is also a symbol's name
+        self.scope[text] = DTYPES[name]
+        return text
 
     def _size(self, size: Size) -> str:
         return str(size)

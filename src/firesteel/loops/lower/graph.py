@@ -105,16 +105,16 @@ class Facts:
     def size(self, size: Expr) -> Any:
         found = self.known.get(size)
         if found is None:
-            found = self.known[size] = size if self.env is None else self._for_kernels(self._written(self.env.simplify(size)))
+            found = self.known[size] = size if self.env is None else self._written(self.env.simplify(size))
         return found
 
-    def _for_kernels(self, size: Any) -> Any:
+    def for_kernels(self, size: Any) -> Any:
         """Kernels compute with integers; the rest (floats, powers, shifts) is computed by Python, which is exact, before they run."""
         if type(size) is not Expr or not any(is_for_python(node) for node in postorder(size)):
             return size
         if is_for_python(size):     # kernels take integers and floats
             return self._hosted(size) if size.dtype != "bool" else ne(self._hosted(make("to", "i64", (size,))), 0)
-        return make(size.op, size.dtype, tuple([as_expr(self._for_kernels(arg)) for arg in size.args]), size.attr)
+        return make(size.op, size.dtype, tuple([as_expr(self.for_kernels(arg)) for arg in size.args]), size.attr)
 
     def _hosted(self, node: Expr) -> Expr:
         if node not in self.hosted:
@@ -146,7 +146,7 @@ class Facts:
         return spec
 
     def sizes(self, sizes: Sequence[Any]) -> tuple:
-        return tuple([self.size(n) if type(n) is Expr else n for n in sizes])
+        return tuple([self.for_kernels(self.size(n)) if type(n) is Expr else n for n in sizes])
 
 
 def _sizes_of(value: Any) -> list[Expr]:
@@ -277,29 +277,31 @@ class Walk:
     def output(self, node: Node) -> None:
         results = node.args[0]
         self.outputs = tuple(self.result(r) for r in (results if isinstance(results, (tuple, list)) else (results,)))
-        self.b.steps += self.facts.take_numbers()
 
     def result(self, value: Any) -> Any:
         """What the program returns: Views, Exprs, plain values."""
         self.b.node = getattr(value, "name", "output")
-        value = self.argument(value)
+        value = self.values[value] if type(value) is Node else self.facts.number(value)
         return self.b.strided(value).view() if type(value) is Tensor else value
 
     # ------------------------------------------------------------ arguments
 
     def arguments(self, args: Sequence[Any]) -> tuple:
-        values = self.values
-        return tuple([values[a] if type(a) is Node else a if type(a) in PLAIN else self.argument(a) for a in args])
+        return tuple([self.given(a) if type(a) is Node else a if type(a) in PLAIN else self.argument(a) for a in args])
+
+    def given(self, node: Node) -> Any:
+        value = self.values[node]
+        return self.facts.for_kernels(value) if type(value) is Expr else value
 
     def argument(self, value: Any) -> Any:
         kind = type(value)
         if kind is Node:
-            return self.values[value]
+            return self.given(value)
         if isinstance(value, (list, tuple)):
             return [self.argument(v) for v in value]
         if isinstance(value, torch.Tensor):
             raise InternalError(f"a tensor stands as a constant among the arguments of {self.b.node}")
-        return self.facts.number(value)
+        return self.facts.for_kernels(self.facts.number(value))
 
     # ------------------------------------------------------------ the end
 
