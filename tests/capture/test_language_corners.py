@@ -383,6 +383,33 @@ class Typed(typing.TypedDict):
     t: torch.Tensor
 
 
+class Open(collections.namedtuple("Open", "a b")):
+    """Has a __dict__ of its own."""
+
+
+@one
+def test_named_tuple_with_attributes(x):
+    pair = Open(x, 2)
+    pair.more = x * 3
+    return pair, pair.more + pair.b, collections.OrderedDict.fromkeys("ab", value=x)
+
+
+def test_named_tuple_with_attributes_over_a_break():
+    def f(x):
+        pair = Open(x + 1, 2)
+        pair.more = 3
+        print(end="")
+        pair.late = 4
+        return pair.a * pair.more + pair.late, pair
+    compiled, backend = capture(f)
+    x = torch.randn(3)
+    for _ in range(2):
+        out, pair = compiled(x)
+        assert (pair.more, pair.late) == (3, 4)
+        same(out, f(x)[0])
+    assert len(backend.graphs) == 2
+
+
 def test_named_tuple_with_its_own_getitem():
     check(lambda t: t.a * t.b, Overriding(torch.randn(3), 2), fullgraph=True)
 

@@ -208,13 +208,24 @@ class NamedTupleValue(TupleValue):
             return self.at(m, self.fields.index(name))
         if name == "_fields":
             return fresh(m, self.cls._fields)       # type: ignore[attr-defined]  # of every named tuple
+        written = m.effects.written(self, name)
+        if written is not None:
+            return written
+        if name in getattr(self.obj, "__dict__", ()):
+            return m.read_attribute(self, name)
         found = m.class_attribute(self.cls, name)
         return super().getattr(m, name) if found is None else m.bind(found, self, self.cls, name)
 
+    def setattr(self, m: Machine, name: str, value: Value) -> None:
+        if not self.cls.__dictoffset__ or hasattr(self.cls, name) or self.cls.__setattr__ is not object.__setattr__:
+            raise Break("store", name=f"attribute {name}", value=self.describe())
+        m.effects.store_attr(self, name, value)
+
     def rebuild(self, e: Emitter) -> str:
-        cls = e.constant(self.cls)
-        items = ", ".join(e.expr(item) for item in self.items)
-        return f"{cls}({items})" if hasattr(self.cls, "_fields") else f"{cls}(({items},))"
+        items = "".join(f"{e.expr(item)}, " for item in self.items)
+        if not hasattr(self.cls, "_fields"):
+            return f"{e.constant(self.cls)}(({items}))"
+        return e.with_attributes(self, e.assign(f"tuple.__new__({e.class_text(self.cls)}, ({items}))"))
 
 
 @METHODS.row((NamedTupleValue, "_replace"))

@@ -195,7 +195,7 @@ def dict_move_to_end(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) ->
 
 def call_fromkeys(m: Machine, args: Args, kwargs: Kwargs, cls: type = dict) -> Value:
     """cls.fromkeys(keys, value)"""
-    value = args[1] if len(args) > 1 else NONE
+    value = args[1] if len(args) > 1 else kwargs.get("value", NONE)
     keys = [m.look(key) for key in m.iterate(args[0])]
     return DictValue({key.hash_key(m): (key, value) for key in keys}, cls=cls)
 
