@@ -137,16 +137,6 @@ def test_kinds_of_checkpoints(options: dict[str, bool], requires: bool) -> None:
     assert len(ours) == len(theirs)
 
 
-def test_function_transforms_are_called_for_real() -> None:
-    def fn(x: torch.Tensor) -> Any:
-        return torch.func.grad(lambda a: (a ** 2).sum())(x) + 1, torch.vmap(torch.sum)(x)
-
-    compiled, _ = capture(fn)
-    x = torch.randn(3, 2)
-    for ours, theirs in zip(compiled(x), fn(x)):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_custom_operators_are_nodes() -> None:
     @torch.library.custom_op("firesteel_tests::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

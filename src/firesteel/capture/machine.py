@@ -27,7 +27,18 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.values import builtin_calls, classes, copies, gradients, hooks, known_names, math_calls, natives, overrides  # noqa: F401
+from firesteel.capture.values import (  # noqa: F401
+    builtin_calls,
+    classes,
+    copies,
+    gradients,
+    hooks,
+    known_names,
+    math_calls,
+    natives,
+    overrides,
+    transforms,
+)
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value

@@ -61,6 +61,7 @@ SINGLE_DISPATCH = functools.singledispatch(repr).__code__       # type: ignore[a
 
 # torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
 TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch", "")
+PLAIN_CALL = "functional_call.py"       # lies there too, but calls a module and nothing more
 
 
 # functions that look at their callers' frames, and modules of which nothing is inlined: called for real, as a whole
@@ -198,7 +199,7 @@ class FunctionValue(Value):
                 return m.constant_object(found).call(m, args, kwargs)
             if getattr(self.fn, marks.CONSTANT, False):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
-        if self.code.co_filename.startswith(TRANSFORMS):
+        if self.code.co_filename.startswith(TRANSFORMS) and not self.code.co_filename.endswith(PLAIN_CALL):
             raise Break("call", name=f"the function transform {self.name}")
         if not RUN_WHOLE.isdisjoint(self.code.co_names) or self.scope.get("__name__") in WHOLE_MODULES:
             raise Break("call", name=self.describe())
