@@ -323,6 +323,22 @@ def test_assert_message():
     same(compiled(torch.ones(1), 3), torch.full((1,), 3.0))
 
 
+def test_a_value_on_the_stack_that_cannot_be_looked_at():
+    """The rest runs eagerly, in all of its frames."""
+    def common(names, wanted):
+        kept = set(wanted)
+        kept.intersection_update(name for name in names)
+        return kept
+
+    def f(x, names, wanted):
+        found = common(names, wanted)
+        return x + len(found), found
+    compiled, _ = capture(f)
+    got, found = compiled(torch.ones(2), [1, 2, object], {object, 2, 5})
+    same(got, torch.full((2,), 3.0))
+    assert found == {object, 2}
+
+
 def test_recompiles_are_counted_and_explained():
     counters["recompiles"].clear()
 

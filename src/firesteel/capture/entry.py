@@ -17,7 +17,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,7 +231,14 @@ class Continuation(Region):
         super().__init__(root, f"{root.name} after line {_line(spec)}", input_names(spec))
 
     def start(self, m: Machine, values: list[Value]) -> Value | None:
-        given = iter(values)
+        try:
+            self._build_frames(m, iter(values))
+        except Break:
+            m.frames.clear()        # some are missing: there is no state to go on with, all of it runs eagerly
+            raise
+        return None
+
+    def _build_frames(self, m: Machine, given: Iterator[Value]) -> None:
         for frame_spec in self.spec:
             f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
             for name in frame_spec.slots:
@@ -246,7 +253,6 @@ class Continuation(Region):
                 generator: Any = m.look(next(given))
                 f.generator, generator.frame, generator.touched = generator, f, True
             m.frames.append(f)
-        return None
 
     def eager(self, inputs: tuple[Any, ...]) -> Any:
         return run_frames(self.spec, inputs)

@@ -27,7 +27,7 @@ def symbolic_form(fn: Any) -> Any:
     """What to call instead of `fn` where sizes may be symbols."""
     owner = fn.__self__ if isinstance(fn, BuiltinFunctionType) else None
     if isinstance(owner, torch.Tensor):
-        row = FUNCTIONS.get(getattr(torch.Tensor, fn.__name__))
+        row = FUNCTIONS.get(getattr(torch.Tensor, fn.__name__, None))
         return fn if row is None else partial(_either, partial(row, owner), fn)
     row = FUNCTIONS.get(fn) if isinstance(fn, (FunctionType, BuiltinFunctionType)) else None
     return fn if row is None else partial(_either, row, fn)
