@@ -13,8 +13,10 @@ import inspect
 import json
 import logging
 import re
+import threading
 import types
 import typing
+import warnings
 import weakref
 
 import numpy as np
@@ -66,6 +68,41 @@ def test_ids(x):
     y, items = x, [x, 1]
     seen = {id(x): "first"}
     return id(x) == id(y), id(items) != id(x), seen[id(items[0])], id(x) in seen, x + 1
+
+
+def test_ids_as_numbers():
+    def f(x, thing, number, known):
+        return x + 1 if id(thing) == number else x - 1, id(thing) in known
+    compiled, _ = capture(f, fullgraph=True)
+    x, one_thing, other = torch.zeros(2), Point(1), Point(1)
+    for thing, number in ((one_thing, id(one_thing)), (other, id(one_thing)), (other, id(other)), (one_thing, 3)):
+        args = (x, thing, number, {id(one_thing)})
+        same(compiled(*args), f(*args))
+
+
+def test_functions_allowed_in_the_graph_run_each_time():
+    calls = []
+
+    @fs.allow_in_graph
+    def look():
+        calls.append(torch.is_grad_enabled())
+
+    def f(x):
+        look()
+        return x + 1
+    compiled, _ = capture(f, fullgraph=True)
+    for _ in range(3):
+        compiled(torch.ones(1))
+    assert len(calls) >= 3
+
+
+def test_methods_of_generators_break():
+    def f(x):
+        state = torch.default_generator.get_state()
+        y = torch.rand(3) + x
+        torch.default_generator.set_state(state)
+        return y, torch.rand(3)
+    check(f, torch.randn(3), graphs=None)
 
 
 @one
@@ -127,6 +164,22 @@ class Counted(metaclass=Counting):
 def test_metaclass_with_call(x):
     made = Counted(x)
     return made.a + made.extra, Counted[4]
+
+
+class Marked(type):
+    def __instancecheck__(cls, obj):
+        return getattr(obj, "mark", 0) == 3
+
+
+class HasMark(metaclass=Marked):
+    pass
+
+
+@one
+def test_metaclass_with_instancecheck(x):
+    marked = Point(1)
+    marked.mark = 3
+    return x + isinstance(marked, HasMark), isinstance(Point(1), HasMark), isinstance(marked, (int, HasMark))
 
 
 class Doubled:
@@ -285,16 +338,44 @@ def test_what_sets_a_state_for_good_breaks(call):
         strict(torch.randn(3))
 
 
-def test_classes_written_in_c_are_not_taken_for_plain_objects():
-    import threading
+def test_thread_locals():
     local = threading.local()
     local.v = 3
 
     def f(x):
-        return x + local.v
-    check(f, torch.randn(3), graphs=1)
+        local.w = x + local.v
+        return local.w * 2, hasattr(local, "none")
+    compiled, backend = capture(f, fullgraph=True)
+    x, others = torch.randn(3), []
+    same(compiled(x), f(x))
     local.v = 4
-    check(f, torch.randn(3), graphs=1)
+    same(compiled(x), f(x))
+
+    def elsewhere():
+        local.v = 7
+        others.append((compiled(x), f(x)))
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    same(*others[0])
+    assert len(backend.graphs) == 2
+
+
+def test_warnings_are_caught_inside():
+    def f(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.warn("quiet", stacklevel=1)
+            y = x + 1
+        warnings.warn("loud", stacklevel=1)
+        return y * 2
+    compiled, backend = capture(f, fullgraph=True)
+    x, before = torch.randn(3), list(warnings.filters)
+    for _ in range(2):
+        with pytest.warns(UserWarning) as seen:
+            same(compiled(x), (x + 1) * 2)
+        assert [str(w.message) for w in seen] == ["loud"]
+    assert list(warnings.filters) == before and len(backend.graphs) <= 2
 
 
 # -- inputs and objects of more kinds -----------------------------------------------------------------------------------

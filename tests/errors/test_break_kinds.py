@@ -13,7 +13,6 @@ from firesteel.artifacts import breaks
 from firesteel.errors import BREAKS, FiresteelError
 
 LOCK = threading.Lock()
-LOCAL = threading.local()
 
 
 @fs.disable(reason="it logs")
@@ -101,7 +100,7 @@ OPAQUE = memoryview(b"abcd")
 
 def store(x):
     y = x + 1
-    LOCAL.value = 3                                     # a store
+    y.data = x * 3                                      # a store
     return y * 2
 
 
@@ -140,7 +139,7 @@ PROGRAMS = {
     "asked": (asked, "for a reason"), "disabled": (is_disabled, "disabled is marked with fs.disable: it logs"),
     "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"), "numpy": (numpy_data, "Tensor.numpy"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
-    "operator": (an_operator, "memoryview"), "store": (store, "attribute value"), "iterate": (iterate, "memoryview"),
+    "operator": (an_operator, "memoryview"), "store": (store, "attribute data"), "iterate": (iterate, "memoryview"),
     "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "lock"), "depth": (depth, "nested deeper"),
 }
 

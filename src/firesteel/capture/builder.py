@@ -670,9 +670,12 @@ def constant_value(m: Machine, obj: Any) -> Value:
     return build(m, obj, Fixed(obj)) if not is_constant_object(obj) else ConstValue(obj)
 
 
+CHANGING = ("__main__", "warnings")     # programs set globals of these
+
+
 def is_trusted_scope(scope: dict[str, Any]) -> bool:
     """Globals of torch and of the standard library are taken as fixed."""
     name = scope.get("__name__", "")
     top = name.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names and top != "__main__" or name == polyfills.__name__
+    return top == "torch" or top in sys.stdlib_module_names and top not in CHANGING or name == polyfills.__name__
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def mro_lookup(cls: type, name: str) -> Any:
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:
     """obj.__dict__, whatever its class's __getattribute__ says; None where it has none."""
+    if isinstance(obj, threading.local):
+        return obj.__dict__         # this thread's
     try:
         return object.__getattribute__(obj, "__dict__")
     except AttributeError:

@@ -79,6 +79,10 @@ class Value:
         """A hashable that is equal for two Values exactly when Python's == and hash say so."""
         raise Break("operator", name="hash()", value=self.describe())
 
+    def as_key(self, m: Machine, container: Any) -> Value:
+        """The Value to look for in a dict or set."""
+        return self
+
     def use(self, m: Machine) -> None:
         """Something depends on which object it is: guards that, where being looked at did not."""
 

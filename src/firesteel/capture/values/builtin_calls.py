@@ -4,12 +4,14 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from firesteel.capture import polyfills
+from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.classes import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
@@ -59,10 +61,21 @@ def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue) and any(isinstance(cls, TENSOR_KIND) for cls in classes):
         like = torch.empty(0, dtype=args[0].abstract.dtype, device=args[0].abstract.device)
         return boolean(isinstance(like, classes))
+    for cls in classes:
+        check = mro_lookup(type(cls), "__instancecheck__")
+        if isinstance(check, types.FunctionType) and type(cls).__module__ not in ("abc", "typing", "torch.nn.parameter"):
+            if m.truth_now(m.call_now(m.constant_object(check), [m.constant_object(cls), args[0]], {})):
+                return boolean(True)
+            classes = tuple(c for c in classes if c is not cls)
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
         return boolean(isinstance(obj, classes))
     known = args[0].python_type()
     return boolean(any(is_subclass(known, c) for c in classes))
+
+
+@CALLS.row(type.__instancecheck__)
+def call_type_instancecheck(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return boolean(args[0].constant() in args[1].python_type().__mro__)
 
 
 def is_subclass(known: type, cls: type) -> bool:
@@ -94,7 +107,7 @@ def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 
 class IdValue(Value):
-    """id(x): good for comparisons and as a key; the number itself is another in each run."""
+    """id(x): two of them are compared as the objects; where the number itself matters, it is guarded that the object is this one."""
 
     def __init__(self, owner: Value):
         self.owner = owner
@@ -109,14 +122,20 @@ class IdValue(Value):
         return True
 
     def hash_key(self, m: Machine) -> Any:
-        self.owner.use(m)
-        obj = self.owner.identity()
-        return ObjectKey(self.owner if obj is None else obj)
+        return ObjectKey(self.owner if self.owner.identity() is None else self.owner.identity())
+
+    def as_key(self, m: Machine, container: Any) -> Value:
+        """Beside other ids it is the object; beside numbers, the number."""
+        if self.owner.identity() is None or container.source is None and not any(type(key) is int for key in container.entries):
+            return self
+        return ConstValue(id(m.real_object(self.owner)))
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
-        if op not in ("==", "!=") or not isinstance(other, IdValue):
-            return None
-        return boolean(m.identical(self.owner, other.owner) == (op == "=="))
+        if op in ("==", "!=") and isinstance(other, IdValue):
+            return boolean(m.identical(self.owner, other.owner) == (op == "=="))
+        if isinstance(other, IdValue) or self.owner.identity() is None:
+            raise Break("call", name="id")
+        return fold(m, m.operators[op], id(m.real_object(self.owner)), m.known(other))
 
     def rebuild(self, e: Emitter) -> str:
         return f"id({e.expr(self.owner)})"

@@ -6,6 +6,7 @@ A class of the user is taken as fixed, but for attributes that programs use as v
 from __future__ import annotations
 
 import operator
+import threading
 import types
 import typing
 import weakref
@@ -198,7 +199,7 @@ def is_plain(cls: type) -> bool:
     return all(base in PLAIN_BASES or is_python_class(base) for base in cls.__mro__) and cls.__module__ != "torch._C"
 
 
-PLAIN_BASES = (object, types.SimpleNamespace)
+PLAIN_BASES = (object, types.SimpleNamespace, threading.local)
 _python_classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 

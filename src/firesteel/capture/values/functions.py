@@ -50,7 +50,7 @@ NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types
 # modules of builtins without effects: executed while capturing when all arguments are known
 PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
 PURE_CLASSES = frozenset({str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match})
-PURE_FUNCTIONS = frozenset({sys.intern, bisect.bisect_left, bisect.bisect_right})
+PURE_FUNCTIONS = frozenset({sys.intern, os.fspath, bisect.bisect_left, bisect.bisect_right})
 IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
                              "vars", "dir", "id", "hash", "compile", "next", "iter"})
 

@@ -47,6 +47,7 @@ class DictValue(Container):
 
     def find(self, m: Machine, key: Value) -> Value | None:
         """The value of a key, looked at; None where there is none.  The user's dict is guarded for this key."""
+        key = key.as_key(m, self)
         hashed = key.hash_key(m)
         entry = self.entries.get(hashed)
         m.guard_key(self, key, hashed, entry is not None)
@@ -314,7 +315,7 @@ class SetValue(Container):
         return list(self.entries.values())
 
     def contains(self, m: Machine, item: Value) -> Value:
-        return boolean(item.hash_key(m) in self.entries)
+        return boolean(item.as_key(m, self).hash_key(m) in self.entries)
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if self.cls is not set:

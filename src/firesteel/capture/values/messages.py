@@ -49,7 +49,7 @@ def replay(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value:
 
 for _fn in (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error, logging.Logger.critical,
             logging.Logger.log, logging.Logger.exception, logging.debug, logging.info, logging.warning, logging.error, logging.critical,
-            logging.log, warnings.warn):
+            logging.log, warnings.warn, warnings._filters_mutated):     # type: ignore[attr-defined]  # after a change of the filters
     CALLS.add(_fn, functools.partial(lambda m, args, kwargs, fn: replay(m, fn, args, kwargs), fn=_fn))
 
 

@@ -5,6 +5,7 @@ Attribute access follows Python's own algorithm: data descriptors of the class, 
 """
 from __future__ import annotations
 
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ BINARY_METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "flo
 COMPARE_METHODS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
 UNARY_METHODS = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}
 # methods that do what object's do
-GENERIC = {name: (getattr(object, name), getattr(types.SimpleNamespace, name)) for name in ("__setattr__", "__delattr__")}
+GENERIC = {name: tuple(getattr(cls, name) for cls in (object, types.SimpleNamespace, threading.local)) for name in ("__setattr__", "__delattr__")}
 
 
 class ObjectValue(Value):

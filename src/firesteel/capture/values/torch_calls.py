@@ -55,7 +55,7 @@ def is_native_torch(fn: Any) -> bool:
     if getattr(fn, "__module__", None) == "torch._C._functorch":       # these push and pop levels of function transforms
         return False
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, torch.Tensor):     # a method that is bound to a tensor which is no part of the graph
+    if isinstance(owner, (torch.Tensor, torch.Generator)):      # a method that is bound to an object which is no part of the graph
         return False
     home = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
     return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase
@@ -111,8 +111,8 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
 
 
 def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """May a call that gave None have changed a tensor?"""
-    return any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
+    """May a call that gave None have changed a tensor, or is it a function of the user's?"""
+    return getattr(target, marks.ALLOWED, False) or any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
 
 
 def name_of(target: Any) -> str:
