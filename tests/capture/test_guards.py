@@ -37,6 +37,16 @@ def iterator(n):
 
 linear, evaluating, hooked = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).eval(), torch.nn.Linear(2, 2)
 hooked.register_forward_pre_hook(lambda module, args: None)
+class Flattened:
+    """Looks like a tensor subclass around other tensors."""
+
+    def __init__(self, *names, context=3):
+        self.names, self.context = names, context
+
+    def __tensor_flatten__(self):
+        return list(self.names), self.context
+
+
 MARKER = object()
 TENSOR = torch.zeros(2, 3)
 
@@ -77,6 +87,8 @@ CASES = [
       torch.zeros(2, 3, requires_grad=True), torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False), None, [TENSOR],
       torch.zeros(2, 3).to_sparse()], "size 4 in dimension 1; it was 3"),
     ("tensor", TensorFacts.of(TENSOR, (None, 3), (3, 1)), torch.zeros(7, 3), [torch.zeros(2, 4), torch.zeros(2)], "size 4 in dimension 1"),
+    ("part", TensorFacts.of(TENSOR), TENSOR, [torch.zeros(2, 4), torch.zeros(2, 3, dtype=torch.int64)], "size 4 in dimension 1; it was 3"),
+    ("wrapper", (("a", "b"), 3), Flattened("a", "b"), [Flattened("a"), Flattened("a", "b", context=4)], "made in another way"),
     ("contiguous", None, TENSOR, [TENSOR.t()], "x is not contiguous any more"),
     ("same", x, 3, [], ""),
     ("has_object", y, {None: 1}, [{}, {3: 4}, 5], "no key y"),
