@@ -117,6 +117,13 @@ def test_printing_needs_no_data(world):
     assert repr(wrap(world, torch.randn(2, 3))) == "AbstractTensor(float32[2, 3]@[3, 1])"
 
 
+def test_metadata_changes_inside_of_the_mode(world, monkeypatch):
+    """Outside of one, torch loads half of itself to ask whether the tensor is a distributed one."""
+    monkeypatch.setattr(AbstractTensor, "__torch_dispatch__", classmethod(lambda *args: pytest.fail("outside of the mode")))
+    with world.active():
+        assert wrap(world, torch.randn(2, 3)).clone().t_().shape == (3, 2)
+
+
 # ---------------------------------------------------------------- operators without a rule
 
 def test_meta_kernels_stand_in(world):

@@ -396,7 +396,8 @@ def reshaped_spec(fact: Facts, args: tuple, kwargs: dict) -> Spec:
 def set_spec(tensor: AbstractTensor, spec: Spec) -> None:
     """Changes the metadata of a tensor in place, below autograd."""
     value = tensor.world.make(spec)
-    tensor.data = value
+    with tensor.world._mode:        # outside of a mode, torch loads its distributed tensors, and with them much else, to ask for their class
+        tensor.data = value
     tensor.spec, tensor.value = spec, None
 
 

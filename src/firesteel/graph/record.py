@@ -319,7 +319,7 @@ def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
     with world._mode:
         out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
             x, weight, bias, mean, var, training, momentum, eps)
+        reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()
     world.assign(mean, world.to_node(new_mean))
     world.assign(var, world.to_node(new_var))
-    reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()
     return (out, save_mean, save_invstd, *reserve)
