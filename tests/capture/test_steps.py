@@ -93,6 +93,17 @@ def test_says_what_python_says_of_any_value(kind):
     assert made
 
 
+def test_keys_in_their_order():
+    class Key(str):
+        pass
+    first = {"v": {"a": 1, "".join(["b", "c"]): 2}}
+    machine, python = both([Guard(inside, "keys", ("a", "bc"))], box=first)
+    for value in ({"a": 3, "bc": 4}, {"bc": 1, "a": 1}, {"a": 1}, {"a": 1, "bc": 1, "d": 1}, {}, {"a": 1, "bd": 1}, {"a": 1, 5: 1}, {Key("a"): 1, "bc": 2},
+                  collections.OrderedDict(a=1, bc=2), collections.OrderedDict(bc=1, a=2), ["a", "bc"], 5):
+        assert machine({"v": value}) == python({"v": value}), value
+    assert machine(first) == ()
+
+
 def test_every_check_is_of_a_kind_that_is_tested_here():
     assert set(steps.CHECKS) == {*KINDS, "same", "no_hooks"}
 

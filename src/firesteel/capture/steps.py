@@ -40,9 +40,10 @@ WORTH_IT = 12           # fewer guards than this are quicker as Python text
 MOST = 1 << 14          # slots live on the C stack
 
 # the walk is written for objects that begin with a count and their type, and for one thread at a time
-POSSIBLE = object.__basicsize__ == 16 and ctypes.sizeof(ctypes.c_void_p) == 8 and getattr(sys, "_is_gil_enabled", lambda: True)()
+POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) == (16, 24, 8)
+            and getattr(sys, "_is_gil_enabled", lambda: True)())
 
-END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT = range(12)
+END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS = range(13)
 TYPE_AT, CONTENT_AT = 8, 16         # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict
 
 WALK = """
@@ -58,12 +59,15 @@ declare void @PyErr_Clear()
 declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare ptr @_PyObject_GetDictPtr(ptr)
+declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 
 define ptr @firesteel_walk(ptr %self, ptr %objects, i64 %count) {
 entry:
   %head = call ptr @PyLong_AsVoidPtr(ptr %self)
   %slot_count = load i64, ptr %head
   %slots = alloca ptr, i64 %slot_count
+  %position = alloca i64
+  %key_at = alloca ptr
   %exports_at = getelementptr %head, ptr %head, i64 0, i32 1
   %exports = load i64, ptr %exports_at
   %types_at = getelementptr %head, ptr %head, i64 0, i32 4
@@ -129,7 +133,8 @@ do:
                                i8 8, label %empty
                                i8 9, label %own
                                i8 10, label %member
-                               i8 11, label %found ]
+                               i8 11, label %found
+                               i8 12, label %keys ]
 go_on:
   br label %step
 
@@ -209,6 +214,42 @@ counted:
   %n_length = load i64, ptr %n_length_at
   %n_holds = icmp eq i64 %n_length, 0
   br i1 %n_holds, label %go_on, label %fails
+keys:
+  %k_count_at = getelementptr i8, ptr %operand, i64 16
+  %k_count = load i64, ptr %k_count_at
+  %k_first_at = getelementptr i8, ptr %operand, i64 24
+  store i64 0, ptr %position
+  br label %key_next
+key_next:
+  %k = phi i64 [0, %keys], [%k_next, %key_held]
+  %k_more = call i32 @PyDict_Next(ptr %x, ptr %position, ptr %key_at, ptr null)
+  %k_any = icmp ne i32 %k_more, 0
+  %k_wanted = icmp slt i64 %k, %k_count
+  %k_both = and i1 %k_any, %k_wanted
+  br i1 %k_both, label %key_compare, label %key_end
+key_end:
+  %k_one = or i1 %k_any, %k_wanted
+  br i1 %k_one, label %fails, label %go_on
+key_compare:
+  %k_key = load ptr, ptr %key_at
+  %k_expected_at = getelementptr ptr, ptr %k_first_at, i64 %k
+  %k_expected = load ptr, ptr %k_expected_at
+  %k_same = icmp eq ptr %k_key, %k_expected
+  br i1 %k_same, label %key_held, label %key_other
+key_other:
+  %k_type_at = getelementptr i8, ptr %k_key, i64 8
+  %k_type = load ptr, ptr %k_type_at
+  %k_str_at = getelementptr i8, ptr %k_expected, i64 8
+  %k_str = load ptr, ptr %k_str_at
+  %k_alike = icmp eq ptr %k_type, %k_str
+  br i1 %k_alike, label %key_equal, label %unsure
+key_equal:
+  %k_answer = call i32 @PyObject_RichCompareBool(ptr %k_key, ptr %k_expected, i32 2)
+  %k_holds = icmp eq i32 %k_answer, 1
+  br i1 %k_holds, label %key_held, label %unsure
+key_held:
+  %k_next = add i64 %k, 1
+  br label %key_next
 
 held:
   %list_at = getelementptr %head, ptr %head, i64 0, i32 2
@@ -409,7 +450,9 @@ def _check_length(steps: Steps, slot: int, data: Any, now: Any) -> bool:
 
 @CHECKS.row("keys")
 def _check_keys(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return len(data) == 0 and _check_length(steps, slot, 0, now)
+    if not data:
+        return _check_length(steps, slot, 0, now)
+    return type(now) is dict and all(type(key) is str for key in data) and steps.add(KEYS, slot, tuple(data), of=dict)
 
 
 def _contains(steps: Steps, slot: int, data: Any, now: Any, answer: int) -> bool:

@@ -201,6 +201,8 @@ FLAG_TABLES = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "
 def hook_layout(module: torch.nn.Module) -> tuple[Any, ...]:
     """How many hooks of which kind a module has, in order."""
     own = module.__dict__
+    if not (own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]):
+        return (), (), (), (), own["_is_full_backward_hook"]        # guards ask at every call
     flags = [own[table] for table in FLAG_TABLES]
     tables = [tuple(tuple(key in flag for flag in flags) for key in own[table]) for table in HOOK_TABLES]
     return (*tables, own["_is_full_backward_hook"])
