@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from harness import capture
 
@@ -92,7 +93,7 @@ def test_grad_through_a_history_from_outside() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "native"])
-def test_checkpoint_is_inlined_and_tagged(backend: str) -> None:
+def test_checkpoint(backend: str) -> None:
     layer = torch.nn.Linear(3, 3)
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -106,11 +107,51 @@ def test_checkpoint_is_inlined_and_tagged(backend: str) -> None:
     torch.testing.assert_close(ours, layer.weight.grad)
 
 
-def test_checkpointed_nodes_carry_the_wish() -> None:
-    compiled, backend = capture(lambda x: torch.utils.checkpoint.checkpoint(torch.nn.Sigmoid(), x, use_reentrant=False) + 1)
+def test_a_checkpoint_is_one_tagged_call() -> None:
+    compiled, backend = capture(lambda x: torch.utils.checkpoint.checkpoint(torch.nn.Sigmoid(), x, use_reentrant=False) + 1, fullgraph=True)
     compiled(torch.ones(2, requires_grad=True))
-    wishes = [n.meta.get("recompute") for g in backend.graphs for n in g.graph.nodes if n.op == "call_function"]
-    assert "must" in wishes and wishes[-1] is None
+    call, _, add = (n for n in backend.graphs[0].graph.nodes if n.op == "call_function")
+    assert call.meta["recompute"] == "must" and "recompute" not in add.meta
+    assert [n.meta.get("recompute") for n in call.target.body.graph.nodes if n.op == "call_function"] == ["must"]
+
+
+def test_a_graph_that_runs_as_it_is_checkpoints() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda a: F.dropout(a.sin().cos().exp(), 0.5), x, use_reentrant=False).sum()
+
+    def observed(call: Callable[..., Any]) -> tuple[int, torch.Tensor]:
+        kept: list[int] = []
+        x = torch.ones(2, requires_grad=True)
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(1) or t, lambda t: t):
+            out = call(x)
+        return len(kept), torch.autograd.grad(out, x)[0]
+    ours, theirs = observed(fs.compile(fn, backend="eager", fullgraph=True)), observed(fn)
+    assert ours[0] == theirs[0]
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_a_checkpoint_that_breaks_is_inlined(capsys: pytest.CaptureFixture[str]) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("here")
+        return y.cos()
+    compiled, backend = capture(lambda x: torch.utils.checkpoint.checkpoint(inside, x * 2, use_reentrant=False) + 1)
+    x = torch.ones(2, requires_grad=True)
+    torch.testing.assert_close(compiled(x), (x * 2).sin().cos() + 1)
+    wishes = [n.meta.get("recompute") for g in backend.graphs for n in g.graph.nodes if n.op in ("call_function", "call_method")]
+    assert wishes[:2] == [None, "must"] and wishes[-1] is None and capsys.readouterr().out == "here\n"
+
+
+def test_an_argument_of_a_checkpoint_stays_itself() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z, same = torch.utils.checkpoint.checkpoint(lambda a, b: (a + b, b), x, y, use_reentrant=False)
+        y.add_(1)
+        return z, same, same is y
+    for backend in ("eager", "aot_eager"):
+        x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+        z, same, known = fs.compile(fn, backend=backend)(x, y)
+        assert same is y and known and torch.equal(y, torch.full((2,), 2.0)) and torch.equal(z, y)
 
 
 def gradients(fn: Callable[..., Any], layer: torch.nn.Module, x: torch.Tensor) -> list[Any]:

@@ -83,6 +83,15 @@ def test_what_the_function_reads_is_guarded() -> None:
     assert torch.equal(compiled(x), x * 5)
 
 
+def test_an_argument_stays_itself() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        slope = torch.func.grad(lambda a, b: (a * b).sum())(x, y)
+        return slope, y.add_(1)
+    y = torch.ones(2)
+    slope, same = fs.compile(fn, backend="aot_eager", fullgraph=True)(torch.ones(2), y)
+    assert same is y and torch.equal(y, torch.full((2,), 2.0)) and torch.equal(slope, torch.ones(2))
+
+
 def test_breaks_and_effects_inside_are_breaks_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
 

@@ -96,7 +96,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
     except Undifferentiable as error:
-        if compilers.whole:
+        if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
         return run_by_eager("untraceable_backwards", str(error), eager)
     with timed("clean"):

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -457,8 +458,15 @@ def _attribute(gm: GraphModule, path: str) -> Any:
     return value
 
 
+def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
+    """Where the target is a captured function with a graph of its own, that is interpreted too, so that its nodes give their meta."""
+    if type(target) is FunctionType and "inline" in vars(target):
+        return vars(target)["inline"](partial(interpret, vars(target)["body"]), *args)
+    return symbolic_form(target)(*args, **kwargs)
+
+
 _RUN: dict[str, Callable[..., Any]] = {
-    "call_function": lambda gm, target, args, kwargs: symbolic_form(target)(*args, **kwargs),
+    "call_function": _call,
     "call_method": lambda gm, target, args, kwargs: symbolic_form(getattr(args[0], target))(*args[1:], **kwargs),
     "call_module": lambda gm, target, args, kwargs: _attribute(gm, target)(*args, **kwargs),
     "get_attr": lambda gm, target, args, kwargs: _attribute(gm, target),

@@ -1,16 +1,18 @@
 """torch.autograd.grad and torch.utils.checkpoint inside of the program.
 
 `grad` is one node, since the abstract tensors have torch's own history; only where a tensor that came in has a history from before the
-region does it break, for that history is not in the graph.  `checkpoint` inlines the function and tags its nodes, so that the partitioner
-recomputes them in the backward.
+region does it break, for that history is not in the graph.  `checkpoint` is one node over a graph of the function (transforms.py), whose nodes are
+tagged, so that the partitioner recomputes them in the backward; a backend that runs the graph as it is calls torch's own checkpoint.  Where the
+function breaks, has hooks, or changes the user's objects, it is inlined instead, and its nodes are tagged all the same.
 """
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils import _pytree as pytree
 
 from firesteel.capture import polyfills
 from firesteel.capture.values.base import PENDING, Value
@@ -19,6 +21,7 @@ from firesteel.capture.values.functions import CALLS, Args, Kwargs
 from firesteel.capture.values.messages import replay
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.transforms import Body, as_args, transformed
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -50,9 +53,25 @@ def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if not any(map(needs_gradient, args[1:])):
             say(m, "No argument of a reentrant checkpoint requires grad: there will be no gradients.")
             args = [m.constant_object(polyfills.without_gradients), *args]
-    result = args[0].call(m, args[1:], rest)
+    tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
+    try:
+        return checkpoint_node(m, args, rest, {name: m.known(m.look(value)) for name, value in options.items()}, tags)
+    except Break:       # then the call is no whole
+        return inlined(m, args, rest, tags)
+
+
+def checkpoint_node(m: Machine, args: Args, kwargs: Kwargs, options: dict[str, Any], tags: dict[str, str]) -> Value:
+    given, named = as_args(m, args[1:], kwargs)
+    body = Body(m, args[0], args[1:], kwargs, pytree.tree_leaves((given[1], named[1])), tags)
+    settings = {"use_reentrant": True, **options}
+    return transformed(m, "checkpoint", body, lambda fn, a, k: torch.utils.checkpoint.checkpoint(fn, *a, **settings, **k), given, named,
+                       inline=lambda fn, a, k: fn(*a, **k))
+
+
+def inlined(m: Machine, args: Args, kwargs: Kwargs, tags: dict[str, str]) -> Value:
+    result = args[0].call(m, args[1:], kwargs)
     if result is PENDING:
-        m.frames[-1].tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
+        m.frames[-1].tags = tags
     return result
 
 

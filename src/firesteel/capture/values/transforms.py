@@ -10,6 +10,7 @@ operators.  A break inside, or an effect on the user's objects, is a break of th
 # boundary: recognises torch.func.grad, torch.func.vmap and their relatives
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
+from firesteel.seams import SEAMS
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -68,10 +70,12 @@ def argument(place: int) -> None:
 
 
 class Body:
-    """A captured function of flat leaves: its graph, and the nodes outside that it reads."""
+    """A captured function of flat leaves: its graph, and the nodes outside that it reads.  Its nodes carry `tags`."""
 
-    def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any]):
+    def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any], tags: dict[str, str] | None = None):
+        self.tags = tags or {}
         mark = m.checkpoint()
+        owned = {id(leaf): m.record.tensors.get(id(leaf)) for leaf in leaves}
         try:
             source = enumerate(leaves)
             inside = [self._inside(m, value, source) for value in args]
@@ -80,9 +84,13 @@ class Body:
             if not put_back(m, mark[1][0]):
                 raise Break("call", name="a function transform whose function changes objects outside of it")
             self.lifted: list[Node] = []
-            self.module = self._module(m.record.nodes[mark[0][0]:], len(leaves), result)
+            nodes = m.record.nodes[mark[0][0]:]
+            if any(node.target in SEAMS for node in nodes if node.op == "call_function"):
+                raise Break("call", name="a function transform with hooks inside")
+            self.module = self._module(nodes, len(leaves), result)
         finally:
             m.rollback(mark)
+            m.record.tensors.update({key: known for key, known in owned.items() if known is not None})
 
     def _inside(self, m: Machine, value: Value, leaves: Iterator[tuple[int, Any]]) -> Value:
         value = m.look(value)
@@ -109,6 +117,7 @@ class Body:
         for node in nodes:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta.update({**self.tags, **{tag: node.meta[tag] for tag in self.tags if tag in node.meta}})
         graph.output(torch.fx.node.map_arg(result, copies.__getitem__))
         return torch.fx.GraphModule({}, graph, "Body")
 
@@ -136,17 +145,25 @@ def _nodes_in(nest: Any) -> list[Node]:
 
 
 # -- the node -----------------------------------------------------------------------------------------------------------
-def transformed(m: Machine, name: str, body: Body, use: Callable[..., Any], *given: Any) -> Value:
-    """A node that calls `use(the body as a function, *given)`; `given` are pairs of (argument of a node, abstract value)."""
+def transformed(m: Machine, name: str, body: Body, use: Callable[..., Any], *given: Any, inline: Callable[..., Any] | None = None) -> Value:
+    """A node that calls `use(the body as a function, *given)`; `given` are pairs of (argument of a node, abstract value).  With `inline` the
+    node is traced by calling that instead, on a function that runs the body node by node (`interpret` in graph/trace.py)."""
     structure: list[Any] = [None]
 
-    def call(lifted: Any, *args: Any) -> list[Any]:
-        leaves, structure[0] = pytree.tree_flatten(use(lambda *a, **k: body.module(*pytree.tree_leaves((a, k)), *lifted), *map(plain, args)))
+    def run(use: Callable[..., Any], module: Callable[..., Any], lifted: Any, *args: Any) -> list[Any]:
+        leaves, structure[0] = pytree.tree_flatten(use(lambda *a, **k: module(*pytree.tree_leaves((a, k)), *lifted), *map(plain, args)))
         return leaves
 
+    def call(lifted: Any, *args: Any) -> list[Any]:
+        return run(use, body.module, lifted, *args)
+
     call.__name__ = call.__qualname__ = f"{name}_call"
-    out = run_abstract(m, call, [tuple(node.meta["val"] for node in body.lifted), *(real for _, real in given)], {}, f"torch.func.{name}")
+    if inline is not None:
+        call.body, call.inline = body.module, functools.partial(run, inline)       # type: ignore[attr-defined]
+    lifted = tuple(node.meta["val"] for node in body.lifted)
+    out = run_abstract(m, functools.partial(run, inline or use, body.module), [lifted, *(real for _, real in given)], {}, f"{name} of a function")
     node = m.record.call_function(call, (tuple(body.lifted), *(arg for arg, _ in given)), {}, out)
+    node.meta.update(body.tags)
     return as_value(pytree.tree_unflatten([_item(m, node, i, leaf) for i, leaf in enumerate(out)], structure[0]))
 
 
