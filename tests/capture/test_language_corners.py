@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from harness import capture, check, make_test, same
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import firesteel as fs
 from firesteel.errors import Unsupported
@@ -323,6 +324,37 @@ def test_states_as_functions(x):
     wide = torch.ones(2)
     torch.set_default_dtype(before)
     return quiet(x), loud(x), wide, torch.is_inference_mode_enabled(), x.is_complex(), x.type(torch.DoubleTensor), x.type(), (3).__class__, x.nbytes
+
+
+@one
+def test_set_grad_enabled_as_a_decorator(x):
+    with torch.set_grad_enabled(False):
+        @torch.set_grad_enabled(True)
+        def loud(t):
+            return torch.is_grad_enabled(), t * 2
+        inside = torch.is_grad_enabled()
+        out = loud(x)
+    return out, inside, torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_kernels_of_attention_are_chosen_inside(backend):
+    def f(q):
+        with sdpa_kernel([SDPBackend.MATH]):
+            y = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            chosen = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+        return y, chosen, torch.backends.cuda.flash_sdp_enabled()
+    q = torch.randn(1, 2, 4, 8)
+    compiled = fs.compile(f, backend=backend, fullgraph=True)
+    for _ in range(2):
+        same(compiled(q), f(q))
+    assert torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        same(compiled(q), f(q))
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
 
 
 @pytest.mark.parametrize("call", [lambda: torch.manual_seed(3), lambda: torch.set_num_threads(torch.get_num_threads()),

@@ -27,6 +27,7 @@ from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
+from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values import (  # noqa: F401
     builtin_calls,
     classes,
@@ -45,7 +46,7 @@ from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
 from firesteel.capture.values.class_objects import SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
-from firesteel.capture.values.contexts import STATES, Changes, Key, get_state, set_state
+from firesteel.capture.values.contexts import ALWAYS_GUARDED, STATES, Changes, Key, get_state, set_state
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.generators import GeneratorValue, exhausted
@@ -416,12 +417,18 @@ class Machine(Reader):
         """Sets states for the abstract run, and in the graph."""
         for key, value in changes:
             before = get_state(key)
+            self.guard_state(key)
             self.initial_states.setdefault(key, before)
             if before != value:
                 set_state(key, value)
                 self.effects.on_undo(set_state, key, before)
                 node = self.record.call_function(_setter(key), (*key[1:], value), {}, None)
                 node.meta["state"] = (key, self.initial_states[key])
+
+    def guard_state(self, key: Key) -> None:
+        """What a state was at the start is used: it is set back to that."""
+        if key not in self.initial_states and key[0] not in ALWAYS_GUARDED:
+            self.guard(Guard(Call(Fixed(key, key[0]), get_state), "equals", get_state(key)))
 
     def changed_states(self) -> Changes:
         """States that are not as they were at the start."""

@@ -37,6 +37,10 @@ class State:
 STATES: Table[State] = Table("state of torch", "capture/values/contexts.py")
 STATES.add("grad", State(torch.is_grad_enabled, torch._C._set_grad_enabled))
 STATES.add("default_dtype", State(torch.get_default_dtype, torch._C._set_default_dtype))
+for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      # which kernels attention may use
+    if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
+        STATES.add(f"sdp_{_name}", State(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}")))
+ALWAYS_GUARDED = ("grad", "default_dtype")      # by the guard on the global state
 STATES.add("autocast", State(torch.is_autocast_enabled, torch.set_autocast_enabled))
 STATES.add("autocast_dtype", State(torch.get_autocast_dtype, torch.set_autocast_dtype))
 STATES.add("autocast_cache", State(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled))
@@ -159,6 +163,12 @@ class GradSetting(ContextValue):
         m.set_states(self.changes)
         return ExitValue(((("grad",), self.before),)), NONE
 
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        """As a decorator it puts back what it set when it was made."""
+        m.set_states([(("grad",), self.before)])
+        (key, mode), = self.changes
+        return decorated(m, args[0], ContextValue(torch.enable_grad if mode else torch.no_grad, [], {}, [(key, mode)]))
+
 
 @CALLS.row(torch.set_grad_enabled)
 def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
@@ -175,8 +185,18 @@ def _sets(key: Key) -> Any:
     return call
 
 
+def _reads(name: str) -> Any:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        key = (name, *map(m.known, args))
+        m.guard_state(key)
+        return ConstValue(get_state(key))
+    return call
+
+
 for _name, _row in STATES.items():
     CALLS.add(_row.set, _sets((_name,)))
+    if _name.startswith("sdp_"):
+        CALLS.add(_row.get, _reads(_name))
 
 
 class InferenceContext(ContextValue):
