@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation
-from firesteel.graph import products  # noqa: F401  # its rows
+from firesteel.graph import products, recurrent  # noqa: F401  # their rows
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.ops import Facts, facts

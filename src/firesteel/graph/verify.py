@@ -22,7 +22,7 @@ from firesteel.graph.ops import facts
 from firesteel.graph.sizenodes import SIZE_FUNCTIONS
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import Spec
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import eq
 from firesteel.sym.symint import from_sym
 from firesteel.table import Table
 
@@ -100,7 +100,7 @@ def _specs(value: Any) -> Any:
 
 def _compare(node: Node, found: Any, have: Any, env: Any) -> None:
     if type(found) is Spec:
-        if type(have) is not Spec or found != have and _simplified(found, env) != _simplified(have, env):
+        if type(have) is not Spec or found != have and not _equal(found, have, env):
             _fail(node, f"its Spec is {have}, its rule says {found}")
     elif isinstance(found, (list, tuple)):
         if len(found) != len(have):
@@ -109,12 +109,12 @@ def _compare(node: Node, found: Any, have: Any, env: Any) -> None:
             _compare(node, f, h, env)
 
 
-def _simplified(spec: Spec, env: Any) -> Spec:
-    """The Spec by what is known at the end: guards that came behind a node may have settled its sizes."""
-    if env is None:
-        return spec
-    known = lambda sizes: tuple([env.simplify(s) if type(s) is Expr else s for s in sizes])  # noqa: E731
-    return spec._replace(shape=known(spec.shape), strides=known(spec.strides), offset=known((spec.offset,))[0])
+def _equal(a: Spec, b: Spec, env: Any) -> bool:
+    """Equal by what is known at the end: guards that came behind a node may have settled its sizes."""
+    if env is None or (a.dtype, a.device, len(a.shape)) != (b.dtype, b.device, len(b.shape)):
+        return False
+    pairs = zip((*a.shape, *a.strides, a.offset), (*b.shape, *b.strides, b.offset))
+    return all(x == y or env.known(eq(env.simplify(x), env.simplify(y))) for x, y in pairs)
 
 
 @LEVELS.row("joint")

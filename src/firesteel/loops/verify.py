@@ -7,7 +7,7 @@ dtypes are derived again from the rows of `OPS`, never trusted.  Cost: linear in
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from firesteel.errors import InternalError
@@ -85,6 +85,24 @@ def _verify_argument(value: Any, where: str, buffers: Mapping[str, Buffer], writ
         _require(len(value.shape) == len(value.strides), "a view has a stride for each dimension", value, where)
         for size in (*value.shape, *value.strides, value.offset):
             _verify_size(size, where)
+        _require(_is_inside(value, buffers[value.buffer]), "a view lies inside of its buffer", value, where)
+
+
+def _is_inside(view: View, buffer: Buffer) -> bool:
+    """Judged where all sizes are numbers; inputs and constants are windows on storages that may be larger."""
+    if buffer.kind in ("input", "constant") or view.dtype != buffer.dtype:
+        return True
+    last, end = _reach(view.shape, view.strides, view.offset), _reach(buffer.shape, buffer.strides, 0)
+    return last is None or end is None or last <= end
+
+
+def _reach(shape: Sequence[Any], strides: Sequence[Any], offset: Any) -> int | None:
+    """How far from the start the last element lies; -1 for none, None where symbols decide."""
+    if 0 in shape:
+        return -1
+    if not all(type(n) is int for n in (*shape, *strides, offset)):
+        return None
+    return offset + sum((n - 1) * s for n, s in zip(shape, strides))
 
 
 # ---------------------------------------------------------------- nests

@@ -214,6 +214,10 @@ class ShapeEnv:
             return known
         return self.decide(condition) if self.is_backed(self.simplify(condition)) else otherwise
 
+    def evaluate_sym_node(self, node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> bool:
+        """The door by which torch's own Python code asks (`guard_or_false` and the like)."""
+        return self.decide(node.value) if fallback_value is None else self.decide_or(node.value, fallback_value)
+
     def decide_oblivious(self, condition: bool | Expr) -> bool:
         """Like `decide`; a size that only run time knows counts as neither 0 nor 1."""
         known = self.known(condition)

@@ -98,7 +98,7 @@ class Builder:
         buffer = self.buffer(out)
         store = Store(buffer.name, exprs(index), to(body(index), buffer.dtype, self.loose))
         self.nest(axes, Phase("map", (), (), (store,)))
-        return Tensor.of(buffer, out)
+        return Tensor.of(buffer, _from_start(out))
 
     def store_into(self, buffer: Buffer, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body, mode: StoreMode = "set") -> None:
         """buffer[where(i)] = body(i) (or += with mode "add") for all i of `shape`."""
@@ -116,7 +116,7 @@ class Builder:
 
     def strided(self, x: Tensor) -> Tensor:
         """x as a window on a buffer, materialised where it is none."""
-        return x if x.strided else self.copy(x, x.spec)
+        return x if x.strided else self.copy(x, x.spec if all(s != 0 for s in x.spec.strides) else _contiguous(x.spec))
 
     def copy(self, x: Tensor, out: Any) -> Tensor:
         x = self.readable(x)
@@ -180,7 +180,7 @@ def _contiguous(spec: Any) -> Any:
 
 
 def _from_start(spec: Any) -> Any:
-    """A library call's result is a buffer of its own: it starts at offset 0."""
+    """A computed result is a buffer of its own: it starts at offset 0."""
     if type(spec.offset) is int and spec.offset == 0:
         return spec
     return TensorSpec(spec.shape, spec.strides, 0, spec.dtype, spec.device)
