@@ -178,6 +178,15 @@ def test_class_attributes_that_change_are_seen():
     assert machine(1) is python(1) is None
 
 
+def test_descriptors_of_the_users_are_left_to_python():
+    class Descriptor:
+        def __get__(self, owner, cls):
+            raise AssertionError("asked while guards are built")
+    cls = type("Cls", (), {"d": Descriptor(), "c": classmethod(len), "p": property(len), "f": function, "__call__": function})
+    made = steps.Steps(["box"], {"box": cls})
+    assert [name for name in ("d", "c", "p", "f", "__call__", "__init__") if made.reads(Attr(box, name)) is not None] == ["p", "f", "__call__", "__init__"]
+
+
 def test_hooks_and_same_objects():
     layer, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     first, second = Item(box, "first"), Item(box, "second")

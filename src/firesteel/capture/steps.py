@@ -353,6 +353,7 @@ _OF_FUNCTION = {"__code__": "PyFunction_GetCode", "__defaults__": "PyFunction_Ge
                 "__closure__": "PyFunction_GetClosure"}
 DICTS = (dict, OrderedDict)
 MISSING = object()
+SEEN_AS_THEY_ARE = (types.FunctionType, property, types.WrapperDescriptorType)      # descriptors that a class hands out themselves
 
 
 def _find(cls: type, name: str) -> Any:
@@ -387,7 +388,8 @@ def _attr(source: Attr, base: Any) -> Read | None:
     meta = type(base)
     if not issubclass(meta, type) or meta.__getattribute__ is not type.__getattribute__ or hasattr(_find(meta, source.key), "__set__"):
         return None
-    as_it_is = getattr(base, source.key) is _find(base, source.key)       # no classmethod, no other descriptor that makes something of it
+    found = _find(base, source.key)
+    as_it_is = found is not MISSING and (type(found) in SEEN_AS_THEY_ARE or not hasattr(type(found), "__get__"))
     return Read(READ, sys.intern(source.key), "_PyType_Lookup") if as_it_is else None
 
 
