@@ -605,3 +605,22 @@ def test_views_of_a_base_without_history_do_not_require_grad():
         flat = base.view(-1)
         return flat.unsqueeze(0), x * base.sum(), flat
     check(fn, leaf(2, 4))
+
+
+def test_a_backward_that_cannot_run_is_an_error_when_it_is_asked_for():
+    """Eager lets a saved tensor be overwritten as long as nobody asks for that gradient."""
+    def fn(x, w):
+        y = x.exp()
+        bad = y * y
+        y.mul_(2)
+        return bad, w * 2
+    texts, grads = [], []
+    for f in (fn, compiled(fn)):
+        x, w = leaf(3), leaf(3, seed=1)
+        bad, good = f(x, w)
+        good.sum().backward()
+        with pytest.raises(RuntimeError) as error:
+            bad.sum().backward()
+        texts.append(str(error.value))
+        grads.append(w.grad)
+    assert texts[0] == texts[1] and torch.equal(*grads)

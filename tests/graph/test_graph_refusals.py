@@ -3,10 +3,12 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from graph_compare import abstract
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils import _pytree as pytree
 
+import firesteel as fs
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.rules.refusals import REFUSALS
@@ -62,3 +64,31 @@ def test_wrong_calls_are_refused_while_tracing(part):
 
 def test_refusals_belong_to_rules():
     assert not [op for op in REFUSALS if op not in RULES]
+
+
+WRONG = {
+    "a kernel that does not know the dtype": lambda x: x.bool().neg(),
+    "a bool difference": lambda x: x.bool() - x.bool(),
+    "a complex order": lambda x: x.to(torch.complex64).clamp(0),
+    "bits of floats": lambda x: x & 1,
+    "a reduction without order": lambda x: x.to(torch.complex64).amax(0),
+    "mixed parameters": lambda x: F.layer_norm(x, (6,), torch.zeros(6, dtype=torch.float64)),
+    "a format of another rank": lambda x: x.to(memory_format=torch.channels_last),
+    "classes that are no numbers": lambda x: F.cross_entropy(x, x[:, 0]),
+    "no pixels": lambda x: F.interpolate(x[None, None], size=(0, 3)),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("name", WRONG)
+def test_the_sentence_is_eagers_and_the_next_call_works(name, backend):
+    def program(x, wrong):
+        return WRONG[name](x) if wrong else x + 1
+    x = torch.rand(4, 6)
+    with pytest.raises(Exception) as eager:
+        program(x, True)
+    compiled = fs.compile(program, backend=backend)
+    with pytest.raises(eager.type) as ours:
+        compiled(x, True)
+    assert str(ours.value) == str(eager.value)
+    assert torch.equal(compiled(x, False), x + 1)

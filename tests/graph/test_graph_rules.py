@@ -60,3 +60,33 @@ def test_a_bad_call_raises_as_eager_does(call):
     with AbstractWorld().active(), pytest.raises((RuntimeError, IndexError)) as ours:
         call()
     assert ours.type is eager.type or ours.type is RuntimeError
+
+
+T = torch.rand(4, 5).t()
+LAST = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+ROWS, PLACES = torch.tensor([0, 1]), torch.zeros(5, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("call", {
+    "masked_fill": lambda f: f(aten.masked_fill.Scalar, T, T > 0.5, 1.0),
+    "masked_fill_last": lambda f: f(aten.masked_fill.Scalar, LAST, LAST > 0.5, 1.0),
+    "masked_scatter": lambda f: f(aten.masked_scatter.default, T, T > 0.5, torch.rand(20)),
+    "scatter": lambda f: f(aten.scatter.src, T, 0, PLACES, T),
+    "scatter_add": lambda f: f(aten.scatter_add.default, T, 0, PLACES, T),
+    "index_add": lambda f: f(aten.index_add.default, T, 0, ROWS, T[:2]),
+    "index_copy": lambda f: f(aten.index_copy.default, T, 0, ROWS, T[:2]),
+    "index_fill": lambda f: f(aten.index_fill.int_Scalar, T, 0, ROWS, 1.0),
+    "roll": lambda f: f(aten.roll.default, T, [1], [0]),
+    "roll_last": lambda f: f(aten.roll.default, LAST, [1, 2], [0, 1]),
+    "roll_flat": lambda f: f(aten.roll.default, T, [1]),
+    "safe_softmax": lambda f: f(aten._safe_softmax.default, T, 0),
+    "bce": lambda f: f(aten.binary_cross_entropy.default, T, T, None, 0),
+    "bce_with_logits": lambda f: f(aten.binary_cross_entropy_with_logits.default, T.contiguous(), T.double(), None, None, 0),
+    "soft_margin": lambda f: f(aten.soft_margin_loss.default, T.bfloat16(), T, 0),
+    "huber": lambda f: f(aten.huber_loss.default, T, T.double(), 0, 1.0),
+    "bernoulli": lambda f: f(aten.bernoulli.default, T),
+    "normal": lambda f: f(aten.normal.Tensor_Tensor, T, T.double()),
+    "normal_std": lambda f: f(aten.normal.float_Tensor, 0.0, T),
+}.items(), ids=lambda item: item[0])
+def test_rules_know_layouts_and_dtypes_of_mixed_calls(call):
+    call[1](lambda op, *args: check_rule(op, args, {}))

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from firesteel.artifacts import timed
 from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
 from firesteel.autograd.function import Tangent
-from firesteel.errors import DataDependentError
+from firesteel.errors import DataDependentError, FiresteelError
 from firesteel.graph.abstract import AbstractTensor, find_world
 from firesteel.graph.build import make_module
 from firesteel.graph.functional import Cell, Step
@@ -102,6 +102,10 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                 try:
                     tangents, grads = _differentiate(world, outcome, leaves)
                 except UNTRACEABLE as error:
+                    raise Undifferentiable(str(error)) from error
+                except RuntimeError as error:       # eager raises it too, but when the gradient is asked for, and for that output alone
+                    if isinstance(error, FiresteelError):
+                        raise
                     raise Undifferentiable(str(error)) from error
     return _finish(world, outcome, tangents, grads, leaves)
 
@@ -215,7 +219,7 @@ class Value:
     @property
     def quiet(self) -> bool:
         """Could it carry a gradient, and does not?  A base that the program does not show never does."""
-        seen = self.tensor if self.tensor is not None else self.nodes[0].meta["val"]
+        seen = self.tensor if self.tensor is not None or not isinstance(self.nodes[0], Node) else self.nodes[0].meta["val"]
         untracked = isinstance(seen, torch.Tensor) and (self.tensor is None or not is_tracked(seen))
         return untracked and (seen.is_floating_point() or seen.is_complex())
 

@@ -258,5 +258,8 @@ def like(x: Spec, *, dtype: torch.dtype | None = None, device=None, memory_forma
     elif memory_format is torch.contiguous_format:
         strides = contiguous_strides(x.shape)
     else:
+        rank = 4 if memory_format is torch.channels_last else 5
+        if len(x.shape) != rank:
+            raise RuntimeError(f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format")
         strides = channels_last_strides(x.shape)
     return Spec(x.shape, strides, 0, dtype or x.dtype, device_of(device, x.device))

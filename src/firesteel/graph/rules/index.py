@@ -91,16 +91,19 @@ def gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) -> Spec
     return fresh(x, index.shape)
 
 
-@rule("""scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy
-         index_fill.int_Scalar index_fill.int_Tensor index_reduce put""")
+@rule("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy index_reduce")
 def scatter(x: Spec, *args: Any, **kwargs: Any) -> Spec:
+    return fresh(x)
+
+
+@rule("index_fill.int_Scalar index_fill.int_Tensor put")
+def index_fill(x: Spec, *args: Any, **kwargs: Any) -> Spec:
     return like(x)
 
 
 @rule("masked_scatter")
 def masked_scatter(x: Spec, mask: Spec, source: Spec) -> Spec:
-    shape = broadcast(x.shape, mask.shape)
-    return like(x) if shape == x.shape else fresh(x, shape)
+    return fresh(x, broadcast(x.shape, mask.shape))
 
 
 @rule("take")
@@ -185,7 +188,9 @@ def repeat_interleave(repeats: Spec, *, output_size: Size | None = None) -> Spec
 
 @rule("roll")
 def roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> Spec:
-    return fresh(x) if len(dims) != 1 else like(x)
+    """On the CPU two parts are joined."""
+    joined = len(x.shape) in (4, 5) and len(dims) > 0 and x.device.type == "cpu" and suggests_channels_last(x)
+    return like(x, memory_format=torch.channels_last if len(x.shape) == 4 else torch.channels_last_3d) if joined else fresh(x)
 
 
 @rule("flip")

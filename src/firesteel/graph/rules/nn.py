@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import broadcast, check, floating, result_dtype, rule, wrap_dim
+from firesteel.graph.rules.base import broadcast, check, expands_to, floating, result_dtype, rule, wrap_dim
 from firesteel.graph.rules.pointwise import elementwise
 from firesteel.graph.sizes import product, same
 from firesteel.graph.spec import Spec, channels_last_strides, contiguous_strides, fresh, is_channels_last, like, suggests_channels_last
@@ -37,7 +37,7 @@ def softmax(x: Spec, dim: int, half_to_float: bool) -> Spec:
 
 @rule("_safe_softmax")
 def safe_softmax(x: Spec, dim: int, dtype: torch.dtype | None = None) -> Spec:
-    return like(x, dtype=dtype)
+    return fresh(x, dtype=dtype)
 
 
 @rule("_softmax_backward_data _log_softmax_backward_data")
@@ -174,24 +174,36 @@ def _loss(operands: list[Spec], reduction: int, dtype: torch.dtype) -> Spec:
     return full if reduction == 0 else fresh(full, ())
 
 
-@rule("mse_loss smooth_l1_loss huber_loss")
+def _loss_in_target(x: Spec, target: Spec, reduction: int, dtype: torch.dtype) -> Spec:
+    """A loss that eager computes in place, in a copy of the target with this dtype."""
+    check(expands_to(x.shape, target.shape), f"The size of tensor a {list(x.shape)} must match the size of tensor b {list(target.shape)}")
+    check(torch.can_cast(result_dtype((x, target)), dtype), f"result type can't be cast to the desired output type {dtype}")
+    return _loss([target], reduction, dtype)
+
+
+@rule("mse_loss smooth_l1_loss")
 def mse_loss(x: Spec, target: Spec, reduction: int = 1, *args: Any) -> Spec:
     return _loss([x, target], reduction, result_dtype((x, target)))
 
 
+@rule("huber_loss")
+def huber_loss(x: Spec, target: Spec, reduction: int = 1, delta: float = 1.0) -> Spec:
+    return _loss([x, target], reduction, x.dtype)
+
+
 @rule("soft_margin_loss")
 def soft_margin_loss(x: Spec, target: Spec, reduction: int = 1) -> Spec:
-    return _loss([x, target], reduction, result_dtype((x, target)))
+    return _loss_in_target(x, target, reduction, x.dtype)
 
 
 @rule("binary_cross_entropy")
 def binary_cross_entropy(x: Spec, target: Spec, weight: Spec | None = None, reduction: int = 1) -> Spec:
-    return fresh(x) if reduction == 0 else fresh(x, ())
+    return like(x) if reduction == 0 else fresh(x, ())
 
 
 @rule("binary_cross_entropy_with_logits")
 def bce_with_logits(x: Spec, target: Spec, weight: Spec | None = None, pos_weight: Spec | None = None, reduction: int = 1) -> Spec:
-    return _loss([x, target], reduction, result_dtype((x, target)))
+    return _loss_in_target(x, target, reduction, target.dtype)
 
 
 @rule("mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss_backward")

@@ -164,8 +164,6 @@ def where(condition: Spec, a: Any, b: Any) -> Spec:
 def masked_fill(x: Spec, mask: Spec, value: Any) -> Spec:
     check(mask.dtype is torch.bool, f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
     shape = broadcast(x.shape, mask.shape)
-    if shape == x.shape:
-        return Spec(shape, elementwise_strides(shape, [x]), 0, x.dtype, x.device)
     return Spec(shape, contiguous_strides(shape), 0, x.dtype, x.device)
 
 
@@ -222,7 +220,7 @@ def log_sigmoid_backward(grad: Spec, x: Spec, buffer: Spec) -> Spec:
 
 @rule("native_dropout_backward")
 def native_dropout_backward(grad: Spec, mask: Spec, scale: float) -> Spec:
-    return elementwise([grad, mask], floating(grad.dtype))
+    return elementwise([grad, mask], floating(result_dtype((grad, mask))))
 
 
 @rule("_amp_update_scale_")

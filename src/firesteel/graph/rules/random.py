@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import rule
+from firesteel.graph.rules.base import broadcast, rule
 from firesteel.graph.rules.factory import default_device
 from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
 from firesteel.sym.expr import Size
@@ -18,7 +18,12 @@ def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
     return result, result.to(torch.bool)
 
 
-@rule("bernoulli bernoulli.p bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
+@rule("bernoulli bernoulli.p")
+def bernoulli(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
+    return fresh(x)
+
+
+@rule("bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
 def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
     return like(x)
 
@@ -45,7 +50,17 @@ def multinomial(x: Spec, count: Size, replacement: bool = False, *, generator: A
 
 @rule("normal.Tensor_float")
 def normal_tensor_float(mean: Spec, std: float = 1.0, *, generator: Any = None) -> Spec:
-    return like(mean)
+    return fresh(mean)
+
+
+@rule("normal.float_Tensor")
+def normal_float_tensor(mean: float, std: Spec, *, generator: Any = None) -> Spec:
+    return fresh(std)
+
+
+@rule("normal.Tensor_Tensor")
+def normal_tensors(mean: Spec, std: Spec, *, generator: Any = None) -> Spec:
+    return fresh(mean, broadcast(mean.shape, std.shape))
 
 
 @rule("normal.float_float")

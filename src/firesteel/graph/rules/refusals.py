@@ -8,6 +8,7 @@ time.  The sentence is short: whoever reports the error to a user lets eager say
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,12 +39,18 @@ def refuses(names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 def checked_rule(op: OpOverload) -> Callable[..., Any] | None:
     """The rule of an operator behind its refusals."""
     rule, refusal = RULES.get(op), REFUSALS.get(op)
-    if rule is None or refusal is None:
+    if rule is None:
+        return None
+    probed = rule.__module__ in PROBED and op not in NOT_PROBED
+    if refusal is None and not probed:
         return rule
 
     @functools.wraps(rule)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        refusal(*args, **kwargs)
+        if probed:
+            ask_kernel(op, args, kwargs)
+        if refusal is not None:
+            refusal(*args, **kwargs)
         return rule(*args, **kwargs)
     return checked
 
@@ -59,24 +66,55 @@ def within(value: Any, low: Any, high: Any, message: str) -> None:
         must(condition, message)
 
 
+# ---------------------------------------------------------------- dtypes that a kernel does not know
+
+PROBED = ("firesteel.graph.rules.pointwise", "firesteel.graph.rules.reduce")        # whose operators take sizes of 1
+NOT_PROBED = frozenset(find(name) for name in ("topk", "kthvalue", "copy", "_amp_update_scale_"))
+COMMON = (torch.float32, torch.float64)
+_fine: set[tuple[int, torch.dtype]] = set()     # operators that take tensors of one common dtype, whatever the numbers beside them
+
+
+def ask_kernel(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raises what eager's kernel raises for these dtypes and numbers: it is called on tensors of one element, once for each kind of call."""
+    operands = [a for a in (*args, *kwargs.values()) if type(a) is Spec]
+    first = operands[0].dtype if operands else torch.float32
+    common = first in COMMON and all(x.dtype is first for x in operands)
+    if common and (id(op), first) in _fine or any(x.device.type != "cpu" for x in operands):
+        return
+    error = _kernel_error(op, tuple(map(_kind, args)), tuple((k, _kind(v)) for k, v in kwargs.items()))
+    if error is not None:
+        raise type(error)(*error.args)
+    if common:
+        _fine.add((id(op), first))
+
+
+def _kind(value: Any) -> Any:
+    """An argument, as far as it matters here, hashable; its type is part of it, since 1, 1.0 and True are equal."""
+    if type(value) is Spec:
+        return Spec, value.dtype, len(value.shape)
+    if type(value) is Expr:
+        return float if value.dtype == "f64" else int, 1
+    return (list, tuple(map(_kind, value))) if isinstance(value, (list, tuple)) else (type(value), value)
+
+
+def _example(kind: Any) -> Any:
+    if kind[0] is Spec:
+        return torch.ones((1,) * kind[2], dtype=kind[1])
+    return [_example(k) for k in kind[1]] if kind[0] is list else kind[1]
+
+
+@functools.lru_cache(4096)
+def _kernel_error(op: OpOverload, args: tuple, kwargs: tuple) -> Exception | None:
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            op(*map(_example, args), **{k: _example(v) for k, v in kwargs})
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            return error.with_traceback(None)
+    return None
+
+
 # ---------------------------------------------------------------- pointwise
-
-@refuses("neg")
-def neg(x: Spec) -> None:
-    check(x.dtype is not torch.bool, "Negation, the `-` operator, on a bool tensor is not supported.")
-
-
-@refuses("sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar")
-def sub(a: Any, b: Any, alpha: Any = 1, **options: Any) -> None:
-    both = type(a) is Spec and type(b) is Spec and a.dtype is torch.bool and b.dtype is torch.bool
-    check(not both and b is not True and b is not False, "Subtraction, the `-` operator, with two bool tensors is not supported.")
-
-
-@refuses("complex polar")
-def complex_(real: Spec, imag: Spec) -> None:
-    check(real.dtype in (torch.float16, torch.float32, torch.float64), f"Expected Half, Float or Double tensors but got {real.dtype}")
-    check(imag.dtype is real.dtype, f"Expected object of scalar type {real.dtype} but got scalar type {imag.dtype} for second argument")
-
 
 @refuses("softshrink")
 def softshrink(x: Spec, lambd: Any = 0.5) -> None:
@@ -136,13 +174,18 @@ def max_all(x: Spec) -> None:
     check(not x.dtype.is_complex, "max is not implemented for complex tensors")
 
 
-@refuses("max.dim min.dim argmax argmin mode")
+@refuses("max.dim min.dim argmax argmin")
 def max_dim(x: Spec, dim: int | None = None, keepdim: bool = False) -> None:
     check(not x.dtype.is_complex, "max is not implemented for complex tensors")
     if dim is None:
         check(0 not in x.shape, "Expected reduction dim to be specified for input.numel() == 0.")
     else:
         not_empty(x, [dim])
+
+
+@refuses("median.dim nanmedian.dim mode")
+def median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> None:
+    not_empty(x, [dim])
 
 
 @refuses("kthvalue")
@@ -340,12 +383,54 @@ def native_layer_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, 
     check(len(x.shape) >= n, message)
     for a, b in zip(x.shape[len(x.shape) - n:], normalized):
         must_match(a, b, message)
+    same_or_wider(x, weight, bias)
     for name, part in (("weight", weight), ("bias", bias)):
         if part is not None:
             message = f"Expected {name} to be of same shape as normalized_shape"
             check(len(part.shape) == n, message)
             for a, b in zip(part.shape, normalized):
                 must_match(a, b, message)
+
+
+def same_or_wider(x: Spec, *parameters: Spec | None) -> None:
+    """Parameters of a normalisation on the CPU: in the input's dtype, or in float32 where the input is narrower."""
+    wider = x.dtype in (torch.float16, torch.bfloat16)
+    for p in parameters:
+        check(p is None or x.device.type != "cpu" or p.dtype is x.dtype or wider and p.dtype is torch.float32,
+              "mixed dtype (CPU): expect parameter to have scalar type of Float")
+
+
+@refuses("native_group_norm")
+def native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n: Size, c: Size, hxw: Size, group: int, eps: float) -> None:
+    same_or_wider(x, weight, bias)
+    for p in (weight, bias):
+        if p is not None:
+            check(len(p.shape) == 1, "Expected weight to be a vector of size equal to the number of channels in input")
+            must_match(p.shape[0], c, "Expected weight to be a vector of size equal to the number of channels in input")
+
+
+@refuses("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional")
+def native_batch_norm(x: Spec, weight: Spec | None, bias: Spec | None, mean: Spec | None, var: Spec | None, *rest: Any) -> None:
+    same_or_wider(x, weight, bias, mean, var)
+    check(len(x.shape) >= 2, "Expected at least 2 dimensions")
+
+
+@refuses("nll_loss_forward nll_loss2d_forward")
+def nll_loss(x: Spec, target: Spec, weight: Spec | None, reduction: int, ignore_index: Size) -> None:
+    check(target.dtype in (torch.int64, torch.uint8), f"expected target dtype to be Long or Byte, but got {target.dtype}")
+    check(len(target.shape) == max(len(x.shape) - 1, 0) or len(x.shape) == 1 and len(target.shape) == 1, "target has a wrong number of dimensions")
+    for a, b in zip(target.shape, (*x.shape[:1], *x.shape[2:]) if len(x.shape) > 1 else (1,)):
+        must_match(a, b, f"size mismatch (got input: {list(x.shape)}, target: {list(target.shape)})")
+    if weight is not None:
+        check(len(weight.shape) == 1, "weight tensor should be defined either for all classes or no classes")
+        must_match(weight.shape[0], x.shape[1] if len(x.shape) > 1 else x.shape[0], "weight tensor should be defined for all classes or no classes")
+
+
+@refuses("upsample_nearest1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d")
+def upsample(x: Spec, size: Sequence[Size], *rest: Any) -> None:
+    check(len(x.shape) == len(size) + 2, f"It is expected that input has {len(size) + 2} dimensions, but got {list(x.shape)}")
+    for s in (*size, *x.shape[2:]):
+        within(s, 1, None, f"Input and output sizes should be greater than 0, but got input {list(x.shape[2:])} output {list(size)}")
 
 
 def pool(n: int, name: str, x: Spec, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1) -> None:
@@ -435,7 +520,7 @@ def convolution(x: Spec, weight: Spec, bias: Spec | None, stride: Any, padding: 
         wanted = weight.shape[1] * groups if transposed else weight.shape[0]
         check(len(bias.shape) == 1, "expected bias to be 1-dimensional")
         must_match(bias.shape[0], wanted, f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {wanted} elements")
-        check(bias.dtype is x.dtype, f"Input type ({x.dtype}) and bias type ({bias.dtype}) should be the same")
+        check(bias.dtype is x.dtype or transposed or len(weight.shape) > 4, f"Input type ({x.dtype}) and bias type ({bias.dtype}) should be the same")
 
 
 # ---------------------------------------------------------------- shapes
