@@ -123,7 +123,9 @@ class TraceWorld(AbstractWorld):
 
     def location(self) -> Location | None:
         """The user's line that the node being interpreted came from."""
-        text = self.origin.meta.get("stack_trace") if self.origin is not None else None
+        backward = torch._C._current_autograd_node()
+        meta = self._origins.get(backward._sequence_nr(), _NOTHING) if backward is not None else self.origin.meta if self.origin is not None else _NOTHING
+        text = meta.get("stack_trace")
         lines = _TRACE_LINE.findall(text or "")
         return Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
 

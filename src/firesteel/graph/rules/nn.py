@@ -304,27 +304,29 @@ def adaptive_max_pool2d_backward(grad: Spec, x: Spec, indices: Spec) -> Spec:
 
 # ---------------------------------------------------------------- resampling
 
-@rule("upsample_nearest1d")
+@rule("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d")
 def upsample_nearest1d(x: Spec, size: Sequence[Size], *scales: Any) -> Spec:
     return fresh(x, (*x.shape[:2], *size))
 
 
-@rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d")
+@rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d")
 def upsample_nearest2d(x: Spec, size: Sequence[Size], *scales: Any) -> Spec:
     return suggested(x, (*x.shape[:2], *size))
 
 
-@rule("upsample_bilinear2d upsample_bicubic2d")
+@rule("upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa")
 def upsample_bilinear2d(x: Spec, size: Sequence[Size], align_corners: bool, *scales: Any) -> Spec:
     return suggested(x, (*x.shape[:2], *size))
 
 
-@rule("upsample_nearest2d_backward upsample_nearest1d_backward")
+@rule("upsample_nearest2d_backward upsample_nearest1d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
+      "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward")
 def upsample_nearest_backward(grad: Spec, out_size, in_size: Sequence[Size], *scales: Any) -> Spec:
     return suggested(grad, tuple(in_size))
 
 
-@rule("upsample_bilinear2d_backward upsample_bicubic2d_backward")
+@rule("upsample_bilinear2d_backward upsample_bicubic2d_backward upsample_linear1d_backward upsample_trilinear3d_backward "
+      "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward")
 def upsample_bilinear_backward(grad: Spec, out_size, in_size: Sequence[Size], align_corners: bool, *scales: Any) -> Spec:
     return suggested(grad, tuple(in_size))
 

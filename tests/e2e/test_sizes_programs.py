@@ -1,0 +1,140 @@
+"""One graph for ten sizes: what programs do with sizes, compiled once with dynamic=True, against eager on each size, gradients too."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import firesteel as fs
+
+R = torch.randn
+
+
+def ints(*shape, high=20):
+    return torch.randint(0, high, shape)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+    torch.manual_seed(0)
+    with fs.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def padded_to_stride(x, kernel=5, stride=2):
+    size = x.shape[-1]
+    missing = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+    return F.pad(x, [missing // 2, missing - missing // 2]) if missing > 0 else x
+
+
+def second_half_written(x):
+    n = x.size(0)
+    return torch.slice_scatter(torch.ones(8, n), torch.zeros(8, n // 2), 1, n // 2, 2 * (n // 2))
+
+
+def upsampled(x):
+    rows = math.ceil((2 * ((x.shape[1] - 1) // 8) + 2) / 1)
+    return F.interpolate(torch.zeros(x.shape[0], 4, rows, x.shape[2]), scale_factor=2, mode="nearest")
+
+
+def longest(lengths):
+    return torch.arange(0, lengths.max()).type_as(lengths).repeat(lengths.numel(), 1).lt(lengths.unsqueeze(1))
+
+
+def kept(x):
+    rows = (x > 0).nonzero().squeeze(-1)
+    return x[rows] * 2
+
+
+IMAGES = lambda n: (R(n, 3, n + 4, n + 5),)
+ROWS = lambda n: (R(n, 4),)
+LINE = lambda n: (R(n),)
+W2, W1 = R(4, 3, 3, 3), R(4, 3, 3)
+# name: (program, inputs for a size)
+PROGRAMS = {
+    "constants of a size": (lambda x: (torch.full(x.shape, -1.0) + 2) * x.shape[0] * x, ROWS),
+    "largest length": (longest, lambda n: (ints(n, high=30) + 1,)),
+    "padded to a stride": (padded_to_stride, lambda n: (R(2, 3, n + 3),)),
+    "second half written": (second_half_written, LINE),
+    "a bound that changes its sign": (lambda x, y: x[:abs(y.shape[0] - y.shape[1])] * (y.shape[0] - y.shape[1]), lambda n: (R(32, 3), R(n, 13 - n))),
+    "stride": (lambda x: x * (x + 1).stride(0), lambda n: (R(n, n + 1),)),
+    "as_strided": (lambda x: x.detach().as_strided((x.shape[0] - 1, 2), (1, 1)) * 2, LINE),
+    "expand": (lambda x, y: x.expand(y.shape[0], -1) * y, lambda n: (R(1, 3), R(n, 3))),
+    "last row": (lambda x: x[x.shape[0] - 1] * 2, ROWS),
+    "second half": (lambda x: x[x.shape[0] // 2:, :-1] * 2, ROWS),
+    "narrow": (lambda x: x.narrow(0, 1, x.shape[0] - 1) * 2, ROWS),
+    "split": (lambda x: [t * 2 for t in torch.split(x, x.shape[0] // 2 + 1)], lambda n: (R(n + 4),)),
+    "chunk": (lambda x: [t * 2 for t in torch.chunk(x, 2)], lambda n: (R(2 * n),)),
+    "cat": (lambda x, y: torch.cat([x, y, x]), lambda n: (R(n, 3), R(n + 2, 3))),
+    "view": (lambda x: x.view(2, x.shape[0] // 2, -1) * 2, lambda n: (R(2 * n, 4),)),
+    "reshape": (lambda x: x.transpose(0, 1).reshape(-1, x.shape[0]) * 2, lambda n: (R(n, 4, n),)),
+    "roll": (lambda x: torch.roll(x, x.shape[0] // 2, 0), ROWS),
+    "flip": (lambda x: x.flip(0) + 1, ROWS),
+    "repeat": (lambda x: x.repeat(x.shape[0], 2), ROWS),
+    "tril": (lambda x: torch.tril(x, diagonal=x.shape[0] - 2), lambda n: (R(n, n + 1),)),
+    "arange": (lambda x: torch.arange(0, x.shape[0], 2) + torch.arange(x.shape[0], 0, -1)[::2], LINE),
+    "pad by a size": (lambda x: F.pad(x, (1, x.shape[0])), ROWS),
+    "pad, cut": (lambda x: F.pad(x, (-1, x.shape[0] - 5)), lambda n: (R(n, 12),)),
+    "pad reflect": (lambda x: F.pad(x, (1, 2), mode="reflect"), lambda n: (R(n, n + 3),)),
+    "convolution": (lambda x: F.conv2d(x, W2, padding=1).relu(), IMAGES),
+    "convolution, stride": (lambda x: F.conv2d(x, W2, stride=2), IMAGES),
+    "convolution, lines": (lambda x: F.conv1d(x, W1), lambda n: (R(n, 3, n + 5),)),
+    "max pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), IMAGES),
+    "average pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), IMAGES),
+    "pooling to a size": (lambda x: F.adaptive_avg_pool2d(x, (2, 3)), lambda n: (R(n, 3, 2 * n + 4, 3 * n + 5),)),
+    "upsampled": (upsampled, lambda n: (R(4, n + 10, n + 12),)),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGES),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic", align_corners=True), IMAGES),
+    "to the size of another": (lambda x, y: F.interpolate(x, size=y.shape[-2:], mode="nearest"), lambda n: (R(n, 3, n + 4, n + 5), R(n + 7, n + 9))),
+    "linear upsampling": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), lambda n: (R(n, 3, n + 4),)),
+    "trilinear upsampling": (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), lambda n: (R(2, 3, n, n + 1, 2),)),
+    "exact upsampling": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"), IMAGES),
+    "scan": (lambda x: x.cumsum(0) + x.logcumsumexp(1), lambda n: (R(n, n + 2),)),
+    "sort": (lambda x: x.sort(0), ROWS),
+    "topk": (lambda x: x.topk(x.shape[0] // 2), lambda n: (R(n, n + 3),)),
+    "gather and scatter": (lambda x, i: torch.zeros_like(x).scatter_add(0, i, x.gather(0, i)), lambda n: (R(n, 3), ints(n, 3, high=n))),
+    "index": (lambda x, i: x[i, :, None] * 2, lambda n: (R(n, 3), ints(n + 4, high=n))),
+    "attention": (lambda q, k: F.scaled_dot_product_attention(q, k, k), lambda n: (R(n, 2, n + 1, 8), R(n, 2, n + 3, 8))),
+    "products": (lambda x, y: torch.einsum("bij,bjk->bik", x, y), lambda n: (R(n, 4, n), R(n, n, 5))),
+    "norm": (lambda x: F.layer_norm(x, (x.shape[-1],)), lambda n: (R(3, n),)),
+    "cross entropy": (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), lambda n: (R(n, 20), ints(n))),
+    "statistics": (lambda x: (x.var(0), x.std(), x.mean(), x.norm()), lambda n: (R(n, n + 1),)),
+    "mean by hand": (lambda x: x.sum() / x.numel() * math.sqrt(x.shape[0]), lambda n: (R(n, n + 3),)),
+    "dropout": (lambda x: F.dropout(x, 0.5, True), lambda n: (R(n, n + 3),)),
+    "kept rows": (kept, LINE),
+    "rows of a mask": (lambda x, b: x[b].sum(0), lambda n: (R(n, 3), R(n) > 0)),
+    "computed parts": (lambda x, s: [t.sum() * 2 for t in x.split(s.tolist())], lambda n: (R(2 * n + 1), torch.tensor([n, n + 1]))),
+    "computed repeats": (lambda x, r: torch.repeat_interleave(x, r, dim=0) * 2, lambda n: (R(n, 3), ints(n, high=4))),
+    "unique": (lambda x: x.unique() * 2, lambda n: (ints(n),)),
+    "least and greatest size": (lambda x, y: torch.zeros(min(x.shape[0], y.shape[0]), max(x.shape[0], 5)), lambda n: (R(n), R(7))),
+    "even size": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, lambda n: (R(2 * n),)),
+}
+
+
+# where a part has one row or none for some of the sizes, or a bound has another sign, there is a second graph
+TWICE = {"a bound that changes its sign", "as_strided", "second half", "narrow", "arange", "topk"}
+
+
+def step(fn, args):
+    """Results, and gradients where there are any."""
+    args = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
+    torch.manual_seed(1)
+    out = fn(*args)
+    results = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if t.requires_grad]
+    if results:
+        sum((t * torch.arange(t.numel()).view(t.shape).sin()).sum() for t in results).backward()
+    return out, [a.grad for a in args]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ten_sizes(name):
+    fn, inputs = PROGRAMS[name]
+    compiled = fs.compile(fn, dynamic=True, fullgraph=True)
+    for n in range(2, 12):
+        args = inputs(n)
+        (got, got_grads), (want, want_grads) = step(compiled, args), step(fn, args)
+        torch.testing.assert_close(list(got) if isinstance(got, (list, tuple)) else got, list(want) if isinstance(want, (list, tuple)) else want,
+                                   rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got_grads, want_grads, rtol=1e-3, atol=1e-3)
+    assert fs.counters["stats"]["unique_graphs"] <= (2 if name in TWICE else 1)
