@@ -211,3 +211,17 @@ def test_masked_reductions_are_nodes() -> None:
     x, keep = torch.randn(3, 4), torch.rand(3, 4) > 0.3
     torch.testing.assert_close(compiled(x, keep), torch.masked.sum(x, 1, mask=keep) + torch.masked.softmax(x, 0, mask=keep).nansum())
     assert backend.ops == 4
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["then", "else"])
+def test_control_flow_operators_break_honestly(sign: float) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.cond(y.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (y,)) + 1
+
+    x = torch.full((3,), sign)
+    compiled, backend = capture(fn)
+    torch.testing.assert_close(compiled(x), ((x * 2).sin() if sign > 0 else (x * 2).cos()) + 1)
+    assert len(backend.graphs) == 2
+    with pytest.raises(fs.errors.Unsupported):
+        fs.compile(fn, fullgraph=True)(x)
