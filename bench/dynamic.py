@@ -16,7 +16,6 @@ import torch
 
 import firesteel as fs
 
-
 # tracing costs the same for all sizes; running the traced graph, which is taken off, does not
 SMALL: dict[str, dict[str, int]] = {"pointwise": {"rows": 8, "columns": 16}, "mlp": {"batch": 2, "width": 16}, "resnet": {"batch": 2, "size": 16},
                                     "gpt": {"batch": 2, "length": 8, "width": 32, "vocabulary": 20}, "lstm": {"batch": 2, "inside": 8, "hidden": 12}}

@@ -138,3 +138,23 @@ def test_ten_sizes(name):
                                    rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(got_grads, want_grads, rtol=1e-3, atol=1e-3)
     assert fs.counters["stats"]["unique_graphs"] <= (2 if name in TWICE else 1)
+
+
+def test_a_traced_function_takes_symbols():
+    graphs = []
+    fn = lambda x: F.interpolate(x.sin(), scale_factor=2, mode="bilinear")
+    traced = fs.aot.function(fn, lambda gm, inputs: graphs.append(gm) or gm.forward, dynamic=True)
+    for n in (2, 3, 5):
+        x = R(n, 3, n + 4, n + 5)
+        torch.testing.assert_close(traced(x), fn(x))
+    assert len(graphs) == 1
+
+
+def test_a_backward_tells_what_it_fixed():
+    """The C++ code of this gradient takes sizes as numbers: the guard has the line of the forward, and is counted."""
+    x = R(3, 4, requires_grad=True)
+    compiled = fs.compile(lambda x: x.cumprod(1), dynamic=True, fullgraph=True)
+    compiled(x).sum().backward()
+    assert fs.counters["aot"]["specialized_by_op"] >= 1
+    with fs.config.patch(error_on_recompile=True), pytest.raises(fs.errors.RecompileError, match="test_sizes_programs.py"):
+        compiled(R(3, 7, requires_grad=True))

@@ -33,6 +33,7 @@ from firesteel.autograd.signature import Signature, signature_of
 from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.functions import SymbolicFunctions
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
@@ -400,7 +401,8 @@ class Traced:
 
         def program(*inputs: Any) -> list[Any]:
             args, kwargs = pytree.tree_unflatten([inputs[p] for p in places], structure)
-            outputs, results[0] = pytree.tree_flatten(self.fn(*args, **kwargs))
+            with SymbolicFunctions() if self.dynamic else contextlib.nullcontext():
+                outputs, results[0] = pytree.tree_flatten(self.fn(*args, **kwargs))
             return outputs
         env = ShapeEnv() if self.dynamic else None
         examples = unique if env is None else with_symbols(unique, env)

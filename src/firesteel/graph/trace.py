@@ -124,7 +124,9 @@ class TraceWorld(AbstractWorld):
     def location(self) -> Location | None:
         """The user's line that the node being interpreted came from."""
         backward = torch._C._current_autograd_node()
-        meta = self._origins.get(backward._sequence_nr(), _NOTHING) if backward is not None else self.origin.meta if self.origin is not None else _NOTHING
+        meta = self.origin.meta if self.origin is not None else _NOTHING
+        if backward is not None:
+            meta = self._origins.get(backward._sequence_nr(), _NOTHING)
         text = meta.get("stack_trace")
         lines = _TRACE_LINE.findall(text or "")
         return Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from firesteel.artifacts import counters
 from firesteel.errors import InternalError
 from firesteel.sym import expr as E
 from firesteel.sym import layout
@@ -142,10 +143,16 @@ class SymNode:
         return bool(value)
 
     def guard_int(self, file: Text = "", line: int = 0) -> int:
-        return int(self.env.specialize(self.value))
+        return int(self._for_cpp())
 
     def guard_float(self, file: Text = "", line: int = 0) -> float:
-        return float(self.env.specialize(self.value))
+        return float(self._for_cpp())
+
+    def _for_cpp(self) -> Any:
+        """An operator's own code asks for the number; Python's `int()` calls `int_`."""
+        if type(self.simple()) is Expr:
+            counters["aot"]["specialized_by_op"] += 1
+        return self.env.specialize(self.value, "the C++ code of an operator takes it as a number")
 
     def int_(self) -> int:
         return int(self.env.specialize(self.value))
