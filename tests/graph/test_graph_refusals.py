@@ -75,6 +75,8 @@ WRONG = {
     "mixed parameters": lambda x: F.layer_norm(x, (6,), torch.zeros(6, dtype=torch.float64)),
     "a format of another rank": lambda x: x.to(memory_format=torch.channels_last),
     "classes that are no numbers": lambda x: F.cross_entropy(x, x[:, 0]),
+    "an exact out": lambda x: torch.amax(x, 0, out=torch.zeros(6, dtype=torch.int32)),
+    "a copy onto itself": lambda x: (y := x[:, :4].clone()).copy_(y.t()),
     "no pixels": lambda x: F.interpolate(x[None, None], size=(0, 3)),
 }
 

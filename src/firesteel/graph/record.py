@@ -5,6 +5,7 @@ operator's result.  `KINDS` has a row for every kind of operator, `RECORDERS` on
 """
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ import torch
 from torch.fx import Node
 
 from firesteel.graph.abstract import HANDLERS, AbstractTensor, Way, call_rule, check_written, reshaped_spec, returned, set_spec, to_spec
+from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.functional import Place, Step, parts, show, spec_of_node
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
-from firesteel.graph.sizes import current, same
-from firesteel.graph.spec import Spec
+from firesteel.graph.sizes import current, same, static
+from firesteel.graph.spec import Spec, contiguous_strides, is_dense
 from firesteel.sym.symint import from_sym
 from firesteel.table import Table
 
@@ -173,8 +175,19 @@ def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> An
         results = fact.twin(*args, **rest)
     results = results if isinstance(results, (list, tuple)) else (results,)
     for place, result in zip(fact.writes, results):
+        _check_out(fact, kwargs[place].spec, result.spec)
         _assign_out(world, kwargs[place], result)
     return returned(fact, args, kwargs)
+
+
+# Operators whose out= tensor must have the result's own dtype; others convert.
+EXACT_OUT = frozenset({aten.gather.default, aten.aminmax.default, aten.amax.default, aten.amin.default, aten.complex.default,
+                       aten.multinomial.default})
+
+
+def _check_out(fact: Facts, out: Spec, result: Spec) -> None:
+    if fact.twin in EXACT_OUT and out.dtype is not result.dtype:
+        raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
 
 
 def _assign_out(world: TraceWorld, out: AbstractTensor, result: AbstractTensor) -> None:
@@ -228,10 +241,24 @@ KINDS: dict[str, Way] = {
 RECORDERS: Table[Way] = Table("recorder of an operator", "graph/record.py")
 
 
+def _check_overlap(target: AbstractTensor, source: Any) -> None:
+    """Eager refuses to copy between two dense views of one storage that share elements in another order or only in part."""
+    if type(source) is not AbstractTensor or source is target or source.record.cell is not target.record.cell:
+        return
+    a, b = target.spec, source.spec
+    if not (static((*a.shape, *a.strides, a.offset)) and static((*b.shape, *b.strides, b.offset)) and is_dense(a) and is_dense(b)):
+        return
+    begin, end = max(a.offset, b.offset), min(a.offset + a.numel(), b.offset + b.numel())
+    if begin < end and (a.offset, a.strides, a.numel()) != (b.offset, b.strides, b.numel()):
+        raise RuntimeError("unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                           "Please clone() the tensor before performing the operation.")
+
+
 @RECORDERS.row(aten.copy_.default)
 def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """The new value is the source, expanded and converted; it does not depend on the old one."""
     target, source = args[:2]
+    _check_overlap(target, source)
     node = world.to_node(source)
     have, want = spec_of_node(node), target.spec
     if len(have.shape) != len(want.shape) or not all(map(same, have.shape, want.shape)):
@@ -270,7 +297,11 @@ def _record_fill_tensor(world: TraceWorld, fact: Facts, args: tuple, kwargs: dic
 
 @RECORDERS.row(aten.bernoulli_.float)
 def _record_bernoulli(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    """Dispatch leaves out arguments that equal their defaults; the functional twin has no default for p."""
+    """Dispatch leaves out arguments that equal their defaults; the functional twin has no default for p.  The twin draws in the order of
+    a contiguous result: for other layouts, where eager draws in another order, the operator itself works on a copy."""
+    spec = to_spec(args[0])
+    if spec.strides != contiguous_strides(spec.shape):
+        fact = dataclasses.replace(fact, twin=functional_form(fact.op))
     return _record_inplace(world, fact, args if len(args) > 1 else (args[0], 0.5), kwargs)
 
 

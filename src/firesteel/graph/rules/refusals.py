@@ -69,7 +69,9 @@ def within(value: Any, low: Any, high: Any, message: str) -> None:
 # ---------------------------------------------------------------- dtypes that a kernel does not know
 
 PROBED = ("firesteel.graph.rules.pointwise", "firesteel.graph.rules.reduce")        # whose operators take sizes of 1
-NOT_PROBED = frozenset(find(name) for name in ("topk", "kthvalue", "copy", "_amp_update_scale_"))
+NOT_PROBED = frozenset(find(name) for name in (       # these need more elements, or warn of a single one
+    "topk", "kthvalue", "copy", "_amp_update_scale_", "var", "std", "var.dim", "std.dim", "var.correction", "std.correction",
+    "var_mean.correction", "std_mean.correction"))
 COMMON = (torch.float32, torch.float64)
 _fine: set[tuple[int, torch.dtype]] = set()     # operators that take tensors of one common dtype, whatever the numbers beside them
 
