@@ -1,6 +1,7 @@
 """Whatever instruction breaks, the program means the same: each small program is captured with a break forced at each of its steps."""
 # ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -139,7 +140,41 @@ def existing(x, items, table, box):
     return x * box.value, items, table
 
 
-PROGRAMS = [straight, loops, calls, closures, objects, blocks, handlers, unpacking, generators, existing]
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: int
+
+
+def corners(x):
+    class First:
+        def scale(self, t):
+            return t * 2
+
+    class Second(First):
+        def scale(self, t):
+            return super().scale(t) + 1
+    try:
+        Frozen(2).a = 3
+    except dataclasses.FrozenInstanceError as e:
+        text = str(e)
+    items, y = [1, 2], 3
+    for i in items:
+        if len(items) < 4:
+            items.append(i + y)
+    return Second().scale(x), text, items, locals()["y"], id(x) in {id(x)}, {"a": 1}.keys() == {"a"}, (5).real, sorted({"b": 1}.items(), key=None)
+
+
+def groups(x):
+    try:
+        raise ExceptionGroup("both", [ValueError(1), TypeError(2)])
+    except* ValueError as e:
+        first = len(e.exceptions)
+    except* TypeError as e:
+        second = str(e.exceptions[0])
+    return x * first, second
+
+
+PROGRAMS = [straight, loops, calls, closures, objects, blocks, handlers, unpacking, generators, existing, corners, groups]
 
 
 def arguments(fn):

@@ -97,6 +97,8 @@ def act_call(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     fn, args, kwargs = call_parts(f, i)
     if fn.identity() is super and not args:     # it would look for __class__ in the generated function
         return simple(e, i, m.implicit_super().rebuild(e), i.arg + 2)
+    if not args and fn.identity() in (locals, globals):
+        return simple(e, i, e.expr(fn.call(m, [], {})), i.arg + 2)
     if fn.identity() in EVALUATE and len(args) == 1:    # it would see the generated function's names
         args = [*args, m.scope_value(f.scope), DictValue({n: (ConstValue(n), v) for n, v in m.local_variables().items()})]
     return simple(e, i, call_text(e, fn, args, kwargs), i.arg + 2)
@@ -117,7 +119,7 @@ def act_call_function_ex(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
 # -- attributes, items, operators ---------------------------------------------------------------------------------------
 @ACTIONS.row("LOAD_ATTR")
 def act_load_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"{e.expr(f.stack[-1])}.{i.argval}", 1)
+    return simple(e, i, f"({e.expr(f.stack[-1])}).{i.argval}", 1)
 
 
 @ACTIONS.row("LOAD_SUPER_ATTR")

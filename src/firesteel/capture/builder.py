@@ -613,6 +613,8 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
     if is_native_instance(type(obj)):
         return wrap_native_object(m, obj, source)
+    if type(obj).__module__.startswith("torch.") and isinstance(getattr(type(obj), "__members__", None), dict):      # an enum of torch's, made in C++
+        return wrap_fixed(m, obj, source)
     if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
         return opaque(m, obj, source)
     guard(m, source, "type", type(obj))

@@ -295,13 +295,11 @@ def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, 
                 drops: bool) -> Callable[[], Any]:
     cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
     names = [name for name in frame.code.co_varnames if name in slots and name not in cells]
-    awaits = frame.index - 1 if inside is not None and not drops else None
-    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits, gen=frame.generator)
+    awaits = frame.index - 1 if inside is not None else None
+    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits, drops, frame.generator)
 
     def call() -> Any:
         extra = [inside] if awaits is not None else []
-        if drops:
-            inside()        # type: ignore[misc]  # the frame whose result is dropped
         result = resumed(*[slots[name] for name in names], *items, *extra)
         return made if frame.returns == "made" else result
     return call

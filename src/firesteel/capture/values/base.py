@@ -219,6 +219,11 @@ class OpaqueValue(Value):
     def truth(self, m: Machine) -> Any:
         raise Break("object", name=type(self.obj).__qualname__)
 
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        if type(self.obj).__eq__ is not object.__eq__:
+            raise Break("operator", name=op, value=self.describe())
+        return None
+
     def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.obj)
 
@@ -234,6 +239,9 @@ class FixedObject(OpaqueValue):
 
     def truth(self, m: Machine) -> bool:
         return True
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        return m.fresh(m.run_real(m.operators[op], self.obj, other.constant())) if other.is_constant() else None
 
     def getattr(self, m: Machine, name: str) -> Value:
         found = getattr(type(self.obj), name, None)
@@ -283,3 +291,9 @@ class ObjectKey:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectKey) and other.obj is self.obj
+
+
+class IdKey(ObjectKey):
+    """The id of an object as a key."""
+
+    __slots__ = ()

@@ -12,7 +12,7 @@ import torch
 
 from firesteel.capture import polyfills
 from firesteel.capture.values.attributes import mro_lookup
-from firesteel.capture.values.base import ObjectKey, UserRaise, Value
+from firesteel.capture.values.base import IdKey, UserRaise, Value
 from firesteel.capture.values.classes import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
@@ -122,7 +122,7 @@ class IdValue(Value):
         return True
 
     def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.owner if self.owner.identity() is None else self.owner.identity())
+        return IdKey(self.owner if self.owner.identity() is None else self.owner.identity())
 
     def as_key(self, m: Machine, container: Any) -> Value:
         """Beside other ids it is the object; beside numbers, the number."""

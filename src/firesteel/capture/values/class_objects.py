@@ -286,7 +286,7 @@ class SuperValue(Value):
         return bound
 
     def rebuild(self, e: Emitter) -> str:
-        return f"super({e.constant(self.cls)}, {e.expr(self.owner)})"
+        return f"super({e.class_text(self.cls)}, {e.expr(self.owner)})"
 
 
 class NativeInit(Value):

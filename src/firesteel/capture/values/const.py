@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from firesteel.capture.values.base import CallableObject, UserRaise, Value
+from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -64,10 +64,16 @@ def run_for_program(m: Machine, fn: Callable[..., Any], *args: Any, **kwargs: An
         raise m.raise_real(error) from None
 
 
+NONE: Any = None
+
+
 class ConstValue(Value):
     """A known immutable object."""
 
     __slots__ = ("value", "source", "holder")
+
+    def __new__(cls, value: Any, source: Any = None) -> ConstValue:
+        return NONE if value is None and source is None and NONE is not None else super().__new__(cls)      # there is one None
 
     def __init__(self, value: Any, source: Any = None):
         self.value, self.source, self.holder = value, source, None
@@ -89,6 +95,11 @@ class ConstValue(Value):
 
     def hash_key(self, m: Machine) -> Any:
         return self.value
+
+    def as_key(self, m: Machine, container: Any) -> Value:
+        if type(self.value) is int and any(isinstance(key, IdKey) for key in container.entries):
+            raise Break("call", name="id")
+        return self
 
     def truth(self, m: Machine) -> bool:
         return bool(self.value)
@@ -170,7 +181,8 @@ class ConstMethod(Value):
         return f"({e.expr(self.owner)}).{self.name}"
 
 
-NONE, TRUE, FALSE = ConstValue(None), ConstValue(True), ConstValue(False)
+NONE = ConstValue(None)
+TRUE, FALSE = ConstValue(True), ConstValue(False)
 
 
 def boolean(answer: bool) -> ConstValue:

@@ -123,6 +123,7 @@ class HasMore(Source):
         return f"more than {self.key} left in {self.base.name}"
 
 
+LIST_ITERATOR = type(iter([]))
 PEEKABLE: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))), type(iter({})),
     type(iter({}.values())), type(iter({}.items())), type(iter(collections.OrderedDict())), type(iter(set())))
@@ -203,6 +204,9 @@ class RealIterator(IteratorValue):
         return type(self.obj)
 
     def next(self, m: Machine) -> Value | None:
+        container = m.same_object(sequence_of(self.obj)[0]) if type(self.obj) is LIST_ITERATOR else None
+        if container is not None and any(effect.target is container for effect in m.effects.entries):
+            raise Break("iterate", value="a list that was changed meanwhile")
         more = has_more(self.obj, self.taken)
         if more is None:
             raise Break("iterate", value="what changed its size while it was iterated over")
