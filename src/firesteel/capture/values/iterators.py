@@ -123,7 +123,7 @@ class HasMore(Source):
         return f"more than {self.key} left in {self.base.name}"
 
 
-LIST_ITERATOR = type(iter([]))
+LIST_ITERATOR: type = type(iter([]))
 PEEKABLE: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(1))), type(iter("")), type(iter("\u0100")), type(iter(range(1 << 70))), type(iter({})),
     type(iter({}.values())), type(iter({}.items())), type(iter(collections.OrderedDict())), type(iter(set())))

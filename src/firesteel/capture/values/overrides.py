@@ -302,7 +302,7 @@ def call_default_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return ConstValue(NotImplemented)
     inputs = list(map(m.look, m.iterate(given["args"]))) if "args" in given else []
     named = given.get("kwargs", NONE)
-    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
+    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}
     result = without_overrides(m, lambda: m.call_now(func, inputs, settings))
     if func.identity() in get_default_nowrap_functions():
         return result
@@ -428,7 +428,7 @@ def call_device_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A function that makes tensors gets the device, where the call names none."""
     given = dict(zip(("self", "func", "types", "args", "kwargs"), args)) | kwargs
     func, named = given["func"], given.get("kwargs", NONE)
-    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}     # type: ignore[attr-defined]  # a dict
+    settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}
     if func.identity() in _device_constructors() and is_none(settings.get("device", NONE)):
         settings["device"] = given["self"].getattr(m, "device")
     return func.call(m, list(map(m.look, m.iterate(given["args"]))), settings)
