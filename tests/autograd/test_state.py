@@ -17,6 +17,7 @@ BACKENDS = ("aot_eager", "native")
 
 RANDOM = {
     "dropout": lambda x: F.dropout(x, 0.4).sin(),
+    "dropout of another layout": lambda x: F.dropout(x.t() * 1, 0.4).sin(),
     "two draws": lambda x: F.dropout(x, 0.5) + x * torch.rand_like(x),
     "randn": lambda x: x * torch.randn(4, 6) + torch.rand(6),
     "randint": lambda x: x * torch.randint(0, 9, (4, 6)),

@@ -25,7 +25,8 @@ def functional_form(op: OpOverload) -> OpOverload:
     fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
     name = f"functional_{schema.name.replace('::', '_')}_{op._overloadname}"
     arguments = _ALIAS.sub("Tensor", _arguments(str(schema)))
-    _library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tuple(op.tags))
+    tags = tuple(tag for tag in op.tags if tag != getattr(torch.Tag, "inplace", None))
+    _library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tags)
     _library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
     return getattr(torch.ops.firesteel, name).default
 

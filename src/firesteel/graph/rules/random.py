@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import broadcast, rule
+from firesteel.graph.autofunctional import functional_form
+from firesteel.graph.rules.base import RULES, broadcast, rule
 from firesteel.graph.rules.factory import default_device
 from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
 from firesteel.sym.expr import Size
@@ -26,6 +27,9 @@ def bernoulli(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec
 @rule("bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
 def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
     return like(x)
+
+
+RULES.add(functional_form(torch.ops.aten.bernoulli_.float), draw)
 
 
 @rule("randint")
