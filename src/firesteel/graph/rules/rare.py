@@ -57,6 +57,32 @@ def eig(x: Spec) -> tuple[Spec, Spec]:
     return _contiguous(x, x.shape[:-1], dtype), _by_columns(x, x.shape, dtype)
 
 
+@rule("linalg_cholesky_ex linalg_inv_ex")
+def with_info(x: Spec, *options: Any, **named: Any) -> tuple[Spec, Spec]:
+    """A matrix of the same shape, and a word that tells whether it went well."""
+    return _by_columns(x, x.shape), _contiguous(x, x.shape[:-2], torch.int32)
+
+
+@rule("_linalg_det")
+def det(x: Spec) -> tuple[Spec, Spec, Spec]:
+    """The determinant, the factors, the pivots."""
+    return _contiguous(x, x.shape[:-2]), _by_columns(x, x.shape), _contiguous(x, x.shape[:-1], torch.int32)
+
+
+@rule("linalg_qr")
+def qr(x: Spec, mode: str = "reduced") -> tuple[Spec, Spec]:
+    *batch, rows, columns = x.shape
+    count = rows if mode == "complete" or less(rows, columns) else columns
+    left = _by_columns(x, (*batch, rows, count)) if mode != "r" else _contiguous(x, (0,))
+    return left, _by_columns(x, (*batch, count, columns))
+
+
+@rule("_linalg_eigh")
+def eigh(x: Spec, UPLO: str = "L", compute_v: bool = True) -> tuple[Spec, Spec]:
+    values = _contiguous(x, x.shape[:-1], torch.empty((), dtype=x.dtype).real.dtype)
+    return values, _by_columns(x, x.shape) if compute_v else _contiguous(x, (0,))
+
+
 @rule("linalg_lstsq")
 def lstsq(a: Spec, b: Spec, rcond: float | None = None, *, driver: str | None = None) -> tuple[Spec, Spec, Spec, Spec]:
     """Solution, residuals, rank, singular values; what the driver does not compute is empty.  The solution is the upper part of a
@@ -79,6 +105,11 @@ def lstsq(a: Spec, b: Spec, rcond: float | None = None, *, driver: str | None = 
 
 
 # ---------------------------------------------------------------- histograms
+
+@rule("histc")
+def histc(x: Spec, bins: int = 100, *limits: Any) -> Spec:
+    return _contiguous(x, (bins,))
+
 
 @rule("histogram.bin_ct")
 def histogram(x: Spec, bins: int = 100, **options: Any) -> tuple[Spec, Spec]:
@@ -106,6 +137,16 @@ def histogram_of_edges(x: Spec, bins: Sequence[Spec], **options: Any) -> Spec:
 
 
 # ---------------------------------------------------------------- networks
+
+@rule("grid_sampler_2d grid_sampler_3d")
+def grid_sampler(x: Spec, grid: Spec, *options: Any) -> Spec:
+    return _contiguous(x, (*x.shape[:2], *grid.shape[1:-1]))
+
+
+@rule("isin.Tensor_Tensor")
+def isin(x: Spec, among: Spec, **options: Any) -> Spec:
+    return _contiguous(x, x.shape, torch.bool)
+
 
 @rule("max_unpool2d")
 def max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> Spec:
