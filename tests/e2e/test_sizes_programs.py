@@ -1,11 +1,17 @@
 """One graph for ten sizes: what programs do with sizes, compiled once with dynamic=True, against eager on each size, gradients too."""
 import math
+import pathlib
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import firesteel as fs
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
+
+import programs  # noqa: E402
 
 R = torch.randn
 
@@ -164,3 +170,26 @@ def test_a_backward_tells_what_it_fixed():
     assert fs.counters["aot"]["specialized_by_op"] >= 1
     with fs.config.patch(error_on_recompile=True), pytest.raises(fs.errors.RecompileError, match="test_sizes_programs.py"):
         compiled(R(3, 7, requires_grad=True))
+
+
+# -- the reference programs, sizes 0 and 1 among others -------------------------------------------------------------------
+BATCHES = {
+    "pointwise": lambda n: {"rows": n, "columns": 16},
+    "mlp": lambda n: {"batch": n, "width": 16, "layers": 2},
+    "gpt": lambda n: {"batch": n, "length": 6, "layers": 1, "width": 32, "vocabulary": 20},
+    "lstm": lambda n: {"batch": n, "steps": 3, "inside": 8, "hidden": 12},
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_the_reference_programs(name):
+    make = programs.PROGRAMS[name]
+    fn = make(**BATCHES[name](4)).fn
+    for sizes, most in ((range(1, 9), 3), (range(9), 4)):
+        fs.reset()
+        compiled = fs.compile(fn)
+        for n in sizes:
+            inputs = make(**BATCHES[name](n)).inputs
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(*inputs), fn(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert fs.counters["stats"]["unique_graphs"] <= most
