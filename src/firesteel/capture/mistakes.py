@@ -22,9 +22,9 @@ def eager_error(graph: Callable[..., Any], inputs: Sequence[Any]) -> Exception |
 
 
 def as_eager_says(graph: Callable[..., Any], error: Exception, inputs: Sequence[Any]) -> Exception:
-    """Eager's error of the same type in place of a kernel's, which knows neither the operator nor the index."""
+    """Eager's error in place of a kernel's, which knows neither the operator nor the index."""
     found = eager_error(graph, inputs)
-    return found if type(found) is type(error) else error
+    return found if isinstance(found, (IndexError, RuntimeError)) else error
 
 
 def _copy(value: Any) -> Any:

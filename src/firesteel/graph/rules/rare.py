@@ -23,6 +23,12 @@ def like_second(grad: Spec, x: Spec, *rest: Any, **options: Any) -> Spec:
     return _contiguous(x, x.shape)
 
 
+@rule("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(x: Spec, target: Spec, reduction: int) -> tuple[Spec, Spec]:
+    each = x.shape[:1] if reduction == 0 and len(x.shape) == 2 else ()
+    return _contiguous(x, each), _contiguous(x, target.shape)
+
+
 # ---------------------------------------------------------------- linear algebra
 
 def _by_columns(x: Spec, shape: Sequence[Size], dtype: torch.dtype | None = None) -> Spec:
