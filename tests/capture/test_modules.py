@@ -416,3 +416,15 @@ def test_attributes_found_by_the_class_s_own_getattr():
     del module.scale
     module._buffers["scale"] = torch.ones(1) * 4
     agree(module, compiled, x)
+
+
+def test_lazy_modules_are_compiled_from_their_second_call_on():
+    fs.reset()
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.ReLU())
+    compiled = fs.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(5, 7)
+    compiled(x)
+    assert model[0].weight.shape == (4, 7) and fs.counters["stats"]["unique_graphs"] == 0
+    expected = copy.deepcopy(model)
+    torch.testing.assert_close(compiled(x), expected(x))
+    assert fs.counters["stats"]["unique_graphs"] == 1 and compiled.state_dict().keys() == expected.state_dict().keys()

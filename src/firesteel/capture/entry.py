@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
@@ -61,6 +62,12 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.check = self.guard.check
+
+
+def makes_parameters(inputs: tuple[Any, ...]) -> bool:
+    """Is one of the inputs a lazy module whose parameters wait for its first call?"""
+    modules = (m for x in inputs if isinstance(x, torch.nn.Module) for m in x.modules())
+    return any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in modules)
 
 
 class Region:
@@ -121,6 +128,9 @@ class Region:
             if self.root.fullgraph:
                 raise stop.unsupported()
             counters["graph_break"][stop.sentence] += 1
+            return True
+        if makes_parameters(inputs):
+            log("perf", lambda: f"{self.name} runs eagerly once: that call makes the parameters of a lazy module")
             return True
         if not self.entries:
             return False
