@@ -138,6 +138,15 @@ def smooth_l1_loss(x: Spec, target: Spec, reduction: int = 1, beta: float = 1.0)
     check(not known(beta) or beta >= 0, "smooth_l1_loss does not support negative values for beta.")
 
 
+@refuses("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(x: Spec, target: Spec, reduction: int) -> None:
+    shapes = f"target size: {list(target.shape)} for input of size: {list(x.shape)}"
+    check(len(x.shape) <= 2 and x.shape[-1:] != (0,), f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(x.shape)}")
+    check(len(target.shape) == len(x.shape) or len(x.shape) < 2 and product(target.shape) == product(x.shape), f"inconsistent {shapes}")
+    for wanted, given in zip(x.shape, target.shape):
+        must_match(wanted, given, f"inconsistent {shapes}")
+
+
 @refuses("masked_fill.Tensor")
 def masked_fill_tensor(x: Spec, mask: Spec, value: Spec) -> None:
     check(not value.shape, f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} dimension(s).")
