@@ -7,6 +7,7 @@ import firesteel as fs
 CASES = {
     "nextafter": (lambda x: torch.nextafter(x, torch.zeros_like(x)), (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
     "addmv with a number": (lambda x: torch.addmv(x[0], x, x[0], beta=2, alpha=3), (torch.int64, torch.int32, torch.float64)),
+    "a mask of truths": (lambda x: (x.float() + torch.where(torch.ones(5, 5, dtype=torch.bool).tril(), 0.0, -1.0)).sum(-1) == 1, (torch.float64, torch.int64)),
     "addr": (lambda x: torch.addr(x, x[0], x[1], beta=2, alpha=3), (torch.int64, torch.int32, torch.float64)),
 }
 

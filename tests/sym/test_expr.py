@@ -119,3 +119,10 @@ def test_mixed_numbers():
     assert (x + 1).dtype == "f32" and (x < 2).dtype == "bool"
     with pytest.raises(TypeError, match="convert"):
         x + n
+
+
+def test_a_choice_between_truths_is_a_truth():
+    """Also after the same choice between 1 and 0, which are equal to True and False."""
+    chosen = make("where", "bool", (i < 3, E.as_expr(True), E.as_expr(False)))
+    assert E.simplify(E.where(i < 3, 1, 0), {i: (0, 9)}).dtype == "i64"
+    assert E.simplify(chosen, {i: (0, 9)}) is (i < 3)

@@ -57,15 +57,21 @@ def _first_negative(a: Size) -> bool:
     return terms[first] < 0
 
 
-@rule("where", "where(True, x, y) -> x;  where(c, x, x) -> x;  where(not c, x, y) -> where(c, y, x)")
+@rule("where", "where(True, x, y) -> x;  where(c, x, x) -> x;  where(not c, x, y) -> where(c, y, x);  of bools -> (c and x) or (not c and y)")
 def where(c: Context, condition: Size, yes: Size, no: Size) -> Size | None:
     if type(condition) is not Expr:
         return yes if condition else no
+    if _is_truth(yes) and _is_truth(no):
+        return c.build("or", c.build("and", condition, yes), c.build("and", c.build("not", condition), no))
     if yes is no or (type(yes) is int and type(no) is int and yes == no):
         return yes
     if condition.op == "not":
         return c.build("where", condition.args[0], no, yes)
     return None
+
+
+def _is_truth(value: Size) -> bool:
+    return type(value) is bool or type(value) is Expr and value.dtype == "bool"
 
 
 @rule("pow", "x ** k -> x * x * ...")

@@ -74,7 +74,7 @@ class Context:
     def build(self, op: str, *args: Size) -> Size:
         """`op` applied to args that are canonical in this context.  Arguments of boolean ops other than comparisons are
         bools or boolean Exprs, all others ints or integer Exprs."""
-        key = (op, *args)
+        key = (op, *args) if op != "where" else (op, *args, type(args[1]), type(args[2]))      # True == 1, but they make other nodes
         found = self.memo.get(key)
         if found is None:
             found = self.memo[key] = self.apply(op, args)
