@@ -9,6 +9,7 @@ import copy
 import pathlib
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -36,7 +37,9 @@ def train(model, parameters, data) -> tuple[list[float], list[float]]:
     """Losses and seconds of every step."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     losses, seconds = [], []
-    for ids, targets in data:
+    for number, (ids, targets) in enumerate(data):
+        if number % 20 == 0:
+            print(".", end="", flush=True)
         start = time.perf_counter()
         optimizer.zero_grad()
         loss = model(ids, targets)
@@ -44,7 +47,16 @@ def train(model, parameters, data) -> tuple[list[float], list[float]]:
         optimizer.step()
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
+    print()
     return losses, seconds
+
+
+def program_text(model, ids, targets) -> list[str]:
+    """The fused program of one forward, as the compiler prints it."""
+    fs.reset()
+    with tempfile.TemporaryDirectory() as folder, fs.config.patch(dump_dir=folder):
+        fs.compile(model)(ids, targets)
+        return next(pathlib.Path(folder).glob("*fuse.loops")).read_text().splitlines()
 
 
 def main() -> int:
@@ -62,12 +74,12 @@ def main() -> int:
     count = sum(p.numel() for p in model.parameters())
     print(f"A GPT with {count:,} parameters, {options.steps} steps of {options.batch} x {options.length} letters\n")
 
-    print("training eagerly ...", flush=True)
+    print("training eagerly ", end="", flush=True)
     eager_losses, eager_seconds = train(model, list(model.parameters()), data)
-    print("training with firesteel ...\n", flush=True)
+    print("training with firesteel ", end="", flush=True)
     losses, seconds = train(fs.compile(twin), list(twin.parameters()), data)
 
-    print(f"{'step':>6} {'loss, eager':>14} {'loss, firesteel':>17}")
+    print(f"\n{'step':>6} {'loss, eager':>14} {'loss, firesteel':>17}")
     for step in sorted({0, 1, 9, 49, 99, 199, options.steps - 1}):
         if step < options.steps:
             print(f"{step + 1:>6} {eager_losses[step]:>14.6f} {losses[step]:>17.6f}")
@@ -80,6 +92,10 @@ def main() -> int:
           f"({native['distinct_kernels']} distinct), {native['library_calls']} library calls, {native['fallbacks']} fall-backs")
     for stage, spent in sorted(fs.stage_times().items(), key=lambda row: -row[1])[:8]:
         print(f"  {stage:12} {spent * 1e3:8.1f} ms")
+
+    print("\nthe first kernels of the forward (FIRESTEEL_DUMP_DIR=folder writes every stage of everything):")
+    for line in program_text(twin, *data[0])[:14]:
+        print(f"  {line if len(line) < 130 else line[:126] + ' ...'}")
 
     worst = max(abs(a - b) / abs(a) for a, b in zip(eager_losses[:20], losses[:20]))
     print(f"\nlargest relative difference of the loss in the first 20 steps: {worst:.1e}")
