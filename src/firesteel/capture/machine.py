@@ -35,6 +35,7 @@ from firesteel.capture.values import (  # noqa: F401
     gradients,
     hooks,
     known_names,
+    leaves,
     math_calls,
     natives,
     overrides,
@@ -116,6 +117,7 @@ class Machine(Reader):
         self.functions_off = False              # are overrides of torch's functions switched off?
         self.function_modes: tuple[Value, ...] = ()     # entered here, innermost last
         self.mode_steps: tuple[int, ...] = ()           # where that was
+        self.filled_leaves: tuple[Any, ...] = ()        # see values/leaves.py
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -408,6 +410,9 @@ class Machine(Reader):
 
     def overridden(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
         return overrides.overridden(self, kind, target, args, kwargs)
+
+    def new_leaf(self, made: Any, name: str) -> Value:
+        return leaves.new_leaf(self, made, leaves.requiring_grad, name)
 
     def override_attribute(self, tensor: Value, name: str) -> Value | None:
         return overrides.attribute(self, tensor, name)

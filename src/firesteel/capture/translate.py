@@ -23,6 +23,7 @@ from firesteel.capture.record import Input
 from firesteel.capture.source import Local
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.contexts import set_state
+from firesteel.capture.values.leaves import refuse_shared
 from firesteel.capture.values.overrides import refuse_break
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError
 
@@ -72,6 +73,7 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
                 outcome = _execute(region, m, inputs)
             e = Emitter(m)
             _write(region, m, e, outcome)
+            refuse_shared(m, e)
         except CannotRebuild as trouble:    # rule: the step that made it breaks instead, so that a real one is made
             if trouble.birth in break_at:
                 raise InternalError(f"{trouble.value!r} cannot be handed over at a break") from None

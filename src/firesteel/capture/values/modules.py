@@ -127,7 +127,7 @@ def has_legacy_hooks(module: torch.nn.Module) -> bool:
 
 @INSTANTIATE.row("module")
 def new_module(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
-    """A module made inside (a loss, say).  One whose __init__ breaks, since it makes parameters, is made for real as a whole."""
+    """A module made inside (a loss, a layer).  One whose __init__ breaks is made for real as a whole."""
     init = mro_lookup(cls, "__init__")
     if not issubclass(cls, torch.nn.Module) or cls.__new__ is not object.__new__ or not isinstance(init, types.FunctionType):
         return None

@@ -85,7 +85,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     symbols = len(m.world.env.symbols) if m.world.env is not None else 0
     out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
     if "requires_grad" in kwargs and getattr(out, "requires_grad", False):      # a leaf: it must be there for real when gradients arrive
-        raise Break("call", name=f"{name_of(target)} with requires_grad=True")
+        made = call_graph(m, kind, target, args, {name: value for name, value in kwargs.items() if name != "requires_grad"})
+        return m.new_leaf(made, f"{name_of(target)} with requires_grad=True")
     if not m.inference and getattr(out, "requires_grad", False) and any(getattr(value, "inference", False) for value in args):
         raise Break("abstract_failure", name=name_of(target), text="an inference tensor takes part in a computation with gradients")
     if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
