@@ -36,7 +36,7 @@ LIBRARY = frozenset([
     # random numbers
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal",
     "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "multinomial", "poisson", "native_dropout",
-    "_fused_dropout", "rrelu_with_noise_functional",
+    "_fused_dropout", "rrelu_with_noise_functional", "firesteel::functional_aten_bernoulli__float",
     # pooling and resampling
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward",
     "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
