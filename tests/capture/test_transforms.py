@@ -117,3 +117,25 @@ def test_sizes_may_change() -> None:
         x = torch.randn(n, n + 1)
         torch.testing.assert_close(compiled(x), x.sin().sum(1))
     assert counter.frame_count == 2
+
+
+def _loss(w, x):
+    return (torch.tanh(x @ w)).square().sum()
+
+
+MADE_OUTSIDE = {
+    "grad": torch.func.grad(_loss), "grad_and_value": torch.func.grad_and_value(_loss, argnums=1),
+    "vmap": torch.vmap(_loss, in_dims=(None, 0)), "per sample": torch.vmap(torch.func.grad(_loss), (None, 0)),
+    "jacrev": torch.func.jacrev(_loss), "jacfwd": torch.func.jacfwd(_loss), "hessian": torch.func.hessian(_loss),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OUTSIDE)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_transforms_made_outside_of_the_region(name, backend):
+    fs.reset()
+    w, x = torch.randn(3, 2), torch.randn(4, 3)
+    transform = MADE_OUTSIDE[name]
+    want = transform(w, x)
+    for fn in (transform, lambda w, x: transform(w, x)):
+        torch.testing.assert_close(fs.compile(fn, fullgraph=True, backend=backend)(w, x), want)

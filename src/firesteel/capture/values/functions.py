@@ -62,6 +62,8 @@ SINGLE_DISPATCH = functools.singledispatch(repr).__code__       # type: ignore[a
 # torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
 TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch", "")
 PLAIN_CALL = "functional_call.py"       # lies there too, but calls a module and nothing more
+# name of the code of a function that a transform gave -> (its name, its closure by name) -> what captures calls of it
+TRANSFORMED: Table[Callable[[Machine, dict[str, Value]], Value]] = Table("transformed function", "capture/values/transforms.py")
 
 
 # functions that look at their callers' frames, and modules of which nothing is inlined: called for real, as a whole
@@ -200,7 +202,11 @@ class FunctionValue(Value):
             if getattr(self.fn, marks.CONSTANT, False):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_filename.startswith(TRANSFORMS) and not self.code.co_filename.endswith(PLAIN_CALL):
-            raise Break("call", name=f"the function transform {self.name}")
+            made = TRANSFORMED.get(self.code.co_qualname)
+            if made is None:
+                raise Break("call", name=f"the function transform {self.name}")
+            cells = zip(self.code.co_freevars, self.closure)
+            return made(m, {name: content for name, cell in cells if (content := cell.get(m)) is not None}).call(m, args, kwargs)
         if not RUN_WHOLE.isdisjoint(self.code.co_names) or self.scope.get("__name__") in WHOLE_MODULES:
             raise Break("call", name=self.describe())
         if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):

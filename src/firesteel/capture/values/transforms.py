@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, Sequence, TupleValue
-from firesteel.capture.values.functions import BY_NAME, Args, Kwargs
+from firesteel.capture.values.functions import BY_NAME, TRANSFORMED, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
@@ -75,6 +75,7 @@ class Body:
     def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any], tags: dict[str, str] | None = None):
         self.tags = tags or {}
         mark = m.checkpoint()
+        leaves_before = m.filled_leaves
         owned = {id(leaf): m.record.tensors.get(id(leaf)) for leaf in leaves}
         try:
             source = enumerate(leaves)
@@ -83,6 +84,8 @@ class Body:
             result = m.look(m.call_now(fn, inside, named)).as_arg(m)[0]
             if not put_back(m, mark[1][0]):
                 raise Break("call", name="a function transform whose function changes objects outside of it")
+            if m.filled_leaves is not leaves_before:
+                raise Break("call", name="a function transform whose function makes a parameter")
             self.lifted: list[Node] = []
             nodes = m.record.nodes[mark[0][0]:]
             if any(node.target in SEAMS for node in nodes if node.op == "call_function"):
@@ -250,6 +253,24 @@ for _name, _names in {"grad": ("func", "argnums", "has_aux"), "grad_and_value": 
                       "vmap": ("func", "in_dims", "out_dims", "randomness", "chunk_size"), "jacrev": ("func", "argnums"),
                       "jacfwd": ("func", "argnums"), "hessian": ("func", "argnums")}.items():
     BY_NAME.add(f"torch.func.{_name}", _maker(_name, _names))
+
+
+def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Callable[[Machine, dict[str, Value]], Value]:
+    """torch.vmap(f) made outside of the region: the same by its closure.  Settings that we do not take must have their defaults."""
+    def make(m: Machine, closure: dict[str, Value]) -> Value:
+        if any(m.known(closure[option]) != default for option, default in defaults.items() if option in closure):
+            raise Break("call", name=f"torch.func.{name} with settings of its own")
+        return _maker(name, names)(m, [], {option: value for option, value in closure.items() if option in names})
+    return make
+
+
+for _code, _name, _names, _defaults in (
+        ("grad.<locals>.wrapper", "grad", ("func", "argnums", "has_aux"), {}),
+        ("grad_and_value.<locals>.wrapper", "grad_and_value", ("func", "argnums", "has_aux"), {}),
+        ("vmap.<locals>.wrapped", "vmap", ("func", "in_dims", "out_dims", "randomness", "chunk_size"), {}),
+        ("jacrev.<locals>.wrapper_fn", "jacrev", ("func", "argnums"), {"has_aux": False, "chunk_size": None, "_preallocate_and_copy": False}),
+        ("jacfwd.<locals>.wrapper_fn", "jacfwd", ("func", "argnums"), {"has_aux": False, "randomness": "error"})):
+    TRANSFORMED.add(_code, _made_outside(_name, _names, _defaults))
 
 
 @BY_NAME.row("torch.func.vjp")
