@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from harness import same
 from torch import nn
 
@@ -159,3 +160,18 @@ def test_across_a_break(backend: str) -> None:
 
     ours = fs.compile(program, backend=backend)
     same(observed(ours, torch.arange(3.0)), observed(program, torch.arange(3.0)))
+
+
+def checkpointed(x: torch.Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(lambda x: (x * nn.Parameter(torch.ones(3))).sum(), x, use_reentrant=False)
+
+
+def differentiated(x: torch.Tensor) -> Any:
+    return torch.func.grad(lambda x: (x * nn.Parameter(torch.ones(3))).sum())(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [checkpointed, differentiated], ids=["checkpointed", "differentiated"])
+def test_in_a_transformed_function(program: Callable[..., Any], backend: str) -> None:
+    theirs, mine = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+    same(observed(fs.compile(program, backend=backend, fullgraph=program is checkpointed), mine), observed(program, theirs))
