@@ -116,11 +116,16 @@ case("conv2d channels last", lambda a, w: F.conv2d(a, w, padding=1), last(x(2, 3
 case("conv2d groups", lambda a, w, b: F.conv2d(a, w, b, groups=2, dilation=2), x(2, 4, 7, 7), x(4, 2, 3, 3), x(4))
 case("conv2d unbatched", lambda a, w, b: F.conv2d(a, w, b), x(3, 7, 7), x(4, 3, 3, 3), x(4))
 case("conv1d", lambda a, w, b: F.conv1d(a, w, b, padding=1), x(2, 3, 7), x(4, 3, 3), x(4))
+case("conv1d transposed weight", lambda a, w: F.conv1d(a, w.transpose(1, 2)), x(2, 3, 7), x(4, 3, 3))
+case("conv1d of one channel, transposed", lambda a, w: F.conv1d(a.transpose(1, 2), w), x(2, 7, 1), x(4, 1, 3))
+case("conv1d of a transpose", lambda a, w: F.conv1d(a.transpose(1, 2), w), x(2, 7, 3), x(4, 3, 3))
+case("conv_transpose1d transposed weight", lambda a, w: F.conv_transpose1d(a, w.transpose(1, 2)), x(2, 3, 7), x(3, 3, 4))
 case("conv3d", lambda a, w, b: F.conv3d(a, w, b), x(1, 2, 4, 4, 4), x(3, 2, 2, 2, 2), x(3))
 case("conv_transpose2d", lambda a, w, b: F.conv_transpose2d(a, w, b, stride=2, output_padding=1), x(2, 3, 4, 4), x(3, 2, 3, 3), x(2))
 case("max_pool2d", lambda a: F.max_pool2d(a, 2), x(2, 3, 6, 6))
 case("max_pool2d ceil", lambda a: F.max_pool2d(a, 3, 2, padding=1, ceil_mode=True), x(2, 3, 6, 6))
 case("max_pool1d", lambda a: F.max_pool1d(a, 2), x(2, 3, 6))
+case("max_pool1d of a transpose", lambda a: F.max_pool1d(a.transpose(1, 2), 2), x(2, 7, 3))
 case("avg_pool2d", lambda a: F.avg_pool2d(a, 2, padding=1), x(2, 3, 6, 6))
 case("avg_pool2d channels last", lambda a: F.avg_pool2d(a, 2), last(x(2, 3, 6, 6)))
 case("adaptive_avg_pool2d one", lambda a: F.adaptive_avg_pool2d(a, 1), x(2, 3, 6, 6))
@@ -144,6 +149,8 @@ case("matmul broadcast", torch.matmul, x(2, 1, 3, 4), x(5, 4, 2))
 case("matmul vector", torch.matmul, x(3, 4), x(4))
 case("baddbmm", lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=2), x(2, 3, 5), x(2, 3, 4), x(2, 4, 5))
 case("addmv", lambda a, b, c: torch.addmv(a, b, c, beta=0.5), x(3), x(3, 4), x(4))
+case("addmv of nothing", lambda a, b, c, d: (torch.addmv(a, c, d), torch.addmv(b, c, d, beta=0.5), torch.addmv(b, c, d, beta=0)),
+     x(3, grad=False), x(1, grad=False), x(3, 0, grad=False), x(0, grad=False))
 case("dot", torch.dot, x(5), x(5, seed=1))
 case("outer", torch.outer, x(5), x(3))
 case("einsum", lambda a, b: torch.einsum("bij,bjk->bik", a, b), x(2, 3, 4), x(2, 4, 5))
@@ -154,6 +161,18 @@ case("attention of views", lambda a: F.scaled_dot_product_attention(*(t.view(2, 
 case("attention mask", lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m), x(2, 2, 4, 8), x(2, 2, 4, 8, seed=1), x(4, 4, grad=False) > 0.5)
 case("lstm_cell", lambda a, h, c, w, u, p, q: torch.lstm_cell(a, (h, c), w, u, p, q), x(3, 4), x(3, 5), x(3, 5, seed=1), x(20, 4), x(20, 5), x(20), x(20, seed=1))
 case("gru_cell", torch.gru_cell, x(3, 4), x(3, 5), x(15, 4), x(15, 5), x(15), x(15, seed=1))
+
+# ---------------------------------------------------------------- linear algebra, Fourier transforms
+
+case("ormqr", lambda a, b: torch.ormqr(*torch.geqrf(a), b), x(2, 4, 3, grad=False), x(2, 4, 5, grad=False))
+case("lstsq of a batch", lambda a, b, c: (torch.linalg.lstsq(a, b)[0], torch.linalg.lstsq(a, c)[0]), x(2, 3, 4, grad=False), x(2, 3, 5, grad=False), x(2, 3, grad=False))
+case("lstsq, batches broadcast", lambda a, b: torch.linalg.lstsq(a, b)[0], x(1, 3, 4, grad=False), x(2, 3, 5, grad=False))
+for _dims in ((0, 1), (2, 0), (0, 1, 2), (2, 0, 1), (1,)):
+    case(f"rfftn {_dims}", lambda a, dim=_dims: (torch.fft.rfftn(a, dim=dim), torch.fft.rfftn(a.transpose(0, 2), dim=dim)), x(4, 6, 3, grad=False))
+    case(f"irfftn {_dims}", lambda a, dim=_dims: (torch.fft.irfftn(a, dim=dim), torch.fft.irfftn(a.transpose(0, 2), dim=dim)), x(4, 6, 3, grad=False).to(torch.complex64))
+    case(f"fftn {_dims}", lambda a, dim=_dims: (torch.fft.fftn(a, dim=dim), torch.fft.ifftn(a.mT, dim=dim)), x(4, 6, 3, grad=False).to(torch.complex64))
+case("fftn of four dims", lambda a: torch.fft.fftn(a.permute(1, 3, 0, 2)), x(2, 3, 4, 5, grad=False).to(torch.complex64))
+case("irfft of expanded batches", lambda a: torch.fft.irfft(a.expand(5, 3, 4, 2), dim=1), x(3, 1, 1, grad=False).to(torch.complex64))
 
 # ---------------------------------------------------------------- indexing and views
 

@@ -78,6 +78,8 @@ WRONG = {
     "an exact out": lambda x: torch.amax(x, 0, out=torch.zeros(6, dtype=torch.int32)),
     "a copy onto itself": lambda x: (y := x[:, :4].clone()).copy_(y.t()),
     "no pixels": lambda x: F.interpolate(x[None, None], size=(0, 3)),
+    "least squares of other rows": lambda x: torch.linalg.lstsq(x, x.t())[0],
+    "least squares of another batch": lambda x: torch.linalg.lstsq(x[None], x[:2, None, :4])[0],
 }
 
 

@@ -1,10 +1,12 @@
 """Every rule knows what eager gives: shape, strides, offset, dtype, of every sample and of every operator in every case."""
 import pytest
 import torch
+import torch.nn.functional as F
 from graph_cases import CASES
 from graph_compare import RuleChecker, check_rule, run_with_grads
 from optable import SAMPLES
 
+import firesteel as fs
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.rules import RULES
 
@@ -37,6 +39,17 @@ def test_most_rules_are_checked():
             run_with_grads(function, tensors)
         checked |= checker.checked
     assert len(checked & set(RULES)) >= 330
+
+
+@pytest.mark.parametrize("pool", [F.max_pool1d, torch.max_pool1d], ids=["functional", "torch"])
+def test_pooling_without_gradients_gives_a_contiguous_result(pool):
+    x = torch.randn(2, 7, 3).transpose(1, 2)
+    compiled = fs.compile(lambda x: pool(x, 2), backend="aot_eager")
+    for case in (x, x.detach().requires_grad_()):
+        assert compiled(case).stride() == pool(case, 2).stride()
+    with torch.no_grad():
+        assert compiled(case).stride() == pool(case, 2).stride()
+    torch.testing.assert_close(fs.compile(lambda x: F.max_pool1d(x, 3, None, 1, ceil_mode=True), backend="aot_eager")(x), F.max_pool1d(x, 3, None, 1, ceil_mode=True))
 
 
 @pytest.mark.parametrize("call", [

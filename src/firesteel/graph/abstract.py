@@ -224,7 +224,7 @@ class AbstractWorld:
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """What to call instead of a function of torch."""
-        return symbolic_form(fn) if self.env is not None and self.env.symbols else fn
+        return symbolic_form(fn)
 
     @contextmanager
     def active(self) -> Iterator[None]:

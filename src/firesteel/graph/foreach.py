@@ -34,11 +34,12 @@ def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) ->
     count = len(args[lists.index(True)])
     single = single_operator(WITH_NUMBERS.get(name, name) if op._overloadname in ("Scalar", "ScalarList") else name)
     results = []
-    for n in range(count):
-        given = [a[n] if lists[i] else a for i, a in enumerate(args)]
-        if op._overloadname == "Tensor" and name in VALUES:
-            given[-1] = given[-1][n]        # one tensor with a number for each
-        results.append(single(*given, **kwargs))
+    with world._mode:       # outside of a mode, torch loads its distributed tensors, and with them much else, to ask for their class
+        for n in range(count):
+            given = [a[n] if lists[i] else a for i, a in enumerate(args)]
+            if op._overloadname == "Tensor" and name in VALUES:
+                given[-1] = given[-1][n]        # one tensor with a number for each
+            results.append(single(*given, **kwargs))
     return results if op._schema.returns else None
 
 

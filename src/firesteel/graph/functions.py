@@ -1,4 +1,4 @@
-"""Functions of torch whose C++ code takes sizes as plain numbers: the same, by operators that take symbols.
+"""Functions of torch whose C++ code takes sizes as plain numbers, or another way for tensors without data: the same, by operators that do as eager.
 
 A row has the signature of its function and returns NotImplemented where it has nothing to say: then the function itself runs, and what
 it asks as a number is fixed by a guard (`abstract.py`).  Who runs the node of a graph asks `symbolic_form`; a mode, which costs
@@ -43,6 +43,17 @@ class SymbolicFunctions(TorchFunctionMode):
 
     def __torch_function__(self, fn: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return symbolic_form(fn)(*args, **(kwargs or {}))
+
+
+# ---------------------------------------------------------------- pooling
+
+@FUNCTIONS.row(torch.max_pool1d, F.max_pool1d)
+def max_pool1d(input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+               return_indices: bool = False) -> Any:
+    """Without gradients the CPU has a kernel of its own, whose result is contiguous; the general one keeps the layout of its input."""
+    if return_indices or input.device.type != "cpu" or (input.requires_grad and torch.is_grad_enabled()):
+        return NotImplemented
+    return torch.max_pool1d_with_indices(input.contiguous(), kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)[0]
 
 
 # ---------------------------------------------------------------- resampling

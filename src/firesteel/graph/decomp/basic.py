@@ -111,6 +111,8 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     if not x.dtype.is_floating_point:
         return NotImplemented
+    if beta != 0 and any(type(n) is int and n == 0 for n in a.shape):
+        return x * beta     # which eager does not expand
     product = aten.mv.default(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else (x if beta == 1 else x * beta) + product

@@ -14,6 +14,8 @@ from firesteel.graph.spec import (
     channels_last_strides,
     contiguous_strides,
     fresh,
+    is_contiguous,
+    is_empty,
     preserved_strides,
     strides_in_order,
     suggests_channels_last,
@@ -81,7 +83,9 @@ def mv(a: Spec, b: Spec) -> Spec:
 
 @rule("addmv")
 def addmv(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
-    return mv(a, b)
+    """Without a product the result has the shape of `x`, which eager does not expand then."""
+    result = mv(a, b)
+    return fresh(x) if is_empty(a) and beta != 0 else result
 
 
 @rule("addr")
@@ -121,6 +125,22 @@ def conv_shape(x: Spec, weight: Spec, stride, padding, dilation, transposed: boo
     return (*batch, channels, *sizes)
 
 
+def _as_image(x: Spec) -> Spec:
+    """A signal as an image of height one."""
+    (batch, channels, width), (s0, s1, s2) = x.shape, x.strides
+    return x._replace(shape=(batch, channels, 1, width), strides=(s0, s1, width * s2, s2))
+
+
+def _convolved_strides(shape: Shape, x: Spec, weight: Spec) -> Shape:
+    """Strides of a convolution's results: channels-last where input or weight are.  Signals are convolved as images, the input made contiguous."""
+    if len(shape) == 3:
+        x = x if is_contiguous(x) else fresh(x)
+        image = _convolved_strides((*shape[:2], 1, shape[2]), _as_image(x), _as_image(weight))
+        return (*image[:2], image[3])
+    last = len(shape) in (4, 5) and (suggests_channels_last(x) or suggests_channels_last(weight))
+    return channels_last_strides(shape) if last else contiguous_strides(shape)
+
+
 @rule("convolution convolution_overrideable _convolution")
 def convolution(x: Spec, weight: Spec, bias: Spec | None, stride, padding, dilation, transposed: bool, output_padding,
                 groups: int, *flags: bool) -> Spec:
@@ -132,17 +152,14 @@ def convolution(x: Spec, weight: Spec, bias: Spec | None, stride, padding, dilat
     must_match(channels, wanted, f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
           f"{wanted} channels, but got {channels} channels instead")
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
-    last = len(shape) in (4, 5) and (suggests_channels_last(x) or suggests_channels_last(weight))
-    return Spec(shape, channels_last_strides(shape) if last else contiguous_strides(shape), 0, x.dtype, x.device)
+    return Spec(shape, _convolved_strides(shape, x, weight), 0, x.dtype, x.device)
 
 
 @rule("convolution_backward")
 def convolution_backward(grad: Spec, x: Spec, weight: Spec, bias_sizes, stride, padding, dilation, transposed: bool,
                          output_padding, groups: int, mask: Sequence[bool]) -> tuple[Spec | None, ...]:
-    last = len(x.shape) in (4, 5) and (suggests_channels_last(x) or suggests_channels_last(weight))
-
     def laid(spec: Spec) -> Spec:
-        return Spec(spec.shape, channels_last_strides(spec.shape) if last else contiguous_strides(spec.shape), 0, spec.dtype, spec.device)
+        return Spec(spec.shape, _convolved_strides(spec.shape, x, weight), 0, spec.dtype, spec.device)
     bias = fresh(grad, (grad.shape[1],)) if mask[2] else None
     return laid(x) if mask[0] else None, laid(weight) if mask[1] else None, bias
 

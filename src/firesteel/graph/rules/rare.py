@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import DataAccess, rule, wrap_dim
+from firesteel.graph.rules.base import DataAccess, broadcast, rule, wrap_dim
 from firesteel.graph.rules.nn import suggested
 from firesteel.graph.sizes import less, product
-from firesteel.graph.spec import Spec, contiguous_strides, fresh
+from firesteel.graph.spec import Spec, contiguous_strides, fresh, like, sort_dims
 from firesteel.sym.expr import Size
 
 
@@ -93,20 +93,21 @@ def eigh(x: Spec, UPLO: str = "L", compute_v: bool = True) -> tuple[Spec, Spec]:
 def lstsq(a: Spec, b: Spec, rcond: float | None = None, *, driver: str | None = None) -> tuple[Spec, Spec, Spec, Spec]:
     """Solution, residuals, rank, singular values; what the driver does not compute is empty.  The solution is the upper part of a
     matrix with as many rows as the larger side of `a`, stored by columns."""
-    *batch, rows, columns = a.shape
+    rows, columns = a.shape[-2:]
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     is_vector = len(b.shape) == len(a.shape) - 1
     count = 1 if is_vector else b.shape[-1]
+    batch = a.shape[:-2] if is_vector else broadcast(a.shape[:-2], b.shape[:-2])
     tall = less(columns, rows)
     if tall and driver in ("gelsd", "gelss"):
         raise DataAccess(f"linalg.lstsq (driver {driver}, whose residuals are there for full rank only)")
     height = rows if tall else columns
-    outer = [s * height * count for s in contiguous_strides(tuple(batch))]
+    outer = [s * height * count for s in contiguous_strides(batch)]
     solution = fresh(a, (*batch, columns) if is_vector else (*batch, columns, count))
     solution = solution._replace(strides=(*outer, 1) if is_vector else (*outer, 1, height))
     residuals = (*batch, count) if tall and driver == "gels" else (0,)
-    rank = (0,) if driver == "gels" else tuple(batch)
-    singular = (*batch, columns if tall else rows) if driver in ("gelsd", "gelss") else (0,)
+    rank = (0,) if driver == "gels" else a.shape[:-2]
+    singular = (*a.shape[:-2], columns if tall else rows) if driver in ("gelsd", "gelss") else (0,)
     return solution, _contiguous(a, residuals), _contiguous(a, rank, torch.int64), _contiguous(a, singular)
 
 
@@ -173,19 +174,62 @@ def embedding_bag(weight: Spec, indices: Spec, offsets: Spec, scale_grad_by_freq
 
 # ---------------------------------------------------------------- Fourier transforms
 
+def _slowest_first(dims: Sequence[int], x: Spec) -> list[int]:
+    """Dimensions by falling stride, those of one stride as they were."""
+    return sort_dims(list(dims)[::-1], x.strides)[::-1]
+
+
+def _untransformed(ndim: int, dims: Sequence[int]) -> list[int]:
+    """The other dimensions in the order in which the library's partition leaves them: it fills each gap from the end."""
+    order, first, last = list(range(ndim)), 0, ndim
+    while first < last:
+        if order[first] not in dims:
+            first += 1
+            continue
+        last -= 1
+        order[first], order[last] = order[last], order[first]
+    return order[:first]
+
+
 def _transformed(x: Spec, shape: Sequence[Size], dims: Sequence[int], dtype: torch.dtype) -> Spec:
-    """Batch dimensions in the order of their strides, then the transformed ones: so the CPU's library lays out its result."""
-    batch = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: -x.strides[d])
-    order = [*batch, *dims]
+    """Batch dimensions in the order of their strides, then the transformed ones: so the libraries lay out their results."""
+    order = [*_slowest_first(_untransformed(len(shape), dims), x), *dims]
     strides = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order))))
     return Spec(tuple(shape), tuple(strides[d] for d in range(len(shape))), 0, dtype, x.device)
 
 
+def _complex_steps(x: Spec, dims: list[int]) -> Spec:
+    """Transforms from complex to complex: all dimensions at once on the CPU, up to three at a time by the GPU's library."""
+    while dims:
+        dims = _slowest_first(dims, x)
+        now = dims if x.device.type == "cpu" else dims[-3:]
+        x, dims = _transformed(x, x.shape, now, x.dtype), dims[:len(dims) - len(now)]
+    return x
+
+
+@rule("_fft_c2c")
+def complex_to_complex(x: Spec, dim: Sequence[int], normalization: int, forward: bool) -> Spec:
+    return _complex_steps(x, [wrap_dim(d, len(x.shape)) for d in dim]) if dim else like(x)
+
+
+@rule("_fft_r2c")
+def real_to_complex(x: Spec, dim: Sequence[int], normalization: int, onesided: bool) -> Spec:
+    """The last of `dim` is the one that is halved; the GPU's library transforms it before the others."""
+    *others, last = (wrap_dim(d, len(x.shape)) for d in dim)
+    shape = [n // 2 + 1 if d == last and onesided else n for d, n in enumerate(x.shape)]
+    dtype = x.dtype.to_complex()
+    if x.device.type == "cpu":
+        return _transformed(x, shape, [*_slowest_first(others, x), last], dtype)
+    return _complex_steps(_transformed(x, shape, [last], dtype), others)
+
+
 @rule("_fft_c2r")
 def complex_to_real(x: Spec, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Spec:
-    """All dimensions but the last go from complex to complex first."""
-    dims = [wrap_dim(d, len(x.shape)) for d in dim]
-    if len(dims) > 1:
-        x = _transformed(x, x.shape, sorted(dims[:-1], key=lambda d: -x.strides[d]), x.dtype)
-    shape = [last_dim_size if d == dims[-1] else n for d, n in enumerate(x.shape)]
-    return _transformed(x, shape, dims[-1:], torch.empty((), dtype=x.dtype).real.dtype)
+    """All dimensions but the last go from complex to complex first; the GPU's library reads a contiguous copy where there is no other."""
+    *others, last = (wrap_dim(d, len(x.shape)) for d in dim)
+    if others or x.device.type == "cpu":
+        x = _complex_steps(x, others)
+    else:
+        x = fresh(x)
+    shape = [last_dim_size if d == last else n for d, n in enumerate(x.shape)]
+    return _transformed(x, shape, [last], x.dtype.to_real())

@@ -600,3 +600,16 @@ def baddbmm(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
 def addr(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
     check(len(a.shape) == 1 and len(b.shape) == 1, f"addr: Expected 1-D vectors, got {len(a.shape)}-D and {len(b.shape)}-D")
     broadcast(x.shape, (a.shape[0], b.shape[0]))
+
+
+@refuses("linalg_lstsq")
+def lstsq(a: Spec, b: Spec, rcond: Any = None, *, driver: str | None = None) -> None:
+    check(len(a.shape) >= 2 and len(b.shape) >= 1, "input must have at least 2 dimensions, other at least 1")
+    check(len(a.shape) - len(b.shape) in (0, 1), "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1")
+    is_vector = len(b.shape) < len(a.shape)
+    must_match(a.shape[-2], b.shape[-1 if is_vector else -2], "input.size(-2) should match other.size(-2)")
+    if is_vector:
+        for n, m in zip(a.shape[:-2], b.shape):
+            must_match(n, m, "input.size(-2) should match other.size(-2)")
+    check(a.dtype is b.dtype, f"Expected input and other to have the same dtype, but got {a.dtype} and {b.dtype}")
+    check(driver in (None, "gels", "gelsy", "gelsd", "gelss"), "parameter `driver` should be one of (gels, gelsy, gelsd, gelss)")
