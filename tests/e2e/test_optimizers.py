@@ -62,3 +62,21 @@ def check(cls: Any, settings: dict[str, Any], backend: str) -> None:
             torch.testing.assert_close(p, q)
     same_state(mine, theirs)
     assert counters["stats"]["unique_graphs"] == 2      # before and after the states exist; the rate is a symbol in the second
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+def test_clipped_gradients_are_one_graph(foreach):
+    """Two dtypes, so that tensors are grouped."""
+    def parameters():
+        torch.manual_seed(0)
+        made = [torch.nn.Parameter(torch.randn(3, 4, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32)]
+        for p in made:
+            p.grad = torch.randn_like(p) * 5
+        return made
+
+    fs.reset()
+    ours, theirs = parameters(), parameters()
+    got = fs.compile(lambda ps: torch.nn.utils.clip_grad_norm_(ps, 1.0, foreach=foreach), fullgraph=True)(ours)
+    torch.testing.assert_close(got, torch.nn.utils.clip_grad_norm_(theirs, 1.0, foreach=foreach))
+    for p, q in zip(ours, theirs):
+        torch.testing.assert_close(p.grad, q.grad)

@@ -306,6 +306,22 @@ def is_enabled_for(logger: Any, level: int) -> bool:
     return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
 
 
+def group_tensors_by_device_and_dtype(tensorlistlist: list[list[Any]], with_indices: bool = False) -> dict[Any, tuple[list[list[Any]], list[int]]]:
+    """What optimisers and the clipping of gradients sort their tensors by: lists of the same length, grouped by the tensors of the first."""
+    groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    for place, first in enumerate(tensorlistlist[0]):
+        key = (first.device, first.dtype)
+        if key not in groups:
+            groups[key] = ([[] for _ in tensorlistlist], [])
+        lists, places = groups[key]
+        for part, values in zip(lists, tensorlistlist):
+            if values:
+                part.append(values[place])
+        if with_indices:
+            places.append(place)
+    return groups
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain: chain, itertools.chain.from_iterable: from_iterable, itertools.count: count, itertools.cycle: cycle, itertools.repeat: repeat,
     itertools.accumulate: accumulate, itertools.islice: islice, itertools.starmap: starmap, itertools.takewhile: takewhile,
@@ -313,5 +329,5 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
     heapq.heapify: heapify, heapq.heappush: heappush, heapq.heappop: heappop, heapq.heapreplace: heapreplace, heapq.heappushpop: heappushpop,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
-    operator.methodcaller: methodcaller,
+    operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
 }
