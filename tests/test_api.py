@@ -1,6 +1,8 @@
 """fs.compile as users call it: decorators, modules that stay themselves, backends, explain."""
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -135,3 +137,21 @@ def test_settings_are_typed_and_patched():
         assert fs.config.recompile_limit == 3
     assert fs.config.recompile_limit == before
     assert "recompile_limit" in fs.config.describe()
+
+
+def test_nothing_keeps_a_module_or_its_class_alive():
+    def use():
+        held = []
+
+        class Model(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x) + len(held)
+        model = Model(4, 4)
+        compiled = fs.compile(model, backend="eager")
+        held.append(compiled)       # the class itself holds the module
+        compiled(torch.randn(2, 4))
+        assert type(fs.compile(Model(4, 4), backend="eager")) is type(compiled)
+        return [weakref.ref(thing) for thing in (model, compiled, Model, type(compiled))]
+    references = use()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4

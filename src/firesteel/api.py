@@ -42,7 +42,9 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
 def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process."""
     entry.reset()
-    _module_calls.clear()
+    for made in _compiled_classes.values():
+        if (cls := made()) is not None:
+            cls._firesteel_calls.clear()
     artifacts.reset()
 
 
@@ -98,8 +100,9 @@ def _compile_function(fn: Callable, settings: dict) -> Callable:
 
 # ---------------------------------------------------------------- modules
 
-# Modules of one class that are compiled alike share compiled code: guards say what it is good for.  A row lives as long as such a module.
-_module_calls: weakref.WeakValueDictionary[tuple, Callable] = weakref.WeakValueDictionary()
+# Class of a module -> the subclass whose calls run compiled code.  It lives as long as a module of it: nothing here keeps a user's class, or what
+# its methods hold, alive.
+_compiled_classes: weakref.WeakKeyDictionary[type, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
 def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -111,19 +114,21 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     """The same module with a compiled call: an object of a subclass that shares the original's attribute dictionary, so that
     state_dict keys, isinstance, train(), assignments and the original itself all stay one thing."""
     original: Any = getattr(module, "_firesteel_original", module)
-    compiled: Any = object.__new__(_compiled_class(type(original)))     # type: ignore[arg-type]  # mypy: a class is not Hashable
+    cls = _compiled_class(type(original))
+    compiled: Any = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
-    object.__setattr__(compiled, "_firesteel_call", _module_call(type(original), settings))
+    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, settings))
     return compiled
 
 
-def _module_call(cls: type, settings: dict) -> Callable:
-    key = (cls, *settings.values())
-    call = _module_calls.get(key)
+def _module_call(cls: Any, settings: dict) -> Callable:
+    """Modules of one class that are compiled alike share compiled code, as long as one lives: guards say what it is good for."""
+    key = tuple(settings.values())
+    call = cls._firesteel_calls.get(key)
     if call is None:
-        call = _module_calls[key] = _compile_function(call_module, settings)
+        call = cls._firesteel_calls[key] = _compile_function(call_module, settings)
     return call
 
 
@@ -131,9 +136,17 @@ def _loaded(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-@functools.cache
-def _compiled_class(cls: type) -> type:
-    """A subclass of the module's class whose calls run compiled code."""
+def _compiled_class(cls: type) -> Any:
+    """The subclass of the module's class whose calls run compiled code."""
+    known = _compiled_classes.get(cls)
+    made = known() if known is not None else None
+    if made is None:
+        made = _make_compiled_class(cls)
+        _compiled_classes[cls] = weakref.ref(made)
+    return made
+
+
+def _make_compiled_class(cls: type) -> Any:
     def call(self, *args, **kwargs):
         return self._firesteel_call(self._firesteel_original, *args, **kwargs)
 
@@ -143,6 +156,7 @@ def _compiled_class(cls: type) -> type:
     def reduce(self, protocol):
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
-    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call"), "__call__": call, "__deepcopy__": deepcopy,
-            "__reduce_ex__": reduce, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call"), "_firesteel_calls": weakref.WeakValueDictionary(),
+            "__call__": call, "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
+            "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls,), body)

@@ -212,24 +212,28 @@ def complex_to_complex(x: Spec, dim: Sequence[int], normalization: int, forward:
     return _complex_steps(x, [wrap_dim(d, len(x.shape)) for d in dim]) if dim else like(x)
 
 
+def _at_once(dims: list[int]) -> bool:
+    """Does the GPU's library make real transforms of these dimensions in one step?"""
+    return len(dims) <= 3 and dims[:2] != [0, 1]
+
+
 @rule("_fft_r2c")
 def real_to_complex(x: Spec, dim: Sequence[int], normalization: int, onesided: bool) -> Spec:
-    """The last of `dim` is the one that is halved; the GPU's library transforms it before the others."""
-    *others, last = (wrap_dim(d, len(x.shape)) for d in dim)
+    """The last of `dim` is the one that is halved; the GPU's library transforms it before the others, or all in the order given."""
+    dims = [wrap_dim(d, len(x.shape)) for d in dim]
+    *others, last = dims
     shape = [n // 2 + 1 if d == last and onesided else n for d, n in enumerate(x.shape)]
     dtype = x.dtype.to_complex()
     if x.device.type == "cpu":
         return _transformed(x, shape, [*_slowest_first(others, x), last], dtype)
-    return _complex_steps(_transformed(x, shape, [last], dtype), others)
+    return _transformed(x, shape, dims, dtype) if _at_once(dims) else _complex_steps(_transformed(x, shape, [last], dtype), others)
 
 
 @rule("_fft_c2r")
 def complex_to_real(x: Spec, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Spec:
-    """All dimensions but the last go from complex to complex first; the GPU's library reads a contiguous copy where there is no other."""
-    *others, last = (wrap_dim(d, len(x.shape)) for d in dim)
-    if others or x.device.type == "cpu":
-        x = _complex_steps(x, others)
-    else:
-        x = fresh(x)
-    shape = [last_dim_size if d == last else n for d, n in enumerate(x.shape)]
-    return _transformed(x, shape, [last], x.dtype.to_real())
+    """All dimensions but the last go from complex to complex first; in one step the GPU's library reads a contiguous copy."""
+    dims = [wrap_dim(d, len(x.shape)) for d in dim]
+    shape = [last_dim_size if d == dims[-1] else n for d, n in enumerate(x.shape)]
+    if x.device.type != "cpu" and _at_once(dims):
+        return _transformed(fresh(x), shape, dims, x.dtype.to_real())
+    return _transformed(_complex_steps(x, dims[:-1]), shape, dims[-1:], x.dtype.to_real())
