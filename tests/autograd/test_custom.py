@@ -250,3 +250,47 @@ def test_custom_operator_that_writes_and_returns(backend):
 
     fs.reset()
     torch.testing.assert_close(fs.compile(f, backend=backend, fullgraph=True)(torch.ones(3), torch.arange(3.0)), f(torch.ones(3), torch.arange(3.0)))
+
+
+library = torch.library.Library("fstest", "FRAGMENT")
+library.define("mix_(Tensor(a!) a, Tensor[] b, SymInt c, *, Tensor(b!)? d, SymInt e=2) -> ()")
+library.define("each_(Tensor a, Tensor(a!)[] b) -> ()")
+library.define("maybe_(Tensor a, Tensor(b!)? b) -> ()")
+
+
+def _mix(a, b, c, d, e=2):
+    a.add_(b[0] * c * e)
+    if d is not None:
+        d.add_(b[1])
+
+
+library.impl("mix_", _mix, "CompositeExplicitAutograd")
+library.impl("each_", lambda a, b: [x.add_(a) for x in b] and None, "CompositeExplicitAutograd")
+library.impl("maybe_", lambda a, b: None if b is None else (b.add_(1), None)[1], "CompositeExplicitAutograd")
+for _name in ("mix_", "each_", "maybe_"):
+    torch.library.register_fake(f"fstest::{_name}", lambda *args, **kwargs: None)
+
+
+def _optional(a, b, d):
+    torch.ops.fstest.maybe_(a, None)
+    torch.ops.fstest.maybe_(a, b)
+    return b * 2
+
+
+WRITES = {
+    "by keyword": lambda a, b, d: torch.ops.fstest.mix_(a, (b, b * 2), 4, d=d) or a + d,
+    "keyword of none": lambda a, b, d: torch.ops.fstest.mix_(a, (b, b * 2), 4, d=None) or a + d,
+    "a list": lambda a, b, d: torch.ops.fstest.each_(a, [b, d]) or b * d,
+    "optional": _optional,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", WRITES)
+def test_custom_operator_that_writes_in_other_ways(name, backend):
+    fs.reset()
+    results = []
+    for fn in (fs.compile(WRITES[name], backend=backend, fullgraph=True), WRITES[name]):
+        tensors = [torch.arange(3.0), torch.tensor([2.0, 3.0, 5.0]), torch.tensor([1.0, 4.0, 6.0])]
+        results.append((fn(*tensors), tensors))
+    torch.testing.assert_close(results[0], results[1])

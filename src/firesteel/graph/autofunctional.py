@@ -8,6 +8,7 @@ It returns the operator's own fresh results, if any, and then the new value of e
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -16,19 +17,34 @@ from torch._ops import OpOverload
 
 _library = torch.library.Library("firesteel", "FRAGMENT")       # what is defined lives as long as this object
 _ALIAS = re.compile(r"Tensor\(\w+!?(?: -> [^)]*)?\)")
+_defined: set[str] = set()      # names of forms
 
 
 @functools.cache
-def functional_form(op: OpOverload) -> OpOverload:
+def functional_form(op: OpOverload, absent: frozenset[str] = frozenset()) -> OpOverload:
+    """`absent` are the written arguments that are None in a call: they have no new value."""
     schema = op._schema
-    written = [(a.name, str(a.type)) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [(a.name, _value_type(str(a.type))) for a in schema.arguments
+               if a.alias_info is not None and a.alias_info.is_write and a.name not in absent]
     fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
-    name = f"functional_{schema.name.replace('::', '_')}_{op._overloadname}"
+    name = _new_name(f"functional_{schema.name.replace('::', '_')}_{op._overloadname}{''.join(f'_without_{a}' for a in sorted(absent))}")
     arguments = _ALIAS.sub("Tensor", _arguments(str(schema)))
     tags = tuple(tag for tag in op.tags if tag != getattr(torch.Tag, "inplace", None))
     _library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tags)
     _library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
     return getattr(torch.ops.firesteel, name).default
+
+
+def _value_type(kind: str) -> str:
+    """The type of a new value, as schemas spell it."""
+    return {"List[Tensor]": "Tensor[]", "Optional[Tensor]": "Tensor"}.get(kind, kind)
+
+
+def _new_name(name: str) -> str:
+    """Operators can be taken back and defined anew in another way; forms stay."""
+    name = next(n for n in (name, *(f"{name}_{k}" for k in itertools.count(2))) if n not in _defined) if name in _defined else name
+    _defined.add(name)
+    return name
 
 
 def _arguments(schema: str) -> str:
@@ -52,7 +68,7 @@ def _implementation(op: OpOverload, written: list[str], fresh: int) -> Any:
         own = op(**values)
         results = () if not fresh else own if isinstance(own, tuple) else (own,)
         everything = (*results[:fresh], *(values[name] for name in written))
-        return everything[0] if len(everything) == 1 else everything
+        return None if not everything else everything[0] if len(everything) == 1 else everything
     return run
 
 

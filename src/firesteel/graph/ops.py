@@ -81,6 +81,8 @@ def _read(op: OpOverload) -> Facts:
         kind = "view" if any(r.alias_info is not None for r in schema.returns) else "pure"
     elif torch.Tag.inplace_view in tags:
         kind, twin = "reshape", _inplace_twin(op)
+    elif op.namespace != "aten" and any(_is_special(a) for a in schema.arguments):
+        kind, twin = "update", functional_form(op)
     elif any(isinstance(w, str) for w in writes):
         kind, twin = "out", _out_twin(op)
     elif schema.returns and all(r.alias_info is None for r in schema.returns):
@@ -93,6 +95,12 @@ def _read(op: OpOverload) -> Facts:
     composite = known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type).endswith("]")
     return Facts(op, kind, rule, twin, writes, composite, torch.Tag.nondeterministic_seeded in tags, returns_list, op in EMPTY_VIEWS)
+
+
+def _is_special(argument: Any) -> bool:
+    """Is it written, and a list, possibly None, or a keyword that is no `out=`?  Then only the functional form can tell the new values."""
+    written = argument.alias_info is not None and argument.alias_info.is_write
+    return written and (str(argument.type) != "Tensor" or argument.kwarg_only and not argument.is_out)
 
 
 def _packet(op: OpOverload, name: str) -> Any:

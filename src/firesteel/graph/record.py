@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,14 +157,28 @@ def _record_update(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) ->
     """Fresh results, and arguments written beside: the functional form gives both, the results first."""
     if fact.twin is None:
         raise NotImplementedError(f"{fact.op} writes its arguments and has no functional form")
+    schema = fact.op._schema
+    given = {**dict(zip([a.name for a in schema.arguments], args)), **kwargs}
+    names = [schema.arguments[p].name if isinstance(p, int) else p for p in fact.writes]
+    written = {name: given.get(name) for name in names}
+    absent = frozenset(name for name, target in written.items() if target is None)
+    twin = functional_form(fact.op, absent) if absent and fact.op.namespace != "aten" else fact.twin
     with world._mode:
-        results = fact.twin(*args, **kwargs)
-    count = len(fact.op._schema.returns)
-    written = [args[p] if type(p) is int else kwargs[p] for p in fact.writes]
-    for target, value in zip(written, results[count:]):
-        if target is not None:
-            world.assign(target, world.to_node(value))
-    return results[0] if count == 1 else tuple(results[:count])
+        results = twin(*args, **kwargs)
+    targets = [target for target in written.values() if target is not None]
+    fresh = sum(1 for r in schema.returns if r.alias_info is None)
+    results = (results,) if fresh + len(targets) == 1 else results or ()
+    for target, value in zip(targets, results[fresh:]):
+        for one, new in zip(target, value) if isinstance(target, (list, tuple)) else ((target, value),):
+            world.assign(one, world.to_node(new))
+    return _returned(schema, written, results[:fresh])
+
+
+def _returned(schema: Any, written: dict[str, Any], fresh: Sequence[Any]) -> Any:
+    """Fresh results and written arguments, in the order of the schema's returns."""
+    rest, kept = iter(fresh), iter(written.values())
+    out = tuple(next(rest) if r.alias_info is None else next(kept) for r in schema.returns)
+    return None if not out else out[0] if len(out) == 1 else out
 
 
 def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
