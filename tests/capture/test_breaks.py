@@ -455,3 +455,24 @@ def decorated(x):
 def test_decorated_with_no_grad(x):
     w = WEIGHT * x
     return decorated(w), w * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_states_of_torch_are_put_back_after_a_break_inside_of_them(backend, capsys):
+    layer = torch.nn.Linear(4, 2)
+
+    def f(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            y = layer(x)
+            print("between")
+            z = y @ y.t()
+        return z, layer(x)
+
+    fs.reset()
+    compiled, x = fs.compile(f, backend=backend), torch.randn(2, 4)
+    for _ in range(2):
+        for got, want in zip(compiled(x), f(x)):
+            torch.testing.assert_close(got, want)
+            assert got.requires_grad == want.requires_grad
+        assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    assert fs.counters["stats"]["unique_graphs"] == 2

@@ -223,3 +223,7 @@ def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input
     except Exception as error:
         name = getattr(region.root.backend, "__name__", type(region.root.backend).__name__)
         raise BackendError(f"The backend {name} failed on a graph of {region.name}: {type(error).__name__}: {error}") from error
+    finally:        # a graph that ends at a break may leave states of torch set, and a backend may have run it
+        for node in graph.graph.nodes:
+            if "state" in node.meta:
+                set_state(*node.meta["state"])
