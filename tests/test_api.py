@@ -139,7 +139,8 @@ def test_settings_are_typed_and_patched():
     assert "recompile_limit" in fs.config.describe()
 
 
-def test_nothing_keeps_a_module_or_its_class_alive():
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_nothing_keeps_a_module_or_its_class_alive(backend):
     def use():
         held = []
 
@@ -147,10 +148,10 @@ def test_nothing_keeps_a_module_or_its_class_alive():
             def forward(self, x):
                 return super().forward(x) + len(held)
         model = Model(4, 4)
-        compiled = fs.compile(model, backend="eager")
+        compiled = fs.compile(model, backend=backend)
         held.append(compiled)       # the class itself holds the module
         compiled(torch.randn(2, 4))
-        assert type(fs.compile(Model(4, 4), backend="eager")) is type(compiled)
+        assert type(fs.compile(Model(4, 4), backend=backend)) is type(compiled)
         return [weakref.ref(thing) for thing in (model, compiled, Model, type(compiled))]
     references = use()
     gc.collect()

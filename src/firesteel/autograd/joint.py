@@ -196,6 +196,7 @@ def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads:
         for place in places_of(packing.inputs if packing is not None else None, write.input):
             placeholders[place].meta["mutated"] = True
     quiet = [k for k, v in enumerate(outcome.values) if v.quiet and k in outcome.plan.recorded_values()]
+    world.forget_history()
     return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * len(leaves),
                  quiet, [outcome.values[t.value].origin for t in tangents], [node.meta["val"] for node in placeholders], outcome.reshaped,
                  packing, outcome.aliases)

@@ -29,6 +29,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
@@ -290,6 +291,17 @@ class TraceWorld(AbstractWorld):
             if getattr(like, mark, False):
                 setattr(tensor, mark, True)
         return tensor
+
+    def forget_history(self) -> None:
+        """The values of nodes become leaves.  With their history, of which C++ owns a part, they hold each other in cycles that no collector sees:
+        the graph and what its nodes tell of the user's program would never be freed."""
+        for node in self.graph.nodes:
+            node.meta["val"] = pytree.tree_map_only(AbstractTensor, self._leaf, node.meta.get("val"))
+
+    def _leaf(self, value: AbstractTensor) -> torch.Tensor:
+        if value._base is None and value.grad_fn is None:     # to ask a view for its history may raise
+            return value
+        return self.make(value.spec).requires_grad_(value.requires_grad)
 
     def mutations(self) -> list[Mutation]:
         """The inputs written so far (data or metadata)."""
