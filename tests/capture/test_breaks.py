@@ -7,6 +7,7 @@ import torch
 from harness import capture, check, make_test, same
 from torch import nn
 
+import firesteel as fs
 from firesteel.artifacts import breaks, counters
 from firesteel.capture import marks
 from firesteel.errors import RecompileError, RecompileLimitExceeded, Unsupported
