@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  importing them registers their rows
+from firesteel.capture.builder import is_trusted_scope
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
@@ -456,12 +457,13 @@ class Machine(Reader):
 
     # -- places ----------------------------------------------------------------------------------------------------
     def location(self) -> Location | None:
-        """The user's line that is being executed."""
-        for frame in reversed(self.frames):
-            if not frame.code.co_filename.startswith("<") and frame.code.co_filename != polyfills.__file__:
-                instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
-                return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
-        return None
+        """The user's line that is being executed: the innermost one outside of torch and the standard library, if there is one."""
+        frames = [f for f in reversed(self.frames) if not f.code.co_filename.startswith("<") and f.code.co_filename != polyfills.__file__]
+        frame = next((f for f in frames if not is_trusted_scope(f.scope)), frames[0] if frames else None)
+        if frame is None:
+            return None
+        instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
+        return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
 
     def place(self) -> dict[str, Any]:
         """stack_trace and nn_module_stack of a node made now."""

@@ -1,6 +1,7 @@
 """Functions of torch and of the peer that are recognised by name, since this package does not import them: rows of `BY_NAME`."""
 # boundary: recognises torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._dynamo.external_utils.is_compiling
 # boundary: recognises torch._dynamo.graph_break, torch._dynamo.mark_dynamic
+# boundary: recognises torch._dynamo.mutation_guard.GenerationTracker.tag, by which the peer, once imported, counts every module that is made
 from __future__ import annotations
 
 import inspect
@@ -32,6 +33,7 @@ for _name, _value in {
     "torch._dynamo.external_utils.is_compiling": True, "torch.compiler.is_exporting": False,
     "torch._dynamo.decorators.mark_dynamic": None, "torch._dynamo.decorators.maybe_mark_dynamic": None,
     "torch._dynamo.decorators.mark_static": None, "torch._dynamo.decorators.mark_unbacked": None,
+    "torch._dynamo.mutation_guard.GenerationTracker.tag": None,
 }.items():
     BY_NAME.add(_name, answer(_value))
 _fn: Any
