@@ -175,3 +175,14 @@ def differentiated(x: torch.Tensor) -> Any:
 def test_in_a_transformed_function(program: Callable[..., Any], backend: str) -> None:
     theirs, mine = (torch.arange(3.0, requires_grad=True) for _ in range(2))
     same(observed(fs.compile(program, backend=backend, fullgraph=program is checkpointed), mine), observed(program, theirs))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [of_a_result, of_an_input, factory], ids=["result", "input", "factory"])
+def test_other_sizes(program: Callable[..., Any], backend: str) -> None:
+    def sized(x: torch.Tensor) -> Any:
+        return program(x[:3]) if program is factory else program(x)
+
+    ours = fs.compile(sized, fullgraph=True, backend=backend)
+    for n in (3, 4, 5):
+        same(observed(ours, torch.arange(float(n))), observed(sized, torch.arange(float(n))))

@@ -17,6 +17,7 @@ from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.functions import Args, Kwargs
+from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
@@ -60,12 +61,11 @@ def new_leaf(m: Machine, data: TensorValue, kind: Any, name: str) -> Value:
     if data.source is not None and type(data.real) in (torch.Tensor, torch.nn.Parameter):
         return m.read(kind(data.real), Call(data.source, kind))
     inside = data.abstract
-    if any(type(n) is not int for n in (*inside.shape, *inside.stride())):
-        raise Break("call", name=f"{name} of a tensor whose sizes are symbols")
     if data.python_type() is not torch.Tensor or any(storage_of(inside) == storage_of(i.abstract) for i in m.record.inputs
                                                      if isinstance(i.abstract, torch.Tensor)):
         raise Break("call", name=f"{name} of a view of a tensor that came in")
-    form = Form(kind, tuple(inside.shape), inside.stride(), inside.dtype, inside.device)
+    sizes, strides = (tuple(ask(int, n) for n in numbers) for numbers in (inside.shape, inside.stride()))      # they become constants
+    form = Form(kind, sizes, strides, inside.dtype, inside.device)
     real = empty_leaf(form)
     if torch._debug_has_internal_overlap(real):
         raise Break("call", name=f"{name} of a tensor that is not dense")
