@@ -83,11 +83,28 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
     if cuts or has_seams(gm):
         return compile_in_segments(
             gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
-    return compile_program(functools.partial(interpret, gm), example_inputs, compilers, eager=gm.forward)
+    program = functools.partial(interpret, gm)
+    states = [node for node in gm.graph.nodes if "state" in node.meta]
+    if not states:
+        return compile_program(program, example_inputs, compilers, eager=gm.forward)
+    turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
+    return compile_program(putting_back(program, states), example_inputs, compilers, eager=gm.forward, turns_on=turns_on)
 
 
-def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable) -> Callable:
-    """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors."""
+def putting_back(program: Program, states: Sequence[Node]) -> Program:
+    """The program, after which the states of torch that its nodes set are as before: a graph that ends at a break leaves some set."""
+    def run(*inputs: Any) -> Any:
+        try:
+            return program(*inputs)
+        finally:
+            for node in states:
+                node.target(*node.args[:-1], node.meta["state"][1])     # type: ignore[operator]  # a function that sets a state
+    return run
+
+
+def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False) -> Callable:
+    """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors.  `turns_on`: it
+    is called with grad mode off and turns it on."""
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
@@ -95,7 +112,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         return run_by_eager("sparse_inputs", "an input is sparse", eager)
     try:
         with timed("joint"):
-            joint = trace_program(program, example_inputs, decompositions=compilers.decompositions)
+            joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on)
     except Undifferentiable as error:
         if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
@@ -108,7 +125,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         return run_by_eager("aliasing_subclasses", joint.aliases, eager)
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
-    return compiled
+    return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
 
 
 def run_by_eager(counter: str, reason: str, eager: Callable) -> Callable:

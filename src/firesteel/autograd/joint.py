@@ -84,17 +84,19 @@ class Joint:
 
 
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
-                  gradients: bool | None = None) -> Joint:
-    """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on."""
-    wanted = torch.is_grad_enabled() if gradients is None else gradients
+                  gradients: bool | None = None, turns_on: bool = False) -> Joint:
+    """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on, or the program
+    turns it on."""
+    at_start = torch.is_grad_enabled() if gradients is None else gradients
     examples = [v for v in inputs if isinstance(v, torch.Tensor)]
-    wanted = wanted and any(t.requires_grad for t in examples)
+    wanted = (at_start or turns_on) and any(t.requires_grad for t in examples)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
     with tracing(world), torch.set_grad_enabled(wanted):
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
-            outcome = Outcome(world, program, values)
+            with torch.set_grad_enabled(wanted and at_start):
+                outcome = Outcome(world, program, values)
         tangents: list[Tangent] = []
         grads: list[Any] = []
         if wanted and any(v.differentiable for v in outcome.values):

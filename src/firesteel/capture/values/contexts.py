@@ -41,7 +41,16 @@ for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      #
     if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
         STATES.add(f"sdp_{_name}", State(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}")))
 ALWAYS_GUARDED = ("grad", "default_dtype")      # by the guard on the global state
-STATES.add("autocast", State(torch.is_autocast_enabled, torch.set_autocast_enabled))
+
+
+def set_autocast(device: str, enabled: bool) -> None:
+    """Also lets go of the converted parameters that torch keeps, as leaving the outermost block does: they may change before the next."""
+    torch.set_autocast_enabled(device, enabled)
+    if not enabled and not torch._C._is_any_autocast_enabled():
+        torch.clear_autocast_cache()
+
+
+STATES.add("autocast", State(torch.is_autocast_enabled, set_autocast))
 STATES.add("autocast_dtype", State(torch.get_autocast_dtype, torch.set_autocast_dtype))
 STATES.add("autocast_cache", State(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled))
 

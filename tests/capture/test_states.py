@@ -1,0 +1,120 @@
+"""States of torch (grad mode, autocast, inference mode, random numbers) around breaks: values, dtypes and requires_grad as in eager, and
+nothing left behind."""
+import pytest
+import torch
+
+import firesteel as fs
+
+LAYER = torch.nn.Linear(4, 4)
+
+
+def stop():
+    print(end="")
+
+
+def nested_modes(x):
+    with torch.no_grad():
+        y = LAYER(x)
+        stop()
+        with torch.enable_grad():
+            z = LAYER(y)
+            stop()
+            w = z * 2
+    return w, y, w[0], z.t()
+
+
+def raised_inside_autocast(x):
+    try:
+        with torch.autocast("cpu"):
+            y = LAYER(x)
+            stop()
+            raise ValueError("x")
+    except ValueError:
+        y = LAYER(x)
+    finally:
+        stop()
+    return y
+
+
+def set_for_good(x):
+    torch.set_grad_enabled(False)
+    y = LAYER(x)
+    stop()
+    torch.set_grad_enabled(True)
+    return LAYER(y)
+
+
+@torch.no_grad()
+def decorated(x):
+    y = LAYER(x)
+    stop()
+    return LAYER(y)
+
+
+def inference(x):
+    with torch.inference_mode():
+        y = LAYER(x)
+        stop()
+        z = LAYER(y)
+    return z.clone()
+
+
+def switched_in_a_loop(x):
+    for i in range(3):
+        with torch.autocast("cpu", enabled=i % 2 == 0):
+            x = LAYER(x).float()
+            stop()
+    return x
+
+
+def forked_random_numbers(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y = torch.rand(4)
+        stop()
+        z = torch.rand(4)
+    return x * y * z + torch.rand(4)
+
+
+PROGRAMS = (nested_modes, raised_inside_autocast, set_for_good, decorated, inference, switched_in_a_loop, forked_random_numbers)
+
+
+def facts(results):
+    results = results if isinstance(results, tuple) else (results,)
+    gradients = torch.autograd.grad(sum(r.sum() for r in results if r.requires_grad), LAYER.weight, allow_unused=True) if any(
+        r.requires_grad for r in results) else ()
+    return results, [(r.dtype, r.requires_grad, r.is_inference()) for r in results], gradients
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_equals_eager(program, backend):
+    fs.reset()
+    compiled = fs.compile(program, backend=backend)
+    for _ in range(2):
+        x = torch.randn(2, 4, requires_grad=True)
+        torch.manual_seed(5)
+        want = facts(program(x))
+        torch.manual_seed(5)
+        got = facts(compiled(x))
+        assert got[1] == want[1]
+        torch.testing.assert_close(got[0], want[0])
+        torch.testing.assert_close(got[2], want[2])
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_parameters_that_change_between_calls_are_cast_anew(backend):
+    layer = torch.nn.Linear(4, 4)
+
+    def f(x):
+        with torch.autocast("cpu"):
+            return layer(x)
+
+    fs.reset()
+    compiled, x, seen = fs.compile(f, backend=backend), torch.ones(2, 4), []
+    for _ in range(3):
+        seen.append(compiled(x).sum().item())
+        with torch.no_grad():
+            layer.weight.add_(1.0)
+    assert len(set(seen)) == 3
