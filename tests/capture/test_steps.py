@@ -234,7 +234,7 @@ def test_references_are_kept_in_balance():
     before = counts()
     for _ in itertools.repeat(None, 500):
         check(values), check(wrong), check(unsure), check({})
-    assert all(abs(now - then) < 20 for now, then in zip(counts(), before))
+    assert all(abs(now - then) < 250 for now, then in zip(counts(), before))      # others count None too
 
 
 def test_a_walk_lives_as_long_as_its_function():

@@ -1,6 +1,8 @@
 """`fs.compile(opt.step)`: one graph, states made by the first call, no recompile when the learning rate changes."""
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -80,3 +82,18 @@ def test_clipped_gradients_are_one_graph(foreach):
     torch.testing.assert_close(got, torch.nn.utils.clip_grad_norm_(theirs, 1.0, foreach=foreach))
     for p, q in zip(ours, theirs):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_marks_of_the_peer_on_optimizers_do_not_count():
+    """torch.cond loads the peer, which puts marks on functions of torch.optim."""
+    text = """
+import torch, firesteel as fs
+torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),))
+p = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.Adam([p], lr=0.1)
+step = fs.compile(optimizer.step, backend="eager", fullgraph=True)
+p.grad = torch.ones(3)
+step()
+assert (p < 1).all()
+"""
+    assert subprocess.run([sys.executable, "-c", text], timeout=300).returncode == 0

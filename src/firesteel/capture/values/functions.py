@@ -193,6 +193,8 @@ class FunctionValue(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         self.use(m)
         if self.fn is not None:
+            if (original := marks.before_the_peer(self.fn)) is not None:
+                return m.constant_object(original).call(m, args, kwargs)
             check_marks(self.fn, args)
             if self.code is RECURSIVE_REPR:
                 return m.constant_object(self.fn.__wrapped__).call(m, args, kwargs)     # type: ignore[attr-defined]  # set by functools.wraps
