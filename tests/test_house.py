@@ -102,3 +102,10 @@ assert fs.counters["stats"]["unique_graphs"] == 1 and fs.counters["native"]["ker
 def test_a_model_trains_without_the_peer():
     done = run_fresh(PEER_REPLACED)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_is_read_somewhere():
+    """A setting that nothing reads would be ignored without a word."""
+    from firesteel.config import KNOBS
+    text = "\n".join(path.read_text() for path in FILES if path.name != "config.py")
+    assert [name for name in KNOBS if f"config.{name}" not in text] == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import torch.fx
 from firesteel import artifacts
 from firesteel.backends import lookup_backend
 from firesteel.capture import entry
+from firesteel.config import config
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.runtime import cpu
@@ -71,6 +73,8 @@ def _check_arguments(model: Any, mode: str | None, options: dict | None) -> None
         raise UserError(f"There is no mode {mode!r}.", hint=f"Use one of {', '.join(map(repr, MODES))}.")
     if options:
         raise UserError(f"There are no options {', '.join(options)}.", hint="Settings are attributes of fs.config.")
+    if config.compiled_autograd:
+        warnings.warn("fs.config.compiled_autograd is not there yet: backwards are compiled as without it.", stacklevel=3)
 
 
 def _checked(backend: Callable) -> Callable:

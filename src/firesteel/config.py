@@ -50,12 +50,11 @@ for _name, _knob in {
     "memory_budget": Knob(float, 1.0, "Share of the activations that the backward may keep; below 1.0 more is recomputed.", True),
     "eager_rng": Knob(bool, True, "Random numbers follow eager's for the same seed.", True),
     "eager_rounding": Knob(bool, False, "Round to bf16/f16 after every operator, as eager does, instead of once per kernel.", True),
-    "fast_math": Knob(bool, False, "Let reductions and sums be reassociated beyond what eager does.", True),
     "fusion_fuel": Knob(int, -1, "How many fusions may be made (for bisecting a wrong result); -1 is no limit.", True),
     "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads."),
     "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time."),
     "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
-    "compiled_autograd": Knob(bool, False, "Capture every backward reached from a compiled region from the autograd engine."),
+    "compiled_autograd": Knob(bool, False, "Capture backwards of compiled regions from the autograd engine (not there yet: fs.compile warns)."),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder."),
 }.items():

@@ -277,3 +277,27 @@ def test_one_graph_for_ten_sizes(name):
         for got, want in zip(*results):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
     assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+def test_sizes_may_be_symbols_from_the_first_call_on_by_a_setting():
+    with fs.config.patch(assume_static_by_default=False):
+        assert check(lambda x: x.sin() * 2, [(torch.randn(n),) for n in (3, 4, 5)]) == 1
+
+
+FOUND_BY_SYMBOLS = {
+    "pool with ceil_mode": (lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), lambda n: torch.randn(2, 3, n, n + 1)),
+    "average with ceil_mode": (lambda x: torch.nn.functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True), lambda n: torch.randn(2, 3, n, n + 1)),
+    "groups that are a size": (lambda x: torch.nn.functional.conv2d(x, torch.ones(x.shape[1], 1, 2, 2), groups=x.shape[1]),
+                               lambda n: torch.randn(2, n, 5, 5)),
+    "a view of nothing": (lambda x: x[:, 4:].view(len(x), -1, 4), lambda n: torch.randn(n, 4, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_BY_SYMBOLS)
+def test_sizes_that_rules_once_took_for_numbers(name):
+    fn, make = FOUND_BY_SYMBOLS[name]
+    compiled = fs.compile(fn, dynamic=True, fullgraph=True)
+    for n in (6, 7, 9):
+        torch.testing.assert_close(compiled(make(n)).shape, fn(make(n)).shape)
+        x = make(n)
+        torch.testing.assert_close(compiled(x), fn(x))

@@ -107,7 +107,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 
 def test_the_key_has_the_settings_that_change_code():
     before = cpu._key("text")
-    with config.patch(fast_math=not config.fast_math):
+    with config.patch(eager_rounding=not config.eager_rounding):
         assert cpu._key("text") != before
     assert cpu._key("text") == before and cpu._key("other") != before
 

@@ -33,9 +33,14 @@ class Policy:
         self._settled = False       # at the limit: what varied is a symbol whatever the settings say
 
     # -- asked while capturing -------------------------------------------------------------------------------------
+    @property
+    def everywhere(self) -> bool:
+        """Are sizes and numbers symbols from the first call on?"""
+        return self.dynamic is True or self.dynamic is None and not config.assume_static_by_default
+
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
         wishes, seen = dimension_wishes(tensor), self._sizes.get(source, ())
-        everywhere = self.dynamic is True and not isinstance(tensor, torch.nn.Parameter)
+        everywhere = self.everywhere and not isinstance(tensor, torch.nn.Parameter)
         return tuple(wished(*wishes[d]) if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
 
     def strides(self, source: Source) -> set[int]:
@@ -47,7 +52,7 @@ class Policy:
             return True
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
             return False
-        return source in self._numbers or (self.dynamic is True and type(number) is int and number not in (0, 1) and is_argument(source))
+        return source in self._numbers or (self.everywhere and type(number) is int and number not in (0, 1) and is_argument(source))
 
     # -- told when a guard fails -----------------------------------------------------------------------------------
     def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from firesteel.graph.rules.base import broadcast, check, expands_to, floating, result_dtype, rule, wrap_dim
 from firesteel.graph.rules.pointwise import elementwise
-from firesteel.graph.sizes import product, same
+from firesteel.graph.sizes import less, product, same
 from firesteel.graph.spec import Spec, channels_last_strides, contiguous_strides, fresh, is_channels_last, like, suggests_channels_last
 from firesteel.sym.expr import Size
 
@@ -233,7 +233,7 @@ def pooled_size(size: Size, kernel: Size, stride: Size, padding: Size, dilation:
     if not ceil_mode:
         return reach // stride + 1
     out = -(-reach // stride) + 1
-    return out - 1 if (out - 1) * stride >= size + padding else out
+    return out if less((out - 1) * stride, size + padding) else out - 1
 
 
 def _pooled(x: Spec, n: int, kernel, stride, padding, dilation, ceil_mode: bool) -> tuple[Size, ...]:

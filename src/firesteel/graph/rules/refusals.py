@@ -526,7 +526,7 @@ def convolution(x: Spec, weight: Spec, bias: Spec | None, stride: Any, padding: 
         within(s, 1, None, "non-positive stride is not supported")
     for d in dilation:
         within(d, 1, None, "dilation should be greater than zero")
-    check(groups > 0, "non-positive groups is not supported")
+    within(groups, 1, None, "non-positive groups is not supported")
     if bias is not None:
         wanted = weight.shape[1] * groups if transposed else weight.shape[0]
         check(len(bias.shape) == 1, "expected bias to be 1-dimensional")

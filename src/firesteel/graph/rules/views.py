@@ -71,6 +71,8 @@ def _memory_runs(x: Spec) -> list[tuple[Size, Size]]:
 def view(x: Spec, shape: Sequence[Size], strides: Sequence[Size] | None = None) -> Spec:
     shape = infer_size(shape, x.numel())
     new = view_strides(x, shape)
+    if new is None and not unknown(x.numel()) and same(x.numel(), 0):      # symbolic sizes that make nothing: any strides will do
+        new = contiguous_strides(shape)
     check(new is not None, "view size is not compatible with input tensor's size and stride "
           "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead.")
     return _viewed(x, shape, new)      # type: ignore[arg-type]  # checked above
