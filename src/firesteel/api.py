@@ -16,11 +16,12 @@ import torch
 import torch.fx
 
 from firesteel import artifacts
-from firesteel.backends import lookup_backend
+from firesteel.backends import OURS, lookup_backend
 from firesteel.capture import entry
 from firesteel.config import config
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.guest import hosted
 from firesteel.runtime import cpu
 from firesteel.testing import CompileCounterWithBackend
 
@@ -79,10 +80,12 @@ def _check_arguments(model: Any, mode: str | None, options: dict | None) -> None
 
 def _checked(backend: Callable) -> Callable:
     """The backend, whose failures reach the user as a BackendError that names it."""
+    hosting = backend if backend in OURS else hosted(backend)
+
     @functools.wraps(backend, updated=())
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
         try:
-            compiled = backend(gm, example_inputs)
+            compiled = hosting(gm, example_inputs)
         except FiresteelError:
             raise
         except Exception as e:

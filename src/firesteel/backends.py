@@ -48,6 +48,9 @@ def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     return gm.forward
 
 
+OURS = frozenset(BACKENDS[name] for name in BACKENDS)
+
+
 def register_backend(fn: Backend | None = None, *, name: str | None = None) -> Any:
     """Adds a backend under its function's name or `name`; also a decorator."""
     if fn is None:

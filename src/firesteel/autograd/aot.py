@@ -34,6 +34,7 @@ from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.functions import SymbolicFunctions
+from firesteel.graph.guest import GraphCompiler, hosted
 from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
@@ -42,8 +43,6 @@ from firesteel.seams import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
-
-GraphCompiler = Callable[[GraphModule, list], Callable]
 
 
 def nop(gm: GraphModule, example_inputs: list) -> Callable:
@@ -68,6 +67,13 @@ class Compilers:
            whole: bool = False) -> Compilers:
         return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
                    decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole)
+
+
+def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: GraphCompiler | None) -> tuple[Any, Any, Any]:
+    """Compilers that the user wrote find a context of torch's while they run (graph/guest.py)."""
+    def host(compiler: GraphCompiler | None) -> GraphCompiler | None:
+        return compiler if compiler is None or compiler is nop else hosted(compiler)
+    return host(forward), host(backward), host(inference)
 
 
 # ---------------------------------------------------------------- the path
@@ -351,6 +357,8 @@ def _kind(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         layout = value.stride() if value.layout is torch.strided else value.layout
         return value.shape, layout, value.dtype, value.device, value.requires_grad, value.is_leaf
+    if isinstance(value, torch.Generator):      # which one it is, and its state, matter at run time only
+        return torch.Generator, value.device
     try:
         hash(value)
     except TypeError:
@@ -376,16 +384,17 @@ def backend(*, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = N
             partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None,
             keep_inference_input_mutations: bool = True) -> Callable[[GraphModule, list], Callable]:
     """A backend for fs.compile made of graph compilers."""
+    compilers = of_user(fw_compiler, bw_compiler, inference_compiler)
+
     def aot_backend(gm: GraphModule, example_inputs: list) -> Callable:
-        return compile_aot(gm, example_inputs, fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions,
-                           keep_inference_input_mutations)
+        return compile_aot(gm, example_inputs, *compilers, partition_fn, decompositions, keep_inference_input_mutations)
     return aot_backend
 
 
 def function(fn: Callable, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, *, partition_fn: PartitionFn | None = None,
              decompositions: Mapping | None = None, dynamic: bool = False, inference_compiler: GraphCompiler | None = None) -> Callable:
     """`fn` traced and compiled at its first call with inputs of each kind; differentiable."""
-    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions)
+    compilers = Compilers.of(*of_user(fw_compiler, bw_compiler, inference_compiler), partition_fn, decompositions)
     return functools.wraps(fn)(Traced(fn, compilers, dynamic))
 
 
@@ -491,7 +500,7 @@ def module_simplified(mod: torch.nn.Module, example_args: Sequence[Any], fw_comp
     """A captured module (flat tensors in, a flat tuple out), compiled at once for these arguments, parameters lifted."""
     state = state_of(mod)
     names, lifted = list(state), list(state.values())
-    compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations)
+    compilers = Compilers.of(*of_user(fw_compiler, bw_compiler, inference_compiler), partition_fn, decompositions, keep_inference_input_mutations)
     variants: dict[tuple[int, ...], Callable] = {}      # by which of the arguments are the same tensor
 
     def prepare(args: Sequence[Any]) -> tuple[Callable, list[Any]]:
