@@ -23,6 +23,7 @@ from firesteel.capture.effects import DELETED
 from firesteel.capture.mistakes import as_eager_says
 from firesteel.capture.record import Input
 from firesteel.capture.source import Const, Constants, Fixed, Source, build_function
+from firesteel.capture.tracebacks import located
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.table import Table
@@ -204,12 +205,15 @@ class Emitter:
 
     def class_text(self, cls: type) -> str:
         """A class; one made inside of the region is written like other objects."""
-        known = self.m.same_object(cls)
-        return self.expr(known) if getattr(known, "is_local", False) else self.constant(cls)
+        return self.expr(self.m.same_object(cls)) if self.is_made_here(cls) else self.constant(cls)
+
+    def is_made_here(self, cls: type) -> bool:
+        return getattr(self.m.same_object(cls), "is_local", False)
 
     def new_exception(self, exc: ExceptionValue) -> str:
         args = "".join(f"{self.expr(arg)}, " for arg in exc.args)
-        return f"{self.helper(make_exception)}({self.class_text(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
+        made = f"{self.helper(make_exception)}({self.class_text(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
+        return f"{self.helper(located)}({made}, {tuple(place for _, place in exc.passed)!r})" if exc.passed else made
 
     def _attributes(self, obj: Value) -> str:
         stored = self.m.effects.attributes(obj)
@@ -221,10 +225,10 @@ class Emitter:
 
 
 def graph_call(e: Emitter, callable_: Any, captured: Any, inputs: list[Input]) -> list[str]:
-    """The lines that call the compiled graph: an index out of range is told as eager tells it."""
+    """The lines that call the compiled graph: what goes wrong in it is told as eager tells it."""
     arguments = ", ".join(e.source(i.source) for i in inputs)
     results = f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = " if e.outputs else ""
     told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
     return ["try:", f"    {results}{e.constants.bind(callable_, 'graph')}({arguments})",
-            "except IndexError as error:", f"    raise {told}(error, [{arguments}]) from None"]
+            "except (IndexError, RuntimeError) as error:", f"    raise {told}(error, [{arguments}]) from None"]
 

@@ -29,6 +29,7 @@ from firesteel.capture.policy import Policy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
 from firesteel.capture.source import Call, Fixed
+from firesteel.capture.tracebacks import Place
 from firesteel.capture.values import (  # noqa: F401
     builtin_calls,
     classes,
@@ -93,6 +94,10 @@ class Frame:
     def instr(self) -> Instr:
         """The instruction that is being executed (pc is one ahead)."""
         return self.program[self.pc - 1]
+
+    def place(self, index: int) -> Place:
+        """Of the instruction there."""
+        return self.code.co_filename, self.program[index].lineno or self.code.co_firstlineno, self.code.co_qualname
 
     def __repr__(self) -> str:
         return f"<Frame {self.code.co_qualname} at {self.pc}>"
@@ -165,6 +170,7 @@ class Machine(Reader):
         """Goes to the innermost handler of the frames above `base`; raises on where there is none."""
         while len(self.frames) > base:
             frame = self.frames[-1]
+            self._note_place(raised.value, frame)
             handler = frame.instr().handler
             if handler is not None:
                 del frame.stack[handler.depth:]
@@ -178,6 +184,12 @@ class Machine(Reader):
                 self.finish_generator(frame.generator)
                 raised = UserRaise(self.generator_error(raised.value))
         raise raised
+
+    def _note_place(self, error: Value, frame: Frame) -> None:
+        """The error passes through this frame: a line of its traceback."""
+        known = isinstance(error, ExceptionValue) and frame.code.co_filename != polyfills.__file__
+        if known and (not error.passed or error.passed[0][0] is not frame):
+            error.passed.insert(0, (frame, frame.place(frame.pc - 1)))
 
     def enter(self, fn: FunctionValue, slots: dict[str, Value]) -> Value:
         """Calls a Python function whose arguments are bound."""
@@ -464,6 +476,10 @@ class Machine(Reader):
             return None
         instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
         return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the frames are: the innermost one stands at its instruction, the others behind theirs."""
+        return tuple(f.place(f.pc if f is self.frames[-1] else f.pc - 1) for f in self.frames if f.code.co_filename != polyfills.__file__)
 
     def place(self) -> dict[str, Any]:
         """stack_trace and nn_module_stack of a node made now."""

@@ -21,6 +21,7 @@ from firesteel.capture.mistakes import eager_error
 from firesteel.capture.overlap import overlap_guards
 from firesteel.capture.record import Input
 from firesteel.capture.source import Local
+from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.contexts import set_state
 from firesteel.capture.values.leaves import refuse_shared
@@ -141,7 +142,7 @@ def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
     exits = [(leave.condition, exit_state(e, m, leave)) for leave in action.exits]
     handler = handler_state(e, m, "error")
     _write_states(m, e)
-    _write_action(region, e, action, handler)
+    _write_action(region, m, e, action, handler)
     if region.root.fullgraph:
         e.line(f"raise {e.constant(stop.unsupported())}")
         return
@@ -150,13 +151,13 @@ def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
         e.line(f"if {condition}: {jump}" if condition else jump)
 
 
-def _write_action(region: Region, e: Emitter, action: Action, handler: State | None) -> None:
-    if handler is None or region.root.fullgraph:
-        e.lines += action.lines
-        return
+def _write_action(region: Region, m: Machine, e: Emitter, action: Action, handler: State | None) -> None:
     e.line("try:")
     e.lines += [f"    {line}" for line in action.lines]
     e.line("except BaseException as error:")
+    if handler is None or region.root.fullgraph:
+        e.line(f"    raise {e.helper(located_inside)}(error, {m.places()!r})")
+        return
     # not a Jump: inside of the except block Python still knows which exception is being handled
     e.line(f"    return {e.helper(go_on)}({_target(region, e, handler)}, {_values(handler)})")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
+from firesteel.capture.tracebacks import Place
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, boolean
@@ -29,6 +30,7 @@ class ExceptionValue(ObjectValue):
     def __init__(self, cls: type, args: list[Value], obj: Any = None, source: Source | None = None):
         super().__init__(cls, obj, source)
         self.args = args
+        self.passed: list[tuple[Any, Place]] = []       # frames that it went through, and where they were: the outermost first
 
     def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)

@@ -1,0 +1,50 @@
+"""Tracebacks that name the user's lines: of errors that a captured program raises, and of those that its graph meets.
+
+Generated code has one frame, `<firesteel run>`.  The frames of the user's functions, which were interpreted and never ran, are put
+behind it, so that a traceback reads as eager's does:
+
+      File "<firesteel run>", line 7, in run
+      File "model.py", line 31, in Model.forward
+        self.check(x)
+      File "model.py", line 12, in Model.check
+        raise ValueError("too many rows")
+"""
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable
+
+Place = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_ONE_LINE = bytes([0x80 | 13 << 3 | 7, 0])      # a table of positions: the first eight units are on the function's line, columns unknown
+
+
+def places_of(stack_trace: str | None) -> list[Place]:
+    """The places in the `stack_trace` of a node."""
+    return [(file, int(line), name) for file, line, name in _LINE.findall(stack_trace or "")]
+
+
+def located(error: BaseException, places: Iterable[Place]) -> BaseException:
+    """The error with the user's frames in its traceback, before those that it has."""
+    trace = error.__traceback__
+    for file, line, name in reversed(list(places)):
+        trace = types.TracebackType(trace, _frame(file, line, name), 0, line)
+    return error.with_traceback(trace)
+
+
+def located_inside(error: BaseException, places: Iterable[Place]) -> BaseException:
+    """The same where generated code has just caught the error: its own frame, which comes first, is added again when it is raised."""
+    return located(error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None), places)
+
+
+def _frame(file: str, line: int, name: str) -> types.FrameType:
+    """A frame that says it is at this place; it never runs."""
+    code = _never_run.__code__.replace(co_filename=file, co_firstlineno=line, co_name=name.rpartition(".")[2], co_qualname=name,
+                                       co_linetable=_ONE_LINE)
+    return types.FunctionType(code, {"__name__": name})().gi_frame
+
+
+def _never_run():
+    yield
