@@ -1,11 +1,13 @@
-"""Seams: calls of a captured graph after which the tensors must be real, with an autograd history of their own.
+"""Seams: calls of a captured graph that are made for real, between two compiled graphs.
 
 A hook on an intermediate tensor must see, at run time, all of its gradient, and may change it.  A compiled backward has no such
 place; the border between two compiled graphs has.  So capture puts a call of a *seam function* into the graph, right behind the
 node that makes the tensor, and `compile_in_segments` compiles what lies between seams on its own.  A backend that runs the graph as it
 is needs to know nothing: seam functions are ordinary functions of real tensors.
 
-What always holds: a seam comes before every use of its tensor, so that no gradient passes it by; what the hook is, is told after
+The seed or state of a generator of random numbers is set, and read, at a seam too: draws before it lie in one graph, those behind it in another.
+
+What always holds: a seam of a hook comes before every use of its tensor, so that no gradient passes it by; what the hook is, is told after
 the graph has run (`LateHook.hook`, `BackwardHook.user_hooks`), so it is no part of the graph and never compiled again for.
 
     late = graph.call_function(hook_here, (y,))         # y -> LateHook; the run function then says late.hook = the user's function
@@ -72,6 +74,26 @@ def module_ends(hook: BackwardHook | None, inputs: int, count: int, places: tupl
     return (hook, *(given[place] for place in places))
 
 
+def seed_here(generator: torch.Generator, seed: int) -> None:
+    """generator.manual_seed(seed)"""
+    generator.manual_seed(seed)
+
+
+def seed_all_here(seed: int) -> None:
+    """torch.manual_seed(seed)"""
+    torch.manual_seed(seed)
+
+
+def state_here(generator: torch.Generator) -> torch.Tensor:
+    """generator.get_state()"""
+    return generator.get_state()
+
+
+def set_state_here(generator: torch.Generator, state: torch.Tensor) -> None:
+    """generator.set_state(state)"""
+    generator.set_state(state)
+
+
 def _arguments(count: int, places: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     arguments: list[Any] = [None] * count
     for place, tensor in zip(places, tensors):
@@ -83,6 +105,10 @@ SEAMS.add(hook_here, "a hook on an intermediate tensor")
 SEAMS.add(retain_here, "retain_grad of an intermediate tensor")
 SEAMS.add(module_starts, "backward hooks of a module, at its inputs")
 SEAMS.add(module_ends, "backward hooks of a module, at its outputs")
+SEAMS.add(seed_here, "the seed of a generator")
+SEAMS.add(seed_all_here, "the seed of every device's generator")
+SEAMS.add(state_here, "the state of a generator, read")
+SEAMS.add(set_state_here, "the state of a generator, set")
 
 
 # -- compiling around seams ---------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ at its first use.  What always holds:
 """
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,19 +280,32 @@ def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[to
         gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
     if not graph.draws_random:
         return tuple(gradients(ctx.inputs, wanted))
-    with torch.random.fork_rng(devices=ctx.random_state[1]):
-        restore_random_state(ctx.random_state)
+    with drawing_again(ctx.random_state):
         return tuple(gradients(ctx.inputs, wanted))
 
 
-def random_state(inputs: Sequence[Any]) -> tuple:
-    """The state of the generators that a graph on these inputs may draw from."""
+RandomState = list[tuple[torch.Generator, torch.Tensor]]
+
+
+def random_state(inputs: Sequence[Any]) -> RandomState:
+    """The states of the generators that a graph on these inputs may draw from: the devices' own, and those among the inputs."""
     devices = sorted({t.device.index for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda"})
-    return torch.get_rng_state(), devices, [torch.cuda.get_rng_state(d) for d in devices]
+    given = [value for value in inputs if isinstance(value, torch.Generator)]
+    return states_of([torch.default_generator, *(torch.cuda.default_generators[d] for d in devices), *given])
 
 
-def restore_random_state(state: tuple) -> None:
-    cpu, devices, gpu = state
-    torch.set_rng_state(cpu)
-    for device, values in zip(devices, gpu):
-        torch.cuda.set_rng_state(values, device)
+def states_of(generators: Sequence[torch.Generator]) -> RandomState:
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+@contextlib.contextmanager
+def drawing_again(states: RandomState) -> Iterator[None]:
+    """Inside, the generators draw what they drew when `states` was taken; afterwards they go on where they were."""
+    now = states_of([generator for generator, _ in states])
+    try:
+        for generator, state in states:
+            generator.set_state(state)
+        yield
+    finally:
+        for generator, state in now:
+            generator.set_state(state)

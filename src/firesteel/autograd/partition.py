@@ -70,7 +70,7 @@ class Roles:
     tangents: list[Node]
     outputs: list[Any]              # of the forward
     gradients: list[Any]            # nodes or None
-    effects: list[Node]             # what runs although nobody reads its result: assertions, and draws of random numbers
+    effects: list[Node]             # what runs in the forward whoever reads its result: assertions, and draws of random numbers
     late_effects: list[Node]        # those of the backward
     forward: set[Node]              # what the outputs are computed from
     after_tangents: set[Node]       # what is computed from a tangent
@@ -87,11 +87,11 @@ class Roles:
         outputs, gradients = results[:num_fwd_outputs], results[num_fwd_outputs:]
         placeholders = [node for node in nodes if node.op == "placeholder"]
         tangents = [node for node in placeholders if is_tangent(node)]
-        effects = [node for node in nodes if not node.users and node.op == "call_function" and has_effect(node)]
-        after_tangents = descendants(tangents, reads)
-        late = [node for node in effects if node in after_tangents]
-        effects = [node for node in effects if node not in after_tangents]
-        forward = ancestors([*outputs, *effects], reads)
+        effects = [node for node in nodes if node.op == "call_function" and has_effect(node)]
+        after_tangents, forward = descendants(tangents, reads), ancestors(outputs, reads)
+        late = [node for node in effects if node in after_tangents or is_drawn_late(node)]
+        effects = [node for node in effects if node not in late]
+        forward |= ancestors(effects, reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
         return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects, late,
                    forward, after_tangents, ancestors([*gradients, *late], reads), reads)
@@ -143,8 +143,13 @@ def descendants(roots: Sequence[Node], reads: dict[Node, list[Node]]) -> set[Nod
 
 
 def has_effect(node: Node) -> bool:
-    """Must the call be made even if its result is not read?  Eager draws random numbers then too."""
+    """Must the call be made even if its result is not read?  Eager draws random numbers then too, and where the program says so."""
     return op_class(node) == "random" or isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+
+
+def is_drawn_late(node: Node) -> bool:
+    """Is it a draw of random numbers by the backward (by a custom function, say), though it depends on no gradient?"""
+    return op_class(node) == "random" and node.meta.get("late", False)
 
 
 # ---------------------------------------------------------------- the minimum cut
@@ -282,8 +287,9 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     backward = Copier(roles)
     for node in [*kept, *roles.tangents]:
         backward.placeholder(node)
+    late = set(roles.late_effects)
     for node in roles.nodes:
-        if node in reached and node in roles.after_tangents:
+        if node in reached and (node in roles.after_tangents or node in late):
             backward.copy(node)
     bw = backward.finish(roles.gradients)
     forward = Copier(roles)

@@ -123,9 +123,9 @@ def leaves_region(node: Node) -> bool:
 
 
 def is_size(node: Node) -> bool:
-    """Is the node's value a number rather than a tensor?"""
+    """Is the node's value a number rather than a tensor?  A generator of random numbers is kept for the backward in the same way."""
     value = node.meta.get("val")
-    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator))
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

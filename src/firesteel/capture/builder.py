@@ -70,6 +70,7 @@ from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
+from firesteel.capture.values.randomness import RandomGenerator
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
 from firesteel.capture.values.wrappers import guard_parts, is_captured
@@ -538,7 +539,7 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return opaque(m, obj, source)
 
 
-for _type in (torch.autocast, torch.Generator, types.CoroutineType, BackwardHook):
+for _type in (torch.autocast, types.CoroutineType, BackwardHook):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 
@@ -594,6 +595,13 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
 def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
     guard(m, source, "type", RemovableHandle)
     return RealHandle(obj, source)
+@WRAPPERS.row(torch.Generator)
+def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> Value:
+    guard(m, source, "type", torch.Generator)
+    guard(m, Attr(source, "device"), "equals", obj.device)
+    return RandomGenerator(m, obj, source)
+
+
 
 
 def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:

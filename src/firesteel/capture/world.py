@@ -30,6 +30,7 @@ class TensorWorld(Protocol):
     """One world lasts for one capture."""
 
     env: Any    # sym.env.ShapeEnv, or None where every size is static
+    draws: int  # how often random numbers were drawn so far
 
     def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
         """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so.  A stride that does not
@@ -46,6 +47,7 @@ class MetaWorld:
     """The stand-in of tests: plain meta tensors, static sizes only."""
 
     env = None
+    draws = 0
 
     def __init__(self, env: ShapeEnv | None = None):
         pass

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from firesteel.artifacts import counters
-from firesteel.loops.ir import Extern, Nest, View
+from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.ops import DTYPES, ITEMSIZE
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run
 from firesteel.sym.expr import Expr, Size
@@ -508,6 +508,8 @@ class _Writer:
             return self._view(value, aliases)
         if isinstance(value, Expr):
             return self._size(value)
+        if isinstance(value, Given):
+            return self.parameters[value.number]
         if isinstance(value, (tuple, list)):
             return f"[{', '.join(self._argument(item, aliases) for item in value)}]"
         if value is None or isinstance(value, (bool, int, str)):

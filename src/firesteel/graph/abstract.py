@@ -130,6 +130,7 @@ class AbstractWorld:
         self._ways: dict[int, tuple[Way, Facts]] = {}
 
     def make(self, spec: Spec) -> AbstractTensor:
+        self.draws = 0      # how often random numbers were drawn
         """A fresh abstract tensor."""
         if self.env is not None and self.env.symbols and is_symbolic(spec):
             tensor = self._make_symbolic(spec)
@@ -163,6 +164,7 @@ class AbstractWorld:
             way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
         return way[0](self, way[1], args, kwargs)
 
+        self.draws += way[1].random
     def _find_way(self, fact: Facts) -> Way:
         """How an operator is run here."""
         if fact.composite:
@@ -530,8 +532,8 @@ def as_meta(value: Any, why: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(as_meta(v, why) for v in value)
     if type(value) in _SYMBOLIC:
-        return fixed(from_sym(value), why)
-    return torch.device("meta") if isinstance(value, torch.device) else value
+        return number(from_sym(value))
+    return torch.device("meta") if isinstance(value, torch.device) else None if type(value) is torch.Generator else value
 
 
 class FakeContext:

@@ -25,6 +25,7 @@ TWINS = {
     aten.normal_.default: aten.normal_functional.default,
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+    getattr(aten.random_, "from"): functional_form(getattr(aten.random_, "from")),      # random.from cannot be written as Python
     aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
     aten.__ilshift__.Scalar: aten.__lshift__.Scalar,
     aten.__ilshift__.Tensor: aten.__lshift__.Tensor,

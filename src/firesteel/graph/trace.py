@@ -98,8 +98,9 @@ class TraceWorld(AbstractWorld):
         self.decompositions = decompositions or {}
         self.origin: Node | None = None         # the torch-level node being interpreted
         self.inputs: list[Any] = []
-        self.constants: dict[str, torch.Tensor] = {}
-        self._constant_nodes: dict[int, tuple[Node, torch.Tensor]] = {}
+        self.constants: dict[str, Any] = {}     # tensors, and generators of random numbers
+        self._constant_nodes: dict[int, tuple[Node, Any]] = {}
+        self._generators: dict[int, Node] = {}      # _cdata of what stands for a generator here -> its placeholder; the object itself does not last
         self._sizes: dict[Expr, Any] = {}       # a node, a number, or where to read it: (operator, input node, dimension)
         self._origins: dict[int, dict[str, Any]] = {}   # seq_nr -> meta of the forward node
         self._carried: dict[Node, dict[str, Any]] = {}
@@ -210,17 +211,21 @@ class TraceWorld(AbstractWorld):
             return self.size_node(from_sym(value))
         if kind is Expr:
             return self.size_node(value)
-        return self.constant(value) if isinstance(value, torch.Tensor) else value
+        if kind is torch.Generator and value._cdata in self._generators:
+            return self._generators[value._cdata]
+        return self.constant(value) if isinstance(value, (torch.Tensor, torch.Generator)) else value
 
-    def constant(self, tensor: torch.Tensor) -> Node:
-        """A real tensor of the program, as an attribute of the graph's module."""
-        found = self._constant_nodes.get(id(tensor))
+    def constant(self, value: Any) -> Node:
+        """A real tensor of the program, or a generator of random numbers that is no input, as an attribute of the graph's module."""
+        is_tensor = isinstance(value, torch.Tensor)
+        key = id(value) if is_tensor else value._cdata
+        found = self._constant_nodes.get(key)
         if found is None:
-            name = f"_tensor_constant{len(self.constants)}"
-            self.constants[name] = tensor
+            name = f"_{'tensor' if is_tensor else 'generator'}_constant{len(self.constants)}"
+            self.constants[name] = value
             node = self.graph.create_node("get_attr", name, (), {})
-            node.meta.update(val=self.make(spec_of(tensor)), phase="forward")
-            found = self._constant_nodes[id(tensor)] = (node, tensor)
+            node.meta.update(val=self.make(spec_of(value)) if is_tensor else value, phase="forward")
+            found = self._constant_nodes[key] = (node, value)
         return found[0]
 
     # ------------------------------------------------------------ sizes
@@ -275,6 +280,9 @@ class TraceWorld(AbstractWorld):
             self._sizes[expr] = node
             value = to_symint(expr, self.env)
             node.meta["val"] = value
+        elif type(value) is torch.Generator:
+            value = node.meta["val"] = torch.Generator(value.device)    # nothing is drawn from it
+            self._generators[value._cdata] = node
         self.inputs.append(value)
         return value
 
@@ -478,7 +486,8 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
     """Where the target is a captured function with a graph of its own, that is interpreted too, so that its nodes give their meta."""
     if type(target) is FunctionType and "inline" in vars(target):
         return vars(target)["inline"](partial(interpret, vars(target)["body"]), *args)
-    return symbolic_form(target)(*args, **kwargs)
+    symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
+    return symbolic_form(target, symbols)(*args, **kwargs)
 
 
 _RUN: dict[str, Callable[..., Any]] = {

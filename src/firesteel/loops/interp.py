@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View
+from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program, Reduce, Store, View
 from firesteel.loops.ops import DTYPES, REDUCE_OPS, meaning
 from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.sym.expr import Expr, evaluate, postorder
@@ -49,7 +49,7 @@ class Interpreter:
     """Memory (a tensor for each buffer) and the values of the symbols."""
 
     def __init__(self, program: Program, inputs: Sequence[Any], check_sets: bool = True):
-        self.buffers, self.check_sets = program.buffers, check_sets
+        self.buffers, self.inputs, self.check_sets = program.buffers, inputs, check_sets
         self.freed: dict[str, torch.Tensor] = {}
         self.symbols = {name: _read(inputs[number], kind, dim) for name, (number, kind, dim) in program.symbols.items()}
         self.memory: dict[str, torch.Tensor] = {n: b.value for n, b in program.buffers.items() if b.kind == "constant"}
@@ -106,6 +106,8 @@ class Interpreter:
             return self.window(value)
         if isinstance(value, Expr):
             return self.size(value)
+        if isinstance(value, Given):
+            return self.inputs[value.number]
         if isinstance(value, (list, tuple)):
             return type(value)(self.resolve(v) for v in value)
         return value

@@ -138,8 +138,14 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """An input, by its number, that is neither a tensor nor a number: a generator of random numbers.  Only library calls take it."""
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
-    """outputs = target(*args, **kwargs).  Arguments are Views, Exprs, plain Python values, and lists of these.  `outputs`
+    """outputs = target(*args, **kwargs).  Arguments are Views, Exprs, Givens, plain Python values, and lists of these.  `outputs`
     name the buffers that the results become, flattened in order (None for a result nobody reads); a name that is no
     buffer's is a symbol, whose value the result is.  `mutates`: buffers written in place by the call (their Views are
     among the arguments)."""

@@ -68,7 +68,7 @@ TRANSFORMED: Table[Callable[[Machine, dict[str, Value]], Value]] = Table("transf
 
 # functions that look at their callers' frames, and modules of which nothing is inlined: called for real, as a whole
 RUN_WHOLE = frozenset({"_getframe", "_getframemodulename", "currentframe"})
-WHOLE_MODULES = frozenset({"torch.random", "torch.cuda.random", "torch.serialization", "traceback", "linecache", "pdb", "pickle", "subprocess"})
+WHOLE_MODULES = frozenset({"torch.cuda.random", "torch.serialization", "traceback", "linecache", "pdb", "pickle", "subprocess"})
 
 
 class CellValue(Value):

@@ -89,7 +89,7 @@ class Body:
             self.lifted: list[Node] = []
             nodes = m.record.nodes[mark[0][0]:]
             if any(node.target in SEAMS for node in nodes if node.op == "call_function"):
-                raise Break("call", name="a function transform with hooks inside")
+                raise Break("call", name="a function transform with hooks or seeds inside")
             self.module = self._module(nodes, len(leaves), result)
         finally:
             m.rollback(mark)
@@ -279,7 +279,10 @@ def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         raise Break("call", name="torch.func.vjp with settings of its own")
     primals, _ = as_args(m, args[1:], {})
     leaves = run_abstract(m, differentiated, [primals[1], {}, {"argnums": tuple(range(len(args) - 1))}], {}, "torch.func.vjp")
+    draws = m.world.draws
     body = Body(m, m.look(args[0]), args[1:], {}, leaves)
+    if m.world.draws > draws:       # the value and each pullback run the function anew
+        raise Break("call", name="torch.func.vjp of a function that draws random numbers")
     out = transformed(m, "vjp_value", body, lambda fn, primals: fn(*primals), primals)
     return TupleValue([out, PullbackValue(body, primals)])
 

@@ -60,7 +60,7 @@ def scalar_tensor(value: Any, *, dtype=None, layout=None, device=None, pin_memor
     return _made((), dtype, device)
 
 
-@rule("zeros_like ones_like empty_like rand_like randn_like")
+@rule("zeros_like ones_like empty_like rand_like randn_like rand_like.generator randn_like.generator")
 def zeros_like(x: Spec, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
@@ -70,13 +70,14 @@ def full_like(x: Spec, value: Any, *, dtype=None, layout=None, device=None, pin_
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
 
-@rule("randint_like")
+@rule("randint_like randint_like.generator")
 def randint_like(x: Spec, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
 
-@rule("randint_like.low_dtype")
-def randint_like_low(x: Spec, low: Any, high: Any, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+@rule("randint_like.low_dtype randint_like.low_generator_dtype")
+def randint_like_low(x: Spec, low: Any, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None,
+                     memory_format=None) -> Spec:
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
 

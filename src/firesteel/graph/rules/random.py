@@ -19,7 +19,7 @@ def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
     return result, result.to(torch.bool)
 
 
-@rule("bernoulli bernoulli.p")
+@rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")
 def bernoulli(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
     return fresh(x)
 
@@ -29,21 +29,22 @@ def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
     return like(x)
 
 
-RULES.add(functional_form(torch.ops.aten.bernoulli_.float), draw)
+for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):
+    RULES.add(functional_form(_op), draw)
 
 
-@rule("randint")
-def randint(high: Any, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+@rule("randint randint.generator")
+def randint(high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
     return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
 
 
-@rule("randint.low")
-def randint_low(low: Any, high: Any, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+@rule("randint.low randint.low_generator")
+def randint_low(low: Any, high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
     return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
 
 
-@rule("randperm")
-def randperm(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+@rule("randperm randperm.generator")
+def randperm(n: Size, *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
     return make_spec((n,), dtype or torch.int64, device_of(device, default_device()))
 
 

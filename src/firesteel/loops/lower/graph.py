@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from firesteel.errors import InternalError
 from firesteel.loops.access import bound_symbols, step_symbols
-from firesteel.loops.ir import Buffer, Extern, Nest, Program
+from firesteel.loops.ir import Buffer, Extern, Given, Nest, Program
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
 from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
@@ -192,7 +192,7 @@ class Walk:
             self.values[node] = Tensor.of(buffer, spec)
             self.inputs.append(buffer.name if wanted else None)
             return
-        value = self.values[node] = self.facts.number(value)
+        value = self.values[node] = Given(number) if isinstance(value, torch.Generator) else self.facts.number(value)
         named = isinstance(value, Expr) and value.op == "symbol"
         if named:
             self.symbols[value.attr] = (number, "value", 0)

@@ -37,6 +37,7 @@ LIBRARY = frozenset([
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "uniform", "normal",
     "normal_functional", "exponential", "geometric", "cauchy", "log_normal", "multinomial", "poisson", "native_dropout",
     "_fused_dropout", "rrelu_with_noise_functional", "firesteel::functional_aten_bernoulli__float",
+    "firesteel::functional_aten_random__from",
     # pooling and resampling
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward",
     "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
