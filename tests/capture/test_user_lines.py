@@ -1,7 +1,6 @@
 """What is not captured yet breaks honestly: eager's results, and under fullgraph=True the user's own line, also where torch's code is between."""
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -34,42 +33,13 @@ def new_data(x: torch.Tensor) -> Any:
     return y + 1
 
 
-T = typing.TypeVar("T")
-made: list[str] = []
-
-
-class Noted:
-    def __init_subclass__(cls, **kwargs: Any):
-        made.append(cls.__name__)
-
-
-def protocol(x: torch.Tensor) -> Any:
-    class Has(typing.Protocol):  # here
-        value: int
-    return x + len(Has.__name__)
-
-
-def generic(x: torch.Tensor) -> Any:
-    class Box(typing.Generic[T]):  # here
-        value = 2
-    return x + Box[int].value
-
-
-def noted(x: torch.Tensor) -> Any:
-    class Child(Noted, flag=1):  # here
-        value = 3
-    return x + Child.value
-
-
-PROGRAMS = [cond, scanned, looped, new_data, protocol, generic, noted]
+PROGRAMS = [cond, scanned, looped, new_data]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=[p.__name__ for p in PROGRAMS])
 def test_breaks_at_the_users_line(program: Callable[..., Any], backend: str) -> None:
-    made.clear()
     x = torch.arange(4.0)
     torch.testing.assert_close(fs.compile(program, backend=backend)(x), program(x))
-    assert made in ([], ["Child"] * 2)
     with pytest.raises(fs.errors.Unsupported, match=r"test_user_lines\.py:\d+ in [\s\S]*# here"):
         fs.compile(program, backend=backend, fullgraph=True)(x)

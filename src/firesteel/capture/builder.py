@@ -36,7 +36,7 @@ from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Strid
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
-from firesteel.capture.values.class_objects import ClassValue, is_plain
+from firesteel.capture.values.class_objects import AliasValue, ClassValue, is_plain
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
@@ -551,12 +551,16 @@ def as_cell(m: Machine, value: Value) -> Value:
     return m.cell(obj, value.source) if isinstance(obj, types.CellType) else value
 
 
-def stack_values(m: Machine, kinds: tuple[str, ...], given: Iterator[Value]) -> list[Value]:
-    """The stack of a suspended frame."""
+def stack_values(m: Machine, kinds: tuple[str, ...], given: Iterator[Value], unread: bool = False) -> list[Value]:
+    """The stack of a suspended frame; with `unread`, the next instruction does not look at the top of it."""
     stack: list[Value] = []
-    for kind in kinds:
-        again = kind == HANDLED_AGAIN
-        stack.append(next(item for item in reversed(stack) if isinstance(item, HandledValue)) if again else stack_value(m, kind, given))
+    for n, kind in enumerate(kinds):
+        if kind == VALUE and unread and n == len(kinds) - 1:
+            stack.append(as_cell(m, next(given)))
+        elif kind == HANDLED_AGAIN:
+            stack.append(next(item for item in reversed(stack) if isinstance(item, HandledValue)))
+        else:
+            stack.append(stack_value(m, kind, given))
     return stack
 
 
@@ -610,11 +614,20 @@ def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
 
 
 for _form in dict.fromkeys([typing.TypeVar, *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
-                            type(list[int]), type(typing.Union), type(typing.Union[int, str]), types.GenericAlias, types.UnionType,
+                            type(typing.Union), type(typing.Union[int, str]), types.UnionType,
                             inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):
     if _form is not type and _form not in WRAPPERS:
         WRAPPERS.add(_form, wrap_fixed)
+
+
+def wrap_alias(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return AliasValue(obj, source)
+
+
+for _form in (types.GenericAlias, type(typing.List[int])):      # noqa: UP006  Box[int]
+    WRAPPERS.add(_form, wrap_alias)
 
 
 def wrap_object(m: Machine, obj: Any, source: Source) -> Value:

@@ -253,7 +253,8 @@ class Continuation(Region):
             f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
             for name in frame_spec.slots:
                 f.slots[name] = as_cell(m, next(given))
-            f.stack = stack_values(m, frame_spec.stack, given)
+            last = frame_spec is self.spec[-1] and f.program[f.pc].opname in ("STORE_FAST", "POP_TOP")
+            f.stack = stack_values(m, frame_spec.stack, given, last)
             m.handling = next((item.current for item in reversed(f.stack) if isinstance(item, HandledValue)), m.handling)
             f.returns = {"push": None, "discard": m.DISCARD}.get(frame_spec.returns, frame_spec.returns)
             if f.returns == "made":

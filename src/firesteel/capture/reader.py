@@ -248,9 +248,10 @@ class Reader:
         the standard library are fixed."""
         if mro_lookup(cls, name) is not attribute:
             cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
-        if not builder.is_trusted_scope({"__name__": cls.__module__}):
+        base = next((c for c in cls.__mro__ if name in vars(c)), cls)
+        if not isinstance(self.same_object(base), LocalClass) and not builder.is_trusted_scope({"__name__": cls.__module__}):
             found = attribute.__func__ if isinstance(attribute, staticmethod) else attribute
-            self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
+            self.guard(Guard(Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name), "identity", found))
 
     def guard_no_hooks(self, module: Any) -> None:
         self.guard(Guard(OwnDict(module.source), "no_hooks"))

@@ -5,6 +5,7 @@ import collections
 import functools
 import operator
 import types
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ import torch
 from firesteel.capture import polyfills
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import IdKey, UserRaise, Value
-from firesteel.capture.values.classes import make_class_of
-from firesteel.capture.values.const import NONE, ConstValue, boolean, fold
+from firesteel.capture.values.class_statements import make_class_of
+from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, is_none
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
@@ -70,7 +71,24 @@ def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
         return boolean(isinstance(obj, classes))
     known = args[0].python_type()
-    return boolean(any(is_subclass(known, c) for c in classes))
+    return boolean(any(follows(m, args[0], c) if is_protocol(c) else is_subclass(known, c) for c in classes))
+
+
+def is_protocol(cls: Any) -> bool:
+    return bool(cls.__dict__.get("_is_protocol")) and bool(getattr(cls, "_is_runtime_protocol", False))
+
+
+def follows(m: Machine, value: Value, protocol: Any) -> bool:
+    """isinstance(value, protocol): has it all members, none of the methods being None?"""
+    if protocol in value.python_type().__mro__:
+        return True
+    names = getattr(protocol, "__protocol_attrs__", None) or typing._get_protocol_attrs(protocol)      # type: ignore[attr-defined]  # Python 3.11
+    for name in sorted(names):
+        if not m.truth_now(m.finish_now(CALLS[hasattr](m, [value, ConstValue(name)], {}))):
+            return False
+        if callable(getattr(protocol, name, None)) and is_none(m.finish_now(value.getattr(m, name))):
+            return False
+    return True
 
 
 @CALLS.row(type.__instancecheck__)

@@ -5,7 +5,9 @@ A class of the user is taken as fixed, but for attributes that programs use as v
 """
 from __future__ import annotations
 
+import enum
 import operator
+import sys
 import threading
 import types
 import typing
@@ -18,7 +20,7 @@ import torch
 from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
 from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
@@ -69,12 +71,16 @@ class ClassValue(Value):
         if written is not None and written is not DELETED:
             return written
         meta = mro_lookup(type(self.cls), name)
+        if isinstance(meta, property) and is_untrusted(type(self.cls)):
+            return bind(m, meta, self, type(self.cls), name)
         if meta is not MISSING and is_data_descriptor(meta):
             return m.static_attribute(self.cls, name)
         found = mro_lookup(self.cls, name)
         if found is MISSING:
-            if meta is not MISSING and isinstance(meta, types.FunctionType):
+            if isinstance(meta, types.FunctionType):
                 return BoundMethodValue(m.constant_object(meta), self, name=name)
+            if meta is not MISSING and is_untrusted(type(self.cls)):
+                return bind(m, meta, self, type(self.cls), name)
             return m.static_attribute(self.cls, name)
         if is_changeable(found):
             return m.read_class_attribute(self.cls, name, found)
@@ -85,8 +91,16 @@ class ClassValue(Value):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)
 
+    def _by_metaclass(self, m: Machine, name: str, *args: Value) -> Value | None:
+        """What a metaclass of the user's makes of an operator."""
+        found = mro_lookup(type(self.cls), name)
+        if not isinstance(found, types.FunctionType) or not is_untrusted(type(self.cls)):
+            return None
+        return m.call_now(m.constant_object(found), [self, *args], {})
+
     def getitem(self, m: Machine, key: Value) -> Value:
-        return m.constant_object(m.run_real(operator.getitem, self.cls, m.known(key)))
+        given = self._by_metaclass(m, "__getitem__", key)
+        return given if given is not None else m.constant_object(m.run_real(operator.getitem, self.cls, m.known(key)))
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if op != "|" or not other.is_constant():        # int | None
@@ -95,15 +109,21 @@ class ClassValue(Value):
         return m.constant_object(m.run_real(operator.or_, *parts))
 
     def iterate(self, m: Machine) -> list[Value]:
+        given = self._by_metaclass(m, "__iter__")
+        if given is not None:
+            return m.iterate(given)
         return [fresh(m, member) for member in self.cls]        # type: ignore[attr-defined]  # an enum
 
     def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
 
     def length(self, m: Machine) -> Value:
-        return ConstValue(len(self.cls))        # type: ignore[arg-type]  # an enum
+        return self._by_metaclass(m, "__len__") or ConstValue(len(self.cls))        # type: ignore[arg-type]  # an enum
 
     def contains(self, m: Machine, item: Value) -> Value:
+        given = self._by_metaclass(m, "__contains__", item)
+        if given is not None:
+            return boolean(m.truth_now(given))
         return boolean(item.constant() in self.cls)     # type: ignore[operator]  # an enum
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
@@ -124,8 +144,26 @@ class ClassValue(Value):
 DTYPES: dict[type, Any] = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
+class AliasValue(FixedObject):
+    """Box[int]: called, it makes an object of the class."""
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        made = m.call_now(m.constant_object(self.obj.__origin__), args, kwargs)
+        plain = isinstance(made, ObjectValue) and made.obj is None and mro_lookup(made.cls, "__setattr__") is object.__setattr__
+        if plain and made.python_type().__dictoffset__:
+            m.effects.store_attr(made, "__orig_class__", self)
+        return made
+
+
+def is_untrusted(cls: type) -> bool:
+    """Is it a class of the user's, whose methods are not executed while capturing?"""
+    return cls.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or cls.__module__ == "__main__"
+
+
 def is_changeable(attribute: Any) -> bool:
     """A class attribute that programs use as a variable, so it is read through a source and guarded."""
+    if isinstance(attribute, enum.Enum):
+        return False
     return isinstance(attribute, (bool, int, float, str, list, dict, set, type(None))) and not isinstance(attribute, types.FunctionType)
 
 
@@ -274,7 +312,8 @@ class SuperValue(Value):
         raise m.raise_real(AttributeError(f"'super' object has no attribute {name!r}"))
 
     def _found(self, m: Machine, base: type, attribute: Any, name: str, start: type, is_class: bool) -> Value:
-        if name == "__init__" and base is object or isinstance(self.owner, ExceptionValue) and not isinstance(attribute, types.FunctionType):
+        native = name in ("__init__", "__init_subclass__") and base in (object, type)
+        if native or isinstance(self.owner, ExceptionValue) and not isinstance(attribute, types.FunctionType):
             return NativeInit(self.owner, base)
         if name in ("__setattr__", "__getattribute__") and base is object:
             return BoundMethodValue(m.constant_object(attribute), self.owner, name="")
@@ -290,7 +329,7 @@ class SuperValue(Value):
 
 
 class NativeInit(Value):
-    """The __init__ of object or of a builtin exception, bound."""
+    """The __init__ of object, of type or of a builtin exception, bound."""
 
     def __init__(self, owner: Value, base: type):
         self.owner, self.base = owner, base
@@ -298,7 +337,7 @@ class NativeInit(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if isinstance(self.owner, ExceptionValue):
             m.effects.change(self.owner, "args", list(args))
-        elif args or kwargs or self.base is not object:
+        elif self.base is not type and (args or kwargs or self.base is not object):
             raise Break("call", name=f"{self.base.__qualname__}.__init__")
         return NONE
 

@@ -1,43 +1,60 @@
-"""Class statements inside of the region, and the descriptors that class bodies make (property, staticmethod, classmethod).
+"""Classes made inside of the region, and the descriptors that class bodies make (property, staticmethod, classmethod).
 
-The body runs symbolically into a namespace.  The class is then a real *stand-in* class: its functions are empty shells, and what
-cannot be known is a placeholder; both are remembered as the Values they stand for, so lookups through the class's mro find those.  A
-class that leaves the region is made anew by generated code; the stand-in never does.
+Such a class is a real *stand-in* class: its functions are empty shells, and what cannot be known is a placeholder; both are remembered
+as the Values they stand for, so lookups through the class's mro find those.  A class that leaves the region is made anew by generated
+code; the stand-in never does.  (The statement itself: class_statements.py.)
 
     class Scaler: ...           # LocalClass(<stand-in>, namespace)
 """
 from __future__ import annotations
 
-import abc
-import builtins
 import dataclasses
+import enum
 import functools
+import operator
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from firesteel.capture.values.attributes import MISSING, mro_lookup
-from firesteel.capture.values.base import Value
-from firesteel.capture.values.class_objects import ClassValue
+from firesteel.capture.values.autograd import ApplyValue
+from firesteel.capture.values.base import CannotRebuild, Value
+from firesteel.capture.values.class_objects import AliasValue, ClassValue
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, CellValue, FunctionValue, Kwargs, PartialValue
-from firesteel.capture.values.mappings import DictValue
+from firesteel.capture.values.mappings import DictValue, ProxyValue
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
     from firesteel.capture.machine import Machine
 
-KNOWN_METACLASSES = (type, abc.ABCMeta)
-
 
 class Placeholder:
     """Stands for a value in the stand-in class."""
 
 
+def placeholder(value: Value) -> Placeholder:
+    """One that is a descriptor where the value is one."""
+    cls = value.cls if isinstance(value, ObjectValue) else object
+    methods = {name: found for name in ("__get__", "__set__", "__delete__") if (found := mro_lookup(cls, name)) is not MISSING}
+    return type("Placeholder", (Placeholder,), methods)() if methods else Placeholder()
+
+
+def make_class_again(name: str, bases: tuple[Any, ...], settings: dict[str, Any], entries: dict[str, Any]) -> type:
+    """For generated code: the class statement with this body."""
+    def fill(namespace: Any) -> None:
+        for key, value in entries.items():
+            namespace[key] = value
+    return types.new_class(name, bases, settings, fill)
+
+
 # -- descriptors --------------------------------------------------------------------------------------------------------
 class DescriptorValue(Value):
-    """property(...), staticmethod(f) or classmethod(f), made inside."""
+    """property(...), staticmethod(f), classmethod(f) or cached_property(f), made inside."""
 
     def __init__(self, cls: type, parts: list[Value]):
         self.cls, self.parts = cls, parts
@@ -52,7 +69,7 @@ class DescriptorValue(Value):
         return True
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if name in ("__func__", "__wrapped__") and self.cls is not property:
+        if name in ("__func__", "__wrapped__") and self.cls in (staticmethod, classmethod):
             return self.parts[0]
         if self.cls is property and name in PROPERTY_PARTS:
             return PropertyMethod(self, PROPERTY_PARTS.index(name))
@@ -88,7 +105,7 @@ def _descriptor(cls: type) -> Any:
     return make
 
 
-for _cls in (property, staticmethod, classmethod):
+for _cls in (property, staticmethod, classmethod, functools.cached_property):
     CALLS.add(_cls, _descriptor(_cls))
 
 
@@ -98,29 +115,77 @@ class LocalClass(ClassValue):
 
     is_local = True
 
-    def __init__(self, cls: type, bases: list[Value], namespace: dict[str, Value], cell: CellValue | None):
+    def __init__(self, cls: type, bases: list[Value], namespace: dict[str, Value], cell: CellValue | None, settings: Kwargs,
+                 birth: int, writable: bool = True):
         super().__init__(cls)
-        self.bases, self.namespace, self.cell = bases, namespace, cell
+        self.bases, self.namespace, self.cell, self.settings, self.birth = bases, namespace, cell, settings, birth
+        self.writable = writable        # False: making it runs code of the user's, whose effects must not come twice
         self.decorators: list[tuple[Any, dict[str, Any]]] = []      # executed again when it is made for real
 
+    def getattr(self, m: Machine, name: str) -> Value:
+        if name == "apply" and issubclass(self.cls, torch.autograd.Function):
+            return ApplyValue(self.cls)
+        if name == "__dict__":
+            entries: Any = {key: (ConstValue(key), m.constant_object(value)) for key, value in vars(self.cls).items()}
+            return ProxyValue(entries, None, None, types.MappingProxyType)
+        return super().getattr(m, name)
+
     def setattr(self, m: Machine, name: str, value: Value) -> None:
+        if type(self.cls).__setattr__ is not type.__setattr__:
+            raise Break("store", name=f"attribute {name}", value=self.describe())
         before = self.cls.__dict__.get(name, MISSING)
         setattr(self.cls, name, stand_in(m, value))
         m.effects.on_undo(_restore, self.cls, name, before)
         m.effects.change(self, "namespace", {**self.namespace, name: value})
 
+    def getitem(self, m: Machine, key: Value) -> Value:
+        if isinstance(self.cls, enum.EnumMeta) or mro_lookup(type(self.cls), "__getitem__") is not MISSING:
+            return super().getitem(m, key)
+        if isinstance(own := mro_lookup(self.cls, "__class_getitem__"), classmethod) and m.same_object(own.__func__) is not None:
+            return m.same_object(own.__func__).call(m, [self, key], {})
+        return LocalAlias(m.run_real(operator.getitem, self.cls, m.known(key)), self, key)
+
     def rebuild(self, e: Emitter) -> str:
         """Cells through which the class's functions see the class itself are filled at the end."""
         cells = [cell for fn in self.namespace.values() for cell in closure_of(fn) if cell is self.cell or cell.content is self]
         names = {id(cell): e.write_as(cell, e.assign(f"{e.helper(types.CellType)}()")) for cell in cells if cell.source is None}
+        if not self.writable:
+            raise CannotRebuild(self, self.birth)
         bases = "".join(f"{e.expr(base)}, " for base in self.bases)
-        entries = ", ".join(f"{name!r}: {e.expr(value)}" for name, value in self.namespace.items())
-        name = e.write_as(self, e.assign(f"{e.constant(type(self.cls))}({self.cls.__name__!r}, ({bases}), {{{entries}}})"))
+        entries, settings = (", ".join(f"{name!r}: {e.expr(value)}" for name, value in given.items()) for given in (self.namespace, self.settings))
+        parts = f"{self.cls.__name__!r}, ({bases}), {{{settings}}}, {{{entries}}}"
+        name = e.write_as(self, e.assign(f"{e.helper(make_class_again)}({parts})"))
         for text in dict.fromkeys(names.values()):
             e.line(f"{text}.cell_contents = {name}")
-        for decorator, settings in self.decorators:
-            e.line(f"{e.constant(decorator)}({name}, **{e.constants.bind(settings, 'settings')})")
+        for decorator, options in self.decorators:
+            e.line(f"{e.constant(decorator)}({name}, **{e.constants.bind(options, 'settings')})")
         return name
+
+
+class LocalAlias(AliasValue):
+    """Box[int], of a generic class made inside."""
+
+    def __init__(self, alias: Any, origin: LocalClass, key: Value):
+        super().__init__(alias, None)
+        self.origin, self.key = origin, key
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.origin)}[{e.expr(self.key)}]"
+
+
+class AutoValue(Value):
+    """enum.auto() in a class body: a number once the class is made."""
+
+    def python_type(self) -> type:
+        return enum.auto
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.constant(enum.auto)}()"
+
+
+@CALLS.row(enum.auto)
+def call_auto(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return AutoValue()
 
 
 def closure_of(value: Value) -> list[CellValue]:
@@ -136,55 +201,6 @@ def _restore(cls: type, name: str, before: Any) -> None:
         setattr(cls, name, before)
 
 
-@CALLS.row(builtins.__build_class__)
-def call_build_class(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    body, name = args[0], m.known(args[1])
-    bases: list[Any] = [m.look(base) for base in args[2:]]
-    if kwargs or not isinstance(body, FunctionValue) or not all(isinstance(base, ClassValue) for base in bases):
-        raise Break("call", name=f"the class statement of {name}")
-    real = tuple(base.cls for base in bases)
-    refuse_unknown_behaviour(name, real)
-    namespace = run_body(m, body)
-    cell = namespace.pop("__classcell__", None)
-    return make_class(m, name, bases, namespace, cell)
-
-
-def make_class_of(m: Machine, name: Value, bases: Value, namespace: Value) -> Value:
-    """type(name, bases, namespace)"""
-    parents: list[Any] = [m.look(base) for base in m.iterate(bases)]
-    if not isinstance(namespace, DictValue) or not all(isinstance(base, ClassValue) for base in parents):
-        raise Break("call", name="type with three arguments")
-    refuse_unknown_behaviour(m.known(name), tuple(base.cls for base in parents))
-    return make_class(m, m.known(name), parents, {m.known(key): m.look(value) for key, value in namespace.know_all(m).values()}, None)
-
-
-def refuse_unknown_behaviour(name: str, bases: tuple[type, ...]) -> None:
-    """A metaclass or an __init_subclass__ of the user's would run for real while capturing."""
-    for base in bases:
-        custom = next((c for c in base.__mro__ if "__init_subclass__" in vars(c) and c is not object and c.__module__ != "typing"), None)
-        if type(base) not in KNOWN_METACLASSES or custom is not None:
-            raise Break("call", name=f"the class statement of {name}")
-
-
-def run_body(m: Machine, body: FunctionValue) -> dict[str, Value]:
-    namespace = DictValue({})
-    m.run_class_body(body, namespace)
-    return {key.constant(): m.look(value) for key, value in namespace.entries.values()}
-
-
-def make_class(m: Machine, name: str, bases: list[Any], namespace: dict[str, Value], cell: Any) -> LocalClass:
-    stand_ins = {key: stand_in(m, value) for key, value in namespace.items()}
-    for key, value in stand_ins.items():
-        if not isinstance(value, (property, Placeholder, dataclasses.Field)) and mro_lookup(type(value), "__set_name__") is not MISSING:
-            raise Break("call", name=f"the class statement of {name}, whose attribute {key} has a __set_name__")
-    real = m.run_real(types.new_class, name, tuple(base.cls for base in bases), {}, lambda ns: ns.update(stand_ins))
-    made = LocalClass(real, bases, namespace, cell)
-    m.remember(real, made)
-    if isinstance(cell, CellValue):
-        cell.set(m, made)
-    return made
-
-
 def stand_in(m: Machine, value: Value) -> Any:
     """A real object for the stand-in class, remembered as the Value."""
     if isinstance(value, (ConstValue, ClassValue, TupleValue)) and value.is_constant():
@@ -197,8 +213,10 @@ def stand_in(m: Machine, value: Value) -> Any:
         return {k.constant(): v.constant() for k, v in value.entries.values()}      # __annotations__
     if isinstance(value, FieldValue):
         return value.obj
+    if isinstance(value, AutoValue):
+        return enum.auto()
     obj = value.identity()
-    made = Placeholder() if obj is None or value.source is None else obj
+    made = placeholder(value) if obj is None or value.source is None else obj
     m.remember(made, value)
     return made
 

@@ -157,6 +157,8 @@ class ConstValue(Value):
     def rebuild(self, e: Emitter) -> str:
         if type(self.value) in LITERALS and len(text := repr(self.value)) < 200:
             return text if text[0] != "-" else f"({text})"
+        if isinstance(self.value, enum.Enum) and e.is_made_here(type(self.value)) and self.value._name_ in type(self.value).__members__:
+            return f"{e.class_text(type(self.value))}[{self.value._name_!r}]"
         return e.constant(self.value)
 
 
