@@ -155,18 +155,18 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
     general = world.env.in_general() if world.env is not None else nullcontext()
     with general, torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))
-    return tangents, [None if leaf is None else next(found) for leaf in wanted]
     if world.draws > draws:
         _mark_late(last)
+    return tangents, [None if leaf is None else next(found) for leaf in wanted]
 
 
-def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple[Tangent, Any]:
 def _mark_late(last: Node) -> None:
     """Marks what follows: random numbers that a backward draws, it draws when it runs, even where they depend on no gradient."""
     while (last := last.next).op != "root":
         last.meta["late"] = True
 
 
+def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple[Tangent, Any]:
     """What is expected for one output, and its placeholder: for a wrapper a wrapper of the same kind."""
     pack = pack_of(output)
     if pack is None:

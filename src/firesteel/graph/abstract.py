@@ -532,7 +532,7 @@ def as_meta(value: Any, why: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(as_meta(v, why) for v in value)
     if type(value) in _SYMBOLIC:
-        return number(from_sym(value))
+        return fixed(from_sym(value), why)
     return torch.device("meta") if isinstance(value, torch.device) else None if type(value) is torch.Generator else value
 
 

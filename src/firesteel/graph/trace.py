@@ -486,8 +486,7 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
     """Where the target is a captured function with a graph of its own, that is interpreted too, so that its nodes give their meta."""
     if type(target) is FunctionType and "inline" in vars(target):
         return vars(target)["inline"](partial(interpret, vars(target)["body"]), *args)
-    symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
-    return symbolic_form(target, symbols)(*args, **kwargs)
+    return symbolic_form(target)(*args, **kwargs)
 
 
 _RUN: dict[str, Callable[..., Any]] = {
