@@ -595,10 +595,6 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
     return frame
 
 
-@WRAPPERS.row(RemovableHandle)
-def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
-    guard(m, source, "type", RemovableHandle)
-    return RealHandle(obj, source)
 @WRAPPERS.row(torch.Generator)
 def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> Value:
     guard(m, source, "type", torch.Generator)
@@ -606,6 +602,10 @@ def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> V
     return RandomGenerator(m, obj, source)
 
 
+@WRAPPERS.row(RemovableHandle)
+def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
+    guard(m, source, "type", RemovableHandle)
+    return RealHandle(obj, source)
 
 
 def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
