@@ -128,9 +128,9 @@ class AbstractWorld:
         self.env = env
         self._mode = AbstractMode(self)
         self._ways: dict[int, tuple[Way, Facts]] = {}
+        self.draws = 0      # how often random numbers were drawn
 
     def make(self, spec: Spec) -> AbstractTensor:
-        self.draws = 0      # how often random numbers were drawn
         """A fresh abstract tensor."""
         if self.env is not None and self.env.symbols and is_symbolic(spec):
             tensor = self._make_symbolic(spec)
@@ -162,9 +162,9 @@ class AbstractWorld:
         way = self._ways.get(id(op))
         if way is None:
             way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
+        self.draws += way[1].random
         return way[0](self, way[1], args, kwargs)
 
-        self.draws += way[1].random
     def _find_way(self, fact: Facts) -> Way:
         """How an operator is run here."""
         if fact.composite:
