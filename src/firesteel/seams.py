@@ -6,6 +6,7 @@ node that makes the tensor, and `compile_in_segments` compiles what lies between
 is needs to know nothing: seam functions are ordinary functions of real tensors.
 
 The seed or state of a generator of random numbers is set, and read, at a seam too: draws before it lie in one graph, those behind it in another.
+So is the memory of a tensor exchanged (`tensor.data = other`).
 
 What always holds: a seam of a hook comes before every use of its tensor, so that no gradient passes it by; what the hook is, is told after
 the graph has run (`LateHook.hook`, `BackwardHook.user_hooks`), so it is no part of the graph and never compiled again for.
@@ -94,6 +95,12 @@ def set_state_here(generator: torch.Generator, state: torch.Tensor) -> None:
     generator.set_state(state)
 
 
+def set_data_here(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """tensor.data = data"""
+    tensor.data = data
+    return tensor
+
+
 def _arguments(count: int, places: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     arguments: list[Any] = [None] * count
     for place, tensor in zip(places, tensors):
@@ -109,6 +116,7 @@ SEAMS.add(seed_here, "the seed of a generator")
 SEAMS.add(seed_all_here, "the seed of every device's generator")
 SEAMS.add(state_here, "the state of a generator, read")
 SEAMS.add(set_state_here, "the state of a generator, set")
+SEAMS.add(set_data_here, "the memory of a tensor, exchanged")
 
 
 # -- compiling around seams ---------------------------------------------------------------------------------------------

@@ -428,3 +428,76 @@ def test_lazy_modules_are_compiled_from_their_second_call_on():
     expected = copy.deepcopy(model)
     torch.testing.assert_close(compiled(x), expected(x))
     assert fs.counters["stats"]["unique_graphs"] == 1 and compiled.state_dict().keys() == expected.state_dict().keys()
+
+
+# -- state made or exchanged in forward ---------------------------------------------------------------------------------
+class MakesState(nn.Module):
+    """Makes what it needs at its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = None
+        self.register_parameter("q", None)
+        self.layers = nn.ModuleList()
+        self.weights = nn.ParameterList()
+
+    def forward(self, x):
+        if self.w is None:
+            self.w = nn.Parameter(torch.full((x.shape[-1],), 2.0))
+            self.q = nn.Parameter(torch.ones(x.shape[-1]))
+            self.register_buffer("scale", torch.full((x.shape[-1],), 3.0))
+            self.scale = self.scale + 1
+            self.act = nn.ReLU()
+            self.layers.append(nn.Identity())
+            self.weights.append(nn.Parameter(torch.ones(1)))
+        return self.layers[0](self.act(x * self.w)) * self.q * self.scale + self.weights[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_state_made_in_forward(backend):
+    ours, theirs, x = MakesState(), MakesState(), torch.arange(4.0)
+    compiled = fs.compile(ours, backend=backend, fullgraph=True)
+    for _ in range(3):
+        compiled(x).sum().backward()
+        theirs(x).sum().backward()
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["q", "w", "scale", "weights.0"]
+    assert [name for name, _ in ours.named_children()] == [name for name, _ in theirs.named_children()]
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a.grad, b.grad)
+    assert "w" not in vars(ours) and "scale" not in vars(ours)
+
+
+def test_children_and_buffers_are_exchanged_and_deleted():
+    def run(module, x):
+        y = module.first(x)
+        module.first = nn.Identity()
+        del module.extra
+        module.register_buffer("extra", x + 1)
+        module.extra = module.extra * 2
+        module.second.bias = None
+        return module.second(module.first(y)) + module.extra
+
+    def make():
+        torch.manual_seed(0)
+        module = nn.Module()
+        module.first, module.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        module.register_buffer("extra", torch.zeros(4))
+        return module
+
+    ours, theirs, x = make(), make(), torch.arange(4.0)
+    compiled = fs.compile(run, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(ours, x), run(theirs, x))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert type(ours.first) is nn.Identity
+
+
+def test_state_dict_inside_has_its_metadata():
+    def f(module, x):
+        state = module.state_dict()
+        return state["weight"].sum() + x, state._metadata[""]["version"], state
+
+    module = nn.Linear(2, 2)
+    out = fs.compile(f, backend="eager", fullgraph=True)(module, torch.ones(2))
+    assert out[1] == 1 and out[2]._metadata == module.state_dict()._metadata

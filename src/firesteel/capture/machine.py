@@ -34,6 +34,7 @@ from firesteel.capture.values import (  # noqa: F401
     builtin_calls,
     classes,
     copies,
+    data,
     gradients,
     hooks,
     known_names,

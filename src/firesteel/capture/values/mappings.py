@@ -8,6 +8,7 @@ import collections
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from firesteel.capture.effects import DELETED
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
@@ -44,6 +45,24 @@ class DictValue(Container):
     def constant(self) -> Any:
         pairs = {k.constant(): v.constant() for k, v in self.entries.values()}
         return pairs if self.cls is dict else collections.OrderedDict(pairs)
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        if self.cls is not collections.OrderedDict or hasattr(self.cls, name):
+            return super().getattr(m, name)
+        written = m.effects.written(self, name)         # one has attributes of its own: the _metadata of a state_dict
+        if written is not None and written is not DELETED:
+            return written
+        if written is None and name in getattr(self.obj, "__dict__", ()):
+            return m.read_attribute(self, name)
+        if written is None and self.source is not None:
+            m.guard_no_attribute(self, name)
+        return super().getattr(m, name)
+
+    def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
+        if self.cls is not collections.OrderedDict or hasattr(self.cls, name):
+            return super().setattr(m, name, value)
+        m.effects.store_attr(self, name, value)
+        return None
 
     def find(self, m: Machine, key: Value) -> Value | None:
         """The value of a key, looked at; None where there is none.  The user's dict is guarded for this key."""
@@ -126,7 +145,8 @@ class DictValue(Container):
         factory = "" if self.factory is None else f"{e.expr(self.factory)}, "
         if self.cls is collections.defaultdict and self.factory is None:
             factory = "None, "
-        return f"{e.constant(self.cls)}({factory}{text})"
+        made = f"{e.constant(self.cls)}({factory}{text})"
+        return e.with_attributes(self, e.assign(made)) if self.cls is collections.OrderedDict else made
 
 
 class ProxyValue(DictValue):

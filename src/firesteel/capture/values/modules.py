@@ -52,7 +52,7 @@ class ModuleValue(ObjectValue):
     def _missing(self, m: Machine, name: str) -> Value:
         for table in MODULE_TABLES:
             entries = self.obj.__dict__.get(table)
-            if entries is None or m.effects.written(self, name) is DELETED:
+            if entries is None:
                 continue
             touched = m.same_object(entries)        # the program reads, and may have changed, the table itself
             if touched is not None:
@@ -72,10 +72,10 @@ class ModuleValue(ObjectValue):
             return super().setattr(m, name, value)
         if isinstance(mro_lookup(self.cls, name), property):
             return self.plain_setattr(m, name, value)
-        known = value.python_type()
-        special = issubclass(known, (torch.nn.Module, torch.nn.Parameter))
-        if special or name in self.obj._parameters or name in self.obj._modules:
-            raise Break("store", name=f"attribute {name}", value=self.describe())
+        special = issubclass(value.python_type(), (torch.nn.Module, torch.nn.Parameter))
+        touched = any(m.same_object(self.obj.__dict__.get(table)) is not None for table in MODULE_TABLES)
+        if special or touched or name in self.obj._parameters or name in self.obj._modules:
+            return super().setattr(m, name, value)      # torch's own method decides
         if name in self.obj._buffers:
             self._set_buffer(m, name, value)
         else:

@@ -42,6 +42,9 @@ NOT_IN_GRAPH = frozenset([
 # method name -> function(machine, tensor, args, kwargs) -> Value
 TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")
 
+# attribute -> function(machine, tensor, value): what storing it means
+TENSOR_STORES: Table[Callable[..., None]] = Table("store of a tensor's attribute", "capture/values/tensor.py")
+
 Args = list[Value]
 Kwargs = dict[str, Value]
 
@@ -108,6 +111,10 @@ class TensorValue(Value):
         return ConstValue(found)
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
+        row = TENSOR_STORES.get(name)
+        if row is not None:
+            row(m, self, value)
+            return
         if hasattr(torch.Tensor, name) and (name != "grad" or self.source is None):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)

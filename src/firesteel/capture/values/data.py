@@ -1,0 +1,49 @@
+"""tensor.data = other: from then on the tensor has the other's memory.
+
+The store is a seam (seams.py): it is made for real between two compiled graphs, so that whoever else holds the tensor, its old memory or the other
+tensor sees what eager leaves.  What follows uses the seam's result, which is the tensor itself.  Captured where the tensor keeps its
+metadata and is a leaf or needs no gradient; else it breaks.
+
+    p.data = p.data * 0.9
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.tensor import TENSOR_STORES, TensorValue
+from firesteel.capture.values.torch_calls import run_abstract
+from firesteel.capture.values.wrappers import is_wrapper_class
+from firesteel.errors import Break
+from firesteel.seams import set_data_here
+
+if TYPE_CHECKING:
+    import torch
+
+    from firesteel.capture.machine import Machine
+
+
+@TENSOR_STORES.row("data")
+def set_data(m: Machine, tensor: TensorValue, value: Value) -> None:
+    data = m.look(value)
+    if not isinstance(data, TensorValue) or m.inference or not is_alike(tensor.abstract, data.abstract):
+        raise Break("store", name="attribute data", value=tensor.describe())
+    after = run_abstract(m, alias_of, [data.abstract, tensor.abstract.requires_grad], {}, "Tensor.data")
+    node = m.record.call_function(set_data_here, (tensor.node, data.node), {}, after)
+    m.effects.change(tensor, "abstract", after)
+    m.record.renode(tensor, node)
+    m.record.own(after, tensor)
+
+
+def is_alike(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Is the tensor after the store described as before?"""
+    plain = not is_wrapper_class(type(tensor)) and not is_wrapper_class(type(data))
+    return plain and (tensor.is_leaf or not tensor.requires_grad) and all(facts(tensor)[n] == fact for n, fact in enumerate(facts(data)))
+
+
+def facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
+
+
+def alias_of(data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    return data.detach().requires_grad_(requires_grad)
