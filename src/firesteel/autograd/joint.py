@@ -26,7 +26,7 @@ from firesteel.artifacts import timed
 from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
 from firesteel.autograd.function import Tangent
 from firesteel.errors import DataDependentError, FiresteelError
-from firesteel.graph.abstract import AbstractTensor, find_world
+from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.build import make_module
 from firesteel.graph.functional import Cell, Step
 from firesteel.graph.rules.base import DataAccess

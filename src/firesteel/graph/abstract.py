@@ -1,8 +1,7 @@
 """Abstract tensors: torch.Tensors without data, on which any torch function can be called.
 
 An `AbstractTensor` wraps a `Spec`.  A call on it runs torch's C++ code (autograd, views, composite operators) and arrives here,
-at dispatch, where a row of `RULES` computes the Spec of the result.  An operator without a row runs torch's own meta kernel,
-its symbolic sizes fixed to their hints by guards and counted in counters["aot"]["specialized_by_op"].
+at dispatch, where a row of `RULES` computes the Spec of the result.  An operator without a row runs torch's own meta kernel (`meta.py`).
 
 An `AbstractWorld` owns the ShapeEnv of its tensors.  While it is `active()`, factory functions make abstract tensors too.
 
@@ -27,94 +26,29 @@ from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation
-from firesteel.graph import products, recurrent  # noqa: F401  # their rows
+from firesteel.graph import composites, products, recurrent  # noqa: F401  # their rows
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
+from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
+from firesteel.graph.tensor import AbstractTensor, to_spec
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
 
 aten = torch.ops.aten
 _make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass     # sizes are also Exprs, and numbers torch takes for them
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class AbstractTensor(torch.Tensor):
-    """A tensor without data.  `spec` says what is known; `world` made it; `value` is its data where it is a literal of the
-    program (`torch.tensor(3)`), else None; `record` belongs to the tracer."""
-
-    spec: Spec
-    world: AbstractWorld
-    value: torch.Tensor | None
-    record: Any
-    born: Any       # the graph node whose value this object is, while tracing
-
-    __torch_function__ = torch._C._disabled_torch_function_impl     # type: ignore[assignment]  # torch's own way to say "none"
-
-    @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:     # type: ignore[override]  # torch's is static
-        if has_wrapper(types):
-            return NotImplemented
-        world = find_world(args, kwargs)
-        assert world is not None, op        # one of the arguments is abstract
-        return world.run(op, args, kwargs or {})
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:      # type: ignore[override]  # mypy loses the keyword's name
-        return f"AbstractTensor({self.spec})"
-
-    def tolist(self) -> Any:
-        return self._literal("tolist").tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        raise DataAccess("numpy")
-
-    def __array__(self, dtype: Any = None) -> Any:
-        raise DataAccess("numpy.array")
-
-    def data_ptr(self) -> int:
-        raise DataAccess("data_ptr")
-
-    def _literal(self, operator: str) -> torch.Tensor:
-        if self.value is None:
-            raise DataAccess(operator)
-        return self.value
-
-
-def find_world(args: Any, kwargs: Any = None) -> AbstractWorld | None:
-    """The world of the first abstract tensor among the arguments."""
-    for a in args:
-        if type(a) is AbstractTensor:
-            return a.world
-        if isinstance(a, (list, tuple)) and (world := find_world(a)) is not None:
-            return world
-    return find_world(tuple(kwargs.values())) if kwargs else None
-
-
-# ---------------------------------------------------------------- specs in and out
-
-def to_spec(value: Any) -> Any:
-    """An argument as rules see it: Specs for tensors, sizes for SymInts."""
-    kind = type(value)
-    if kind is AbstractTensor:
-        return value.spec
-    if kind is list or kind is tuple or isinstance(value, (list, tuple)):
-        return [to_spec(v) for v in value]
-    if kind in _SYMBOLIC:
-        return from_sym(value)
-    return spec_of(value) if isinstance(value, torch.Tensor) else value
 
 
 def call_rule(fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The Specs of the results, by rule or by meta kernel."""
     if fact.rule is None:
-        return meta_specs(fact.op, args, kwargs)
+        return specs_without_rule(fact.op, args, kwargs)
     specs = [a.spec if type(a) is AbstractTensor else to_spec(a) for a in args]
     if kwargs:
         return fact.rule(*specs, **{k: to_spec(v) for k, v in kwargs.items()})
@@ -226,7 +160,7 @@ class AbstractWorld:
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """What to call instead of a function of torch."""
-        return symbolic_form(fn)
+        return symbolic_form(fn, self.env is not None and bool(self.env.symbols))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -265,13 +199,6 @@ class _ResultOfOperator(torch.autograd.Function):
 LEAST_SIZE = 1      # of a symbol; where a program depends on a size not being 1, it asks, and then that is a guard
 
 
-def is_symbolic(spec: Spec) -> bool:
-    for size in spec.shape:
-        if type(size) is Expr:
-            return True
-    return type(spec.offset) is Expr or any(type(s) is Expr for s in spec.strides)
-
-
 def symbolic_strides(spec: Spec, shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides over symbolic sizes.  A stride that is the product of the faster dimensions stays so for other sizes; any
     other stride is a constant."""
@@ -284,7 +211,7 @@ def symbolic_strides(spec: Spec, shape: tuple[Size, ...]) -> tuple[Size, ...]:
             strides[dim] = symbolic
         if spec.strides[dim] == 0:
             continue
-        step, symbolic = spec.strides[dim] * spec.shape[dim], strides[dim] * shape[dim]
+        step, symbolic = spec.strides[dim] * max(spec.shape[dim], 1), strides[dim] * (1 if shape[dim] == 0 else shape[dim])
     return tuple(strides)
 
 
@@ -364,7 +291,7 @@ def check_written(fact: Facts, target: Any, result: Any) -> None:
 
 def _run_out(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     rest = {k: v for k, v in kwargs.items() if k not in fact.writes}
-    results = call_rule(facts(fact.twin), args, rest) if fact.twin is not None else meta_specs(fact.op, args, kwargs)
+    results = call_rule(facts(fact.twin), args, rest) if fact.twin is not None else specs_without_rule(fact.op, args, kwargs)
     results = (results,) if type(results) is Spec else results
     for place, spec in zip(fact.writes, results):
         resize_out(world, kwargs[place], spec)
@@ -469,11 +396,6 @@ def _as_numbers(read: Callable[[Spec], Any]) -> Way:
     return numbers
 
 
-def count_specialized(op: OpOverload) -> None:
-    counters["aot"]["specialized_by_op"] += 1
-    counters["aot"][f"specialized_by_op:{op}"] += 1
-
-
 def _assert_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
     """The program states a condition."""
     condition, message = from_sym(args[0]), args[1]
@@ -521,21 +443,6 @@ HANDLERS: dict[OpOverload, Way] = {
 
 # ---------------------------------------------------------------- operators without a rule
 
-def as_meta(value: Any, why: str = "") -> Any:
-    """Arguments for torch's meta kernel; symbolic sizes are fixed to their hints by guards."""
-    if isinstance(value, torch.Tensor):
-        spec = value.spec if type(value) is AbstractTensor else spec_of(value)
-        shape, strides = (tuple([fixed(s, why) for s in sizes]) for sizes in (spec.shape, spec.strides))
-        return torch.empty_strided(shape, strides, dtype=spec.dtype, device="meta")
-    if isinstance(value, dict):
-        return {k: as_meta(v, why) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(as_meta(v, why) for v in value)
-    if type(value) in _SYMBOLIC:
-        return fixed(from_sym(value), why)
-    return torch.device("meta") if isinstance(value, torch.device) else None if type(value) is torch.Generator else value
-
-
 class FakeContext:
     """What `torch.library.get_ctx()` gives in the fake of a custom operator."""
 
@@ -571,43 +478,7 @@ def registered_fake(op: OpOverload) -> Callable | None:
     return entry.fake_impl.kernel.func if entry is not None and entry.fake_impl.kernel is not None else None
 
 
-def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
-    """The Specs of the results by torch's meta kernel."""
+def specs_without_rule(op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """The Specs of the results by the fake that is registered for the operator, or by torch's meta kernel."""
     fake = registered_fake(op)
-    if fake is not None:
-        return fake_specs(fake, op, args, kwargs)
-    counters["aot"]["meta_kernels"] += 1
-    if any(type(s) is Expr for t in tensors_in((args, kwargs)) for s in (*t.spec.shape, *t.spec.strides)):
-        count_specialized(op)
-    device, why = _device_of(args, kwargs), f"{op} has no rule for symbolic sizes"
-    try:
-        results = op(*as_meta(args, why), **as_meta(kwargs, why))
-    except NotImplementedError as error:
-        raise NotImplementedError(f"no shape rule for {op}: add a row in graph/rules/ ({error})") from error
-    return _specs_on(results, device)
-
-
-def tensors_in(value: Any) -> Iterator[AbstractTensor]:
-    if type(value) is AbstractTensor:
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from tensors_in(v)
-
-
-def _device_of(args: tuple, kwargs: dict) -> torch.device:
-    if kwargs.get("device") is not None:
-        return torch.device(kwargs["device"])
-    devices = [t.spec.device for t in tensors_in((args, kwargs))]
-    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
-
-
-def _specs_on(results: Any, device: torch.device) -> Any:
-    if isinstance(results, torch.Tensor):
-        return spec_of(results)._replace(device=device)
-    if isinstance(results, (list, tuple)):
-        return type(results)(_specs_on(r, device) for r in results) if type(results) in (list, tuple) else tuple(
-            _specs_on(r, device) for r in results)
-    return results
+    return meta_specs(op, args, kwargs) if fake is None else fake_specs(fake, op, args, kwargs)

@@ -9,7 +9,7 @@ microseconds a call, does it for a program that is no graph yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -23,14 +23,22 @@ aten = torch.ops.aten
 FUNCTIONS: Table[Callable[..., Any]] = Table("function with symbolic sizes", "graph/functions.py")
 
 
-def symbolic_form(fn: Any) -> Any:
-    """What to call instead of `fn` where sizes may be symbols."""
+def symbolic_form(fn: Any, symbols: bool = True) -> Any:
+    """What to call instead of `fn` where sizes may be symbols.  Functions in Python may call others that have a row: if there are `symbols`, they
+    run under the mode."""
     owner = fn.__self__ if isinstance(fn, BuiltinFunctionType) else None
     if isinstance(owner, torch.Tensor):
         row = FUNCTIONS.get(getattr(torch.Tensor, fn.__name__, None))
         return fn if row is None else partial(_either, partial(row, owner), fn)
     row = FUNCTIONS.get(fn) if isinstance(fn, (FunctionType, BuiltinFunctionType)) else None
-    return fn if row is None else partial(_either, row, fn)
+    if row is not None:
+        return partial(_either, row, fn)
+    return partial(_under_mode, fn) if symbols and isinstance(fn, FunctionType) else fn
+
+
+def _under_mode(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with SymbolicFunctions():
+        return fn(*args, **kwargs)
 
 
 def _either(row: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -38,11 +46,29 @@ def _either(row: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwarg
     return fn(*args, **kwargs) if result is NotImplemented else result
 
 
+def has_symbols(*values: Any) -> bool:
+    """Has a tensor among them a symbolic size?"""
+    return any(type(s) is torch.SymInt for v in values if isinstance(v, torch.Tensor) for s in v.shape)
+
+
+def symbolic_row(*functions: Any) -> Callable[[Callable], Callable]:
+    """Rows that are used where a tensor among the arguments, or in a list that is the first of them, has a symbolic size."""
+    def add(row: Callable) -> Callable:
+        @wraps(row)
+        def where_symbolic(*args: Any, **kwargs: Any) -> Any:
+            first = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+            return row(*args, **kwargs) if has_symbols(*first, *args, *kwargs.values()) else NotImplemented
+        for function in functions:
+            FUNCTIONS.add(function, where_symbolic)
+        return row
+    return add
+
+
 class SymbolicFunctions(TorchFunctionMode):
     """Calls the symbolic form of every function."""
 
     def __torch_function__(self, fn: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        return symbolic_form(fn)(*args, **(kwargs or {}))
+        return symbolic_form(fn, symbols=False)(*args, **(kwargs or {}))
 
 
 # ---------------------------------------------------------------- pooling

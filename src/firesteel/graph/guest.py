@@ -21,7 +21,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
-from firesteel.graph.abstract import AbstractMode, AbstractTensor, AbstractWorld, find_world
+from firesteel.graph.abstract import AbstractMode, AbstractWorld
+from firesteel.graph.tensor import AbstractTensor, find_world
 
 GraphCompiler = Callable[[GraphModule, list], Callable]
 

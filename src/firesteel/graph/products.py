@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from firesteel.graph.functions import FUNCTIONS
+from firesteel.graph.functions import FUNCTIONS, has_symbols
 
 aten = torch.ops.aten
 TAKES_SYMBOLS = (2, 13)     # the first version that computes these with symbols itself
@@ -38,7 +38,7 @@ def _version() -> tuple[int, ...]:
 
 
 def _has_symbols(*tensors: Any) -> bool:
-    return all(isinstance(t, Tensor) for t in tensors) and any(type(s) is torch.SymInt for t in tensors for s in t.shape)
+    return all(isinstance(t, Tensor) for t in tensors) and has_symbols(*tensors)
 
 
 # ---------------------------------------------------------------- matmul

@@ -34,14 +34,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from firesteel.errors import InternalError, Location
-from firesteel.graph.abstract import (
-    HANDLERS,
-    AbstractTensor,
-    AbstractWorld,
-    Way,
-    call_rule,
-    find_world,
-)
+from firesteel.graph.abstract import HANDLERS, AbstractWorld, Way, call_rule
 from firesteel.graph.build import append_call, make_module
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functional import Cell, Place, Step, show, spec_of_node, write
@@ -50,6 +43,7 @@ from firesteel.graph.ops import EMPTY_VIEWS, Facts, facts
 from firesteel.graph.record import KINDS, RECORDERS, record_composite, record_decomposition
 from firesteel.graph.sizenodes import size_function, sizes_in
 from firesteel.graph.spec import Spec, spec_of
+from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, free_symbols
 from firesteel.sym.node import postorder
@@ -486,7 +480,8 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
     """Where the target is a captured function with a graph of its own, that is interpreted too, so that its nodes give their meta."""
     if type(target) is FunctionType and "inline" in vars(target):
         return vars(target)["inline"](partial(interpret, vars(target)["body"]), *args)
-    return symbolic_form(target)(*args, **kwargs)
+    symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
+    return symbolic_form(target, symbols)(*args, **kwargs)
 
 
 _RUN: dict[str, Callable[..., Any]] = {

@@ -77,7 +77,9 @@ _unary("""relu neg positive sign sgn square bitwise_not relu6 hardtanh conj_phys
        lambda d: d)
 _unary("""sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sigmoid
           reciprocal erf erfc erfinv lgamma digamma logit sinc special_erfcx special_i0e special_i1 special_i1e special_ndtri
-          special_log_ndtr i0 special_entr special_bessel_j0 special_bessel_j1 deg2rad rad2deg""", floating)
+          special_log_ndtr i0 special_entr special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_airy_ai
+          special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+          special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 deg2rad rad2deg""", floating)
 _unary("isnan isinf isposinf isneginf signbit logical_not eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar",
        lambda d: torch.bool)
 _unary("abs", lambda d: TO_REAL.get(d, d))
@@ -87,6 +89,11 @@ _unary("angle", lambda d: TO_REAL.get(d, floating(d)))
 @rule("polygamma")
 def polygamma(n: int, x: Spec) -> Spec:
     return elementwise([x], floating(x.dtype))
+
+
+@rule("frexp.Tensor")
+def frexp(x: Spec) -> tuple[Spec, Spec]:
+    return elementwise([x], x.dtype), elementwise([x], torch.int32)
 
 
 @rule("log_sigmoid_forward")
@@ -116,11 +123,15 @@ _binary("""add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsu
            bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor.Tensor bitwise_xor.Scalar
            bitwise_xor.Scalar_Tensor bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor
            bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __lshift__.Tensor
-           __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar hypot gcd lcm heaviside nextafter
+           __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar hypot gcd lcm heaviside nextafter igamma igammac
            clamp_min.Tensor clamp_max.Tensor clamp_min clamp_max""", lambda d: d)
 _binary("""div.Tensor div.Scalar atan2 xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self logaddexp logaddexp2
            special_xlog1py special_xlog1py.other_scalar special_xlog1py.self_scalar special_zeta special_zeta.other_scalar
            special_zeta.self_scalar""", floating)
+POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h",
+               "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t",
+               "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v", "shifted_chebyshev_polynomial_w")
+_binary(" ".join(f"special_{name}{overload}" for name in POLYNOMIALS for overload in ("", ".x_scalar", ".n_scalar")), floating)
 _binary("eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor logical_and logical_or logical_xor", lambda d: torch.bool)
 
 

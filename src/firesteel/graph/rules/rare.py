@@ -69,6 +69,11 @@ def with_info(x: Spec, *options: Any, **named: Any) -> tuple[Spec, Spec]:
     return _by_columns(x, x.shape), _contiguous(x, x.shape[:-2], torch.int32)
 
 
+@rule("_linalg_check_errors")
+def check_errors(info: Spec, name: str, *, is_matrix: bool) -> None:
+    """Raises at run time."""
+
+
 @rule("_linalg_det")
 def det(x: Spec) -> tuple[Spec, Spec, Spec]:
     """The determinant, the factors, the pivots."""

@@ -1,0 +1,329 @@
+"""Functions that torch's C++ code puts together from others with sizes as plain numbers: the same, by operators that take symbols.
+
+Each is a row of `functions.py`.  Most are used where a size is a symbol, and leave wrong calls to the function itself, which says what is wrong.
+
+    torch.kron(a, b)        # a: f32[s0, 3], b: f32[s1, 2] -> f32[s0*s1, 6]
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from firesteel.graph.functions import FUNCTIONS, interpolate, symbolic_row
+from firesteel.graph.sizes import hint
+from firesteel.sym.symint import from_sym
+
+aten = torch.ops.aten
+Number = (int, float, torch.SymInt, torch.SymFloat)
+
+
+# ---------------------------------------------------------------- matrices
+
+@symbolic_row(torch.kron, Tensor.kron)
+def kron(input: Tensor, other: Tensor) -> Any:      # noqa: A002
+    ndim = max(input.dim(), other.dim())
+    a, b = ([1] * (ndim - t.dim()) + list(t.shape) for t in (input, other))
+    apart = (input.reshape([n for size in a for n in (size, 1)]), other.reshape([n for size in b for n in (1, size)]))
+    return (apart[0] * apart[1]).reshape([n * m for n, m in zip(a, b)])
+
+
+@symbolic_row(torch.block_diag)
+def block_diag(*tensors: Tensor) -> Any:
+    if any(not isinstance(t, Tensor) or t.dim() > 2 for t in tensors):
+        return NotImplemented
+    dtype = tensors[0].dtype
+    for t in tensors:
+        dtype = torch.promote_types(dtype, t.dtype)
+    blocks = [t.reshape(1, -1) if t.dim() < 2 else t for t in tensors]
+    width, rows, before = sum(t.shape[1] for t in blocks), [], 0
+    for t in blocks:
+        rows.append(F.pad(t.to(dtype), (before, width - before - t.shape[1])))
+        before = before + t.shape[1]
+    return torch.cat(rows)
+
+
+@symbolic_row(torch.linalg.multi_dot, torch.chain_matmul)
+def multi_dot(tensors: Any, *more: Tensor, out: Any = None) -> Any:
+    """The order of products is the one that is cheapest for the sizes of the example call."""
+    factors: list[Tensor] = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors, *more]
+    if out is not None or len(factors) < 2 or any(t.dim() != 2 for t in factors[1:-1]) or any(t.dim() not in (1, 2) for t in factors):
+        return NotImplemented
+    first, last = factors[0].dim() == 1, factors[-1].dim() == 1
+    factors[0] = factors[0][None] if first else factors[0]
+    factors[-1] = factors[-1][:, None] if last else factors[-1]
+    sizes = [hint(from_sym(t.shape[0])) for t in factors] + [hint(from_sym(factors[-1].shape[1]))]
+    product = _cheapest_product(factors, sizes)
+    return product.reshape([n for n, gone in zip(product.shape, (first, last)) if not gone]) if first or last else product
+
+
+def _cheapest_product(factors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Where to cut a chain of matrices [i..j], by the number of multiplications."""
+    cost: dict[tuple[int, int], tuple[int, int]] = {(i, i): (0, i) for i in range(len(factors))}
+    for length in range(1, len(factors)):
+        for i in range(len(factors) - length):
+            j = i + length
+            cost[i, j] = min((cost[i, k][0] + cost[k + 1, j][0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
+
+    def chain(i: int, j: int) -> Tensor:
+        cut = cost[i, j][1]
+        return factors[i] if i == j else torch.mm(chain(i, cut), chain(cut + 1, j))
+    return chain(0, len(factors) - 1)
+
+
+_NORMS = {"fro": 2, "nuc": 0, 1: 1, -1: 1, 2: 2, -2: 2, math.inf: 1, -math.inf: 1}
+
+
+@symbolic_row(torch.linalg.matrix_norm)
+def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+    if out is not None or ord not in _NORMS or len(dim) != 2 or A.dim() < 2 or not (A.is_floating_point() or A.is_complex()):
+        return NotImplemented
+    A, (rows, columns) = A if dtype is None else A.to(dtype), (d % A.dim() for d in dim)
+    if rows == columns:
+        return NotImplemented
+    if ord == "fro":
+        return torch.linalg.vector_norm(A, 2, (rows, columns), keepdim)
+    if ord in ("nuc", 2, -2):
+        values = torch.linalg.svdvals(A.movedim((rows, columns), (-2, -1)))
+        result = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord > 0 else values.amin(-1)
+        return _with_dims_kept(result, rows, columns) if keepdim else result
+    summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    sums = torch.linalg.vector_norm(A, 1, (summed,), True)
+    return sums.amax((summed, chosen), keepdim) if ord > 0 else sums.amin((summed, chosen), keepdim)
+
+
+def _with_dims_kept(x: Tensor, *dims: int) -> Tensor:
+    for d in sorted(dims):
+        x = x.unsqueeze(d)
+    return x
+
+
+@FUNCTIONS.row(torch.cov, Tensor.cov)
+def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:      # noqa: A002
+    """Without weights nothing depends on data; eager asks for it all the same."""
+    if fweights is not None or aweights is not None or input.dim() > 2 or input.dtype is torch.bool:
+        return NotImplemented
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    freedom = x.shape[1] - correction
+    if not freedom > 0:
+        return NotImplemented       # eager warns
+    x = x - (x.sum(1) / x.shape[1]).unsqueeze(1)
+    return (torch.mm(x, x.t().conj()) / freedom).squeeze()
+
+
+@FUNCTIONS.row(torch.corrcoef, Tensor.corrcoef)
+def corrcoef(input: Tensor) -> Any:     # noqa: A002
+    c = cov(input)
+    if c is NotImplemented:
+        return c
+    if c.dim() == 0:
+        return c / c
+    d = c.diag()
+    stddev = torch.sqrt(torch.real(d) if d.is_complex() else d)
+    c = c / stddev.view(-1, 1) / stddev.view(1, -1)
+    return torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
+
+
+# ---------------------------------------------------------------- along a dimension
+
+@symbolic_row(torch.take_along_dim, Tensor.take_along_dim)
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, *, out: Any = None) -> Any:      # noqa: A002
+    if out is not None or indices.dtype is not torch.int64 or dim is not None and input.dim() != indices.dim():
+        return NotImplemented
+    if dim is None:
+        return input.reshape(-1).gather(0, indices.reshape(-1))
+    dim = dim % max(input.dim(), 1)
+    shape = list(torch.broadcast_shapes(_with_size(input.shape, dim, 1), _with_size(indices.shape, dim, 1)))
+    places = torch.where(indices < 0, indices + input.shape[dim], indices)
+    return input.expand(_with_size(shape, dim, input.shape[dim])).gather(dim, places.expand(_with_size(shape, dim, indices.shape[dim])))
+
+
+def _with_size(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
+    return [size if d == dim else n for d, n in enumerate(shape)]
+
+
+@symbolic_row(torch.gradient)
+def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:       # noqa: A002
+    """Central differences; differences to one side at the ends."""
+    dims = [d % input.dim() for d in ([dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim)]
+    steps = [1 if spacing is None else spacing] * len(dims) if spacing is None or isinstance(spacing, Number) else list(spacing)
+    if len(steps) != len(dims) or len(set(dims)) != len(dims) or edge_order not in (1, 2) or input.dtype is torch.uint8:
+        return NotImplemented
+    for d in dims:
+        torch._check(input.shape[d] >= edge_order + 1, lambda: "torch.gradient expected each dimension size to be at least edge_order+1")
+    return [_difference(input, d, step, edge_order) for d, step in zip(dims, steps)]
+
+
+def _difference(x: Tensor, dim: int, step: Any, order: int) -> Tensor:
+    even = not isinstance(step, Tensor) or step.dim() == 0
+
+    def at(start: int, stop: int | None) -> Tensor:
+        return aten.slice(x, dim, start, stop)
+    if even:
+        inside = (at(2, None) - at(0, -2)) / (step * 2)
+        left = right = None
+    else:
+        gaps = step.diff().reshape([-1] + [1] * (x.dim() - dim - 1))
+        left, right = (aten.slice(gaps, 0, *part) for part in ((0, -1), (1, None)))
+        inside = (at(0, -2) * (-right / (left * (left + right))) + at(1, -1) * ((right - left) / (left * right))
+                  + at(2, None) * (left / (right * (left + right))))
+    ends = [_at_end(at, step if even else gaps, order, last) for last in (False, True)]
+    return torch.cat([ends[0], inside, ends[1]], dim)
+
+
+def _at_end(at: Any, step: Any, order: int, last: bool) -> Tensor:
+    """The difference at the first place or the last one.  `step` is a number, or a tensor of all the steps along its first dimension."""
+    def nth(n: int) -> Tensor:
+        """Counted from that end."""
+        return at(-1 - n, -n or None) if last else at(n, n + 1)
+
+    def gap(n: int) -> Any:
+        if not isinstance(step, Tensor) or step.dim() == 0:
+            return step
+        return aten.slice(step, 0, -1 - n, -n or None) if last else aten.slice(step, 0, n, n + 1)
+    sign = -1 if last else 1
+    if order == 1:
+        return (nth(1) - nth(0)) / gap(0) * sign
+    near, far = gap(0), gap(1)
+    both = near + far
+    return (nth(0) * (-(near + both) / (near * both)) + nth(1) * (both / (near * far)) - nth(2) * (near / (far * both))) * sign
+
+
+class _Cumprod(torch.autograd.Function):
+    """Products of all elements so far.  torch's gradient of it is a loop over the elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        out = torch.cumprod(x, dim)
+        ctx.save_for_backward(x, out)
+        ctx.dim = dim
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:   
+        x, out = (t.conj() if t.is_complex() else t for t in ctx.saved_tensors)
+        return (_cumprod_gradient_again if torch.is_grad_enabled() else _cumprod_gradient)(grad, x, out, ctx.dim), None
+
+
+def _sum_from(x: Tensor, dim: int) -> Tensor:
+    """The sum of each element and all behind it."""
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+def _cumprod_gradient(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
+    """Before the first zero a product over its factor; at the first zero the product of all the others; 0 behind it."""
+    zero = x == 0
+    count = zero.cumsum(dim)
+    first = zero & (count == 1)
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    before = _sum_from(grad * out, dim) / torch.where(zero, one, x)
+    at_zero = _sum_from(grad * torch.cumprod(torch.where(first, one, x), dim), dim)
+    return torch.where(count == 0, before, torch.where(first, at_zero, torch.zeros_like(one)))
+
+
+def _cumprod_gradient_again(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> Tensor:
+    """The same in a form that can be differentiated at zeros too: a row for each factor, in which that factor is 1."""
+    x, grad = x.movedim(dim, -1), grad.movedim(dim, -1)
+    size = x.shape[-1]
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    own = torch.eye(size, dtype=torch.bool, device=x.device)
+    others = cumprod_differentiable(torch.where(own, one, x.unsqueeze(-2)), -1)
+    return (others * grad.unsqueeze(-2)).triu().sum(-1).movedim(-1, dim)
+
+
+def cumprod_differentiable(x: Tensor, dim: int) -> Tensor:
+    return _Cumprod.apply(x, dim)
+
+
+@FUNCTIONS.row(torch.cumprod, Tensor.cumprod)
+def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> Any:     # noqa: A002
+    x = input if dtype is None else input.to(dtype)
+    if out is not None or not x.requires_grad or not torch.is_grad_enabled() or x.dim() == 0 or not isinstance(dim, int):
+        return NotImplemented
+    return cumprod_differentiable(x, dim % x.dim())
+
+
+# ---------------------------------------------------------------- others
+
+@symbolic_row(torch.sgn, Tensor.sgn)
+def sgn(input: Tensor, *, out: Any = None) -> Any:      # noqa: A002
+    return NotImplemented if out is not None or input.is_complex() else torch.sign(input)
+
+
+@symbolic_row(torch.as_strided_copy)
+def as_strided_copy(input: Tensor, size: Any, stride: Any, storage_offset: Any = None, *, out: Any = None) -> Any:      # noqa: A002
+    return NotImplemented if out is not None else input.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
+@FUNCTIONS.row(torch.narrow, Tensor.narrow)
+def narrow(input: Tensor, dim: int, start: Any, length: Any) -> Any:        # noqa: A002
+    return input.narrow(dim, _read(start), length) if isinstance(start, Tensor) else NotImplemented
+
+
+def _read(number: Tensor) -> Any:
+    return number.item()
+
+
+@FUNCTIONS.row(torch.tensor_split, Tensor.tensor_split)
+def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:     # noqa: A002
+    """Sections or indices that stand in a tensor are read."""
+    given = indices_or_sections
+    if not isinstance(given, Tensor) or given.dim() > 1:
+        return NotImplemented
+    return input.tensor_split(_read(given) if given.dim() == 0 else [_read(given[n]) for n in range(int(given.shape[0]))], dim)
+
+
+@symbolic_row(F.upsample)
+def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None) -> Any:     # noqa: A002
+    return interpolate(input, size, scale_factor, mode, align_corners)
+
+
+@symbolic_row(F.upsample_nearest)
+def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:     # noqa: A002
+    return interpolate(input, size, scale_factor)
+
+
+@symbolic_row(F.upsample_bilinear)
+def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:        # noqa: A002
+    return interpolate(input, size, scale_factor, "bilinear", True)
+
+
+# ---------------------------------------------------------------- short Fourier transforms
+
+@symbolic_row(torch.stft, Tensor.stft)
+def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True,     # noqa: A002
+         pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
+         align_to_window: bool | None = None) -> Any:
+    hop, width = hop_length or n_fft // 4, win_length or n_fft
+    is_complex = input.is_complex() or window is not None and window.is_complex()
+    if (return_complex is None or align_to_window or input.dim() not in (1, 2) or not 0 < width <= n_fft or hop <= 0
+            or window is not None and window.dim() != 1 or is_complex and onesided):
+        return NotImplemented
+    x = input if input.dim() == 2 else input[None]
+    if center:
+        x = F.pad(x[:, None], (n_fft // 2, n_fft // 2), pad_mode)[:, 0]
+    torch._check(x.shape[-1] >= n_fft, lambda: f"stft: expected 0 < n_fft <= {x.shape[-1]}, but got n_fft={n_fft}")
+    frames = x.unfold(-1, n_fft, hop)
+    shape = _window(window, width, n_fft, x)
+    frames = frames if shape is None else frames * shape
+    scaling = 1 if normalized else 0
+    if is_complex:
+        result = aten._fft_c2c(frames, [2], scaling, True)
+    else:
+        result = aten._fft_r2c(frames, [2], scaling, onesided is not False)
+    result = result.transpose(1, 2)
+    result = result if input.dim() == 2 else result[0]
+    return result if return_complex else torch.view_as_real(result)
+
+
+def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Tensor | None:
+    """A window in the middle of the transform; None where it changes nothing."""
+    if width == n_fft:
+        return window
+    left = (n_fft - width) // 2
+    found = like.new_ones(width) if window is None else window
+    return F.pad(found, (left, n_fft - width - left))

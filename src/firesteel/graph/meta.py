@@ -1,0 +1,90 @@
+"""Operators without a rule: torch's meta kernel tells what they return.
+
+It takes plain sizes.  Where a row of `rules/shapes.py` tells the shapes for all sizes, the kernel is asked for those of the example call; else the
+symbols are fixed to their hints by guards and counted in counters["aot"]["specialized_by_op"].
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from firesteel.artifacts import counters
+from firesteel.graph.rules.shapes import SHAPES, with_shapes
+from firesteel.graph.sizes import current, fixed, hint
+from firesteel.graph.spec import Spec, spec_of
+from firesteel.graph.tensor import SYMBOLIC, AbstractTensor, tensors_in, to_spec
+from firesteel.sym.expr import Expr, Size
+from firesteel.sym.symint import from_sym
+
+
+def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """The Specs of the results."""
+    counters["aot"]["meta_kernels"] += 1
+    specs = [t.spec for t in tensors_in((args, kwargs))]
+    symbolic = any(map(is_symbolic, specs))
+    shapes = SHAPES.get(op) if symbolic else None
+    if shapes is not None and all(map(_has_hints, specs)):
+        example = _by_meta_kernel(op, args, kwargs, hint)
+        return with_shapes(op, shapes(*to_spec(args), **{k: to_spec(v) for k, v in kwargs.items()}), example)
+    if symbolic:
+        count_specialized(op)
+    return _by_meta_kernel(op, args, kwargs, partial(fixed, why=f"{op} has no rule for symbolic sizes"))
+
+
+def is_symbolic(spec: Spec) -> bool:
+    for size in spec.shape:
+        if type(size) is Expr:
+            return True
+    return type(spec.offset) is Expr or any(type(s) is Expr for s in spec.strides)
+
+
+def _has_hints(spec: Spec) -> bool:
+    return all(current.env.has_hint(s) for s in (*spec.shape, *spec.strides))
+
+
+def count_specialized(op: OpOverload) -> None:
+    counters["aot"]["specialized_by_op"] += 1
+    counters["aot"][f"specialized_by_op:{op}"] += 1
+
+
+def _by_meta_kernel(op: OpOverload, args: tuple, kwargs: dict, number: Callable[[Size], int]) -> Any:
+    try:
+        results = op(*as_meta(args, number), **as_meta(kwargs, number))
+    except NotImplementedError as error:
+        raise NotImplementedError(f"no shape rule for {op}: add a row in graph/rules/ ({error})") from error
+    return _specs_on(results, _device_of(args, kwargs))
+
+
+def as_meta(value: Any, number: Callable[[Size], int] = fixed) -> Any:
+    """Arguments for torch's meta kernel; `number` makes plain ints of symbolic sizes."""
+    if isinstance(value, torch.Tensor):
+        spec = value.spec if type(value) is AbstractTensor else spec_of(value)
+        shape, strides = (tuple([number(s) for s in sizes]) for sizes in (spec.shape, spec.strides))
+        return torch.empty_strided(shape, strides, dtype=spec.dtype, device="meta")
+    if isinstance(value, dict):
+        return {k: as_meta(v, number) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(as_meta(v, number) for v in value)
+    if type(value) in SYMBOLIC:
+        return number(from_sym(value))
+    return torch.device("meta") if isinstance(value, torch.device) else None if type(value) is torch.Generator else value
+
+
+def _device_of(args: tuple, kwargs: dict) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    devices = [t.spec.device for t in tensors_in((args, kwargs))]
+    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+
+
+def _specs_on(results: Any, device: torch.device) -> Any:
+    if isinstance(results, torch.Tensor):
+        return spec_of(results)._replace(device=device)
+    if isinstance(results, (list, tuple)):
+        return type(results)(_specs_on(r, device) for r in results) if type(results) in (list, tuple) else tuple(
+            _specs_on(r, device) for r in results)
+    return results
