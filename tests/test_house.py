@@ -10,7 +10,7 @@ SRC = pathlib.Path(__file__).parent.parent / "src" / "firesteel"
 FILES = sorted(SRC.rglob("*.py"))
 
 # what each layer may import, besides itself
-BASE = {"table", "config", "errors", "artifacts", "seams"}
+BASE = {"table", "config", "errors", "artifacts", "seams", "backwards"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
     "sym": BASE,

@@ -27,6 +27,8 @@ values is restored around it, by these rules.
 11. *One tensor passed twice* is one input of the graph (aot.py removes the second).
 12. *A tensor subclass that wraps tensors* follows rules 1, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
     memory with an input or another output, the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
+13. *A result whose history the program has used up* (by a backward of its own, or by overwriting what that needs) requires grad as in eager;
+    a backward from it raises what eager raises.
 
 `Plan` is the data for this; `Plan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
 
@@ -41,6 +43,7 @@ from typing import Any
 
 import torch
 
+from firesteel.backwards import spent
 from firesteel.graph.wrappers import is_wrapper, parts_of
 
 # ---------------------------------------------------------------- kinds of results
@@ -111,6 +114,7 @@ class Plan:
     writes: list[Write] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     num_values: int = 0                 # outputs of the forward, without what is saved
+    spent: dict[int, str] = field(default_factory=dict)     # rule 13: forward output -> what torch says
     assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]  # until `prepare`
 
     def prepare(self) -> Plan:
@@ -140,6 +144,13 @@ class Plan:
         places = {Fresh: lambda r: values[r.value], Input: lambda r: inputs[r.index],
                   Replay: lambda r: made[r.index], Constant: lambda r: r.value}
         return tuple(places[type(result)](result) for result in self.results)
+
+
+def with_spent(plan: Plan, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Rule 13; and rule 7 for writes of such values, which autograd saw."""
+    made = [spent(value, plan.spent[k]) if k in plan.spent else value for k, value in enumerate(values)]
+    write_recorded([w for w in plan.writes if w.value in plan.spent], inputs, made)
+    return made
 
 
 def make_views(views: Sequence[View], inputs: Sequence[Any], values: Sequence[Any]) -> list[torch.Tensor]:

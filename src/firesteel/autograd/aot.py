@@ -30,6 +30,7 @@ from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiab
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.signature import Signature, signature_of
+from firesteel.backwards import takes_gradients
 from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
@@ -85,16 +86,18 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
     that a hook that the caller puts on one sees all of its gradient."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
                              gm.meta.get("fullgraph", False))
-    cuts = results_gone_on_with(gm) if hookable_results else frozenset()
+    spends = takes_gradients(gm)
+    cuts = results_gone_on_with(gm) if hookable_results and not spends else frozenset()
     if cuts or has_seams(gm):
         return compile_in_segments(
-            gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward), cuts)
+            gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward,
+                                                     spends=takes_gradients(part)), cuts)
     program = functools.partial(interpret, gm)
     states = [node for node in gm.graph.nodes if "state" in node.meta]
     if not states:
-        return compile_program(program, example_inputs, compilers, eager=gm.forward)
+        return compile_program(program, example_inputs, compilers, eager=gm.forward, spends=spends)
     turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
-    return compile_program(putting_back(program, states), example_inputs, compilers, eager=gm.forward, turns_on=turns_on)
+    return compile_program(putting_back(program, states), example_inputs, compilers, eager=gm.forward, turns_on=turns_on, spends=spends)
 
 
 def putting_back(program: Program, states: Sequence[Node]) -> Program:
@@ -108,9 +111,10 @@ def putting_back(program: Program, states: Sequence[Node]) -> Program:
     return run
 
 
-def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False) -> Callable:
+def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False,
+                    spends: bool = False) -> Callable:
     """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors.  `turns_on`: it
-    is called with grad mode off and turns it on."""
+    is called with grad mode off and turns it on; `spends`: it takes gradients itself."""
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
@@ -118,7 +122,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         return run_by_eager("sparse_inputs", "an input is sparse", eager)
     try:
         with timed("joint"):
-            joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on)
+            joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on, spends=spends)
     except Undifferentiable as error:
         if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error

@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 
 from firesteel.artifacts import counters
-from firesteel.autograd.alias import Plan, overlaps, write_recorded, write_unrecorded
+from firesteel.autograd.alias import Plan, overlaps, with_spent, write_recorded, write_unrecorded
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
 
 Compiled = Callable[..., Sequence[Any]]
@@ -121,7 +121,7 @@ def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
 def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
     """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
     the graph runs with recording off; views of inputs are made again with the caller's mode."""
-    forward, assemble, writes = plain_call(forward), plan.assemble, plan.writes
+    forward, assemble, writes, spent = plain_call(forward), plan.assemble, plan.writes, plan.spent
     recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def run(*inputs):
@@ -137,6 +137,8 @@ def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
         finally:
             if before:
                 record(True)
+        if spent:
+            values = with_spent(plan, inputs, values)
         return assemble(inputs, values)
     return guarded(plan, run, eager)
 
@@ -145,7 +147,7 @@ def training(graph: TrainingGraph) -> Callable:
     """The callable for a graph with gradients."""
     plan = graph.plan
     assemble, writes, function = plan.assemble, plan.writes, make_function(graph)
-    recorded = [w for w in writes if w.how == "grad"]
+    recorded = [w for w in writes if w.how == "grad" and w.value not in plan.spent]
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
 
@@ -155,6 +157,8 @@ def training(graph: TrainingGraph) -> Callable:
         values = apply(*inputs)
         if recorded:
             write_recorded(recorded, inputs, values)
+        if plan.spent:
+            values = with_spent(plan, inputs, values)
         return assemble(inputs, values)
     return guarded(plan, run, graph.eager)
 

@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 from firesteel.artifacts import timed
 from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
 from firesteel.autograd.function import Tangent
+from firesteel.backwards import engine, is_spent
 from firesteel.errors import DataDependentError, FiresteelError
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.build import make_module
@@ -84,19 +85,23 @@ class Joint:
 
 
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
-                  gradients: bool | None = None, turns_on: bool = False) -> Joint:
+                  gradients: bool | None = None, turns_on: bool = False, spends: bool = False) -> Joint:
     """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on, or the program
-    turns it on."""
+    turns it on.  `spends`: it takes gradients itself, after which those of some results cannot be taken again."""
     at_start = torch.is_grad_enabled() if gradients is None else gradients
     examples = [v for v in inputs if isinstance(v, torch.Tensor)]
-    wanted = (at_start or turns_on) and any(t.requires_grad for t in examples)
+    recording = at_start or turns_on
+    wanted = recording and any(t.requires_grad for t in examples)
+    recording = recording and (wanted or spends)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
-    with tracing(world), torch.set_grad_enabled(wanted):
+    with tracing(world), torch.set_grad_enabled(recording):
         with timed("trace_forward"):
             values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
-            with torch.set_grad_enabled(wanted and at_start):
+            with torch.set_grad_enabled(recording and at_start):
                 outcome = Outcome(world, program, values)
+        if spends:
+            _mark_spent(outcome)
         tangents: list[Tangent] = []
         grads: list[Any] = []
         if wanted and any(v.differentiable for v in outcome.values):
@@ -140,6 +145,19 @@ def _as_passed(world: TraceWorld, leaf: Any, example: Any) -> Any:
     return copy
 
 
+def _mark_spent(outcome: Outcome) -> None:
+    """Tries every result on its own.  What the tries record is read by nobody."""
+    for k, value in enumerate(outcome.values):
+        if value.differentiable:
+            try:
+                engine.run_backward((value.tensor,), (torch.ones_like(value.tensor),), True, False, (), True, accumulate_grad=True)
+            except RuntimeError as error:
+                if not is_spent(error):
+                    raise
+                outcome.plan.spent[k] = f"{error}"
+                value.tensor = None
+
+
 def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tuple[list[Tangent], list[Any]]:
     """Makes the tangents and records torch's own backward."""
     places = [k for k, value in enumerate(outcome.values) if value.differentiable]
@@ -181,7 +199,6 @@ def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Se
     package (2 s) in order to compare the shapes of outputs and tangents, which agree here."""
     if not inputs:
         return ()
-    engine = torch.autograd.Variable._execution_engine
     return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
 

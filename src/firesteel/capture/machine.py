@@ -32,6 +32,7 @@ from firesteel.capture.source import Call, Fixed
 from firesteel.capture.tracebacks import Place
 from firesteel.capture.values import (  # noqa: F401
     builtin_calls,
+    checkpoints,
     classes,
     copies,
     data,

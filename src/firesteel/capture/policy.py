@@ -2,7 +2,8 @@
 
 dynamic=False: none; dynamic=True: all sizes, and int arguments (an int attribute of a module is a setting, and a symbol only
 after it changed); dynamic=None: none at first, and each that was seen to change
-("automatic dynamic").  The user's marks on a tensor come first.  Records are kept by source, for all variants of a region.
+("automatic dynamic"); but the learning rate of an optimiser, which schedulers change, always is one.
+The user's marks on a tensor come first.  Records are kept by source, for all variants of a region.
 
     policy.learn(guards, arguments)     # a guard failed: what changed becomes a symbol from now on
 """
@@ -15,7 +16,7 @@ import torch
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.marks import dimension_wishes
-from firesteel.capture.source import Item, Local, Source
+from firesteel.capture.source import Attr, Item, Local, Source
 from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy
 from firesteel.config import config
 
@@ -52,6 +53,8 @@ class Policy:
             return True
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
             return False
+        if isinstance(number, float) and self.dynamic is not False and is_learning_rate(source):
+            return True
         return source in self._numbers or (self.everywhere and type(number) is int and number not in (0, 1) and is_argument(source))
 
     # -- told when a guard fails -----------------------------------------------------------------------------------
@@ -100,6 +103,12 @@ def is_argument(source: Source) -> bool:
     while isinstance(source, Item):
         source = source.base
     return isinstance(source, Local)
+
+
+def is_learning_rate(source: Source) -> bool:
+    """optimizer.param_groups[i]["lr"]"""
+    return isinstance(source, Item) and source.key == "lr" and isinstance(source.base, Item) and isinstance(source.base.base, Attr) \
+        and source.base.base.key == "param_groups"
 
 
 def fetch(source: Source, arguments: Mapping[str, Any]) -> Any:

@@ -66,6 +66,15 @@ class Recorder:
         with self.graph.inserting_after(anchor):
             return self.call_function(fn, args, {}, None)
 
+    def behind(self, anchor: Node) -> list[Node]:
+        """The calls made after a node; all of them, where it is a placeholder."""
+        return self.nodes[self.nodes.index(anchor) + 1:] if anchor in self.nodes else self.nodes
+
+    def drop(self, node: Node) -> None:
+        """A call that gave nothing is not made."""
+        self._undo.append((setattr, (node, "target", node.target)))
+        node.target = dropped
+
     def _made(self, node: Node, val: Any) -> Node:
         node.meta["val"] = val
         node.meta.update(self.place())
@@ -138,10 +147,14 @@ class Recorder:
         return sum(1 for n in self.graph.nodes if n.op in ("call_function", "call_method"))
 
 
+def dropped(*args: Any) -> None:
+    """The target of a call that was taken back."""
+
+
 def is_pure_read(node: Node) -> bool:
     """Item reads of a multi-output call, and size arithmetic: dropped where nobody uses them."""
-    if node.op != "call_function":
-        return False
+    if node.op != "call_function" or node.target is dropped:
+        return node.op == "call_function"
     if node.target is operator.getitem:
         read: Any = node.args[0]        # a node
         return not isinstance(read.meta.get("val"), torch.Tensor)

@@ -1,84 +1,276 @@
-"""torch.autograd.grad and torch.utils.checkpoint inside of the program.
+"""torch.autograd.grad, torch.autograd.backward and Tensor.backward inside of the program.
 
-`grad` is one node, since the abstract tensors have torch's own history; only where a tensor that came in has a history from before the
-region does it break, for that history is not in the graph.  `checkpoint` is one node over a graph of the function (transforms.py), whose nodes are
-tagged, so that the partitioner recomputes them in the backward; a backend that runs the graph as it is calls torch's own checkpoint.  Where the
-function breaks, has hooks, or changes the user's objects, it is inlined instead, and its nodes are tagged all the same.
+The abstract tensors have torch's own history, so gradients are one node (`backwards.gradients`), and what `backward` would accumulate into are
+the leaves found by walking that history.  The rest of it is done as torch's AccumulateGrad does:
+
+1. A leaf without a gradient gets a fresh one, an effect; else its gradient is added to, in place; under create_graph, out of place.
+2. Hooks of a leaf are inlined: those of the gradient before it is accumulated, the others behind that, leaf after leaf in the engine's order.
+3. That a leaf is one, and how many hooks it has, is guarded.
+4. A history that is not all in the graph (a tensor that came in has one from before; a hook on an intermediate makes a seam) is a break.
 """
 from __future__ import annotations
 
-import warnings
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils.checkpoint
-from torch.utils import _pytree as pytree
 
-from firesteel.capture import polyfills
-from firesteel.capture.values.base import PENDING, Value
-from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.backwards import fresh_gradient, gradients
+from firesteel.capture.guards import Guard
+from firesteel.capture.source import Call, Item
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.const import FALSE, NONE, ConstValue
+from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
-from firesteel.capture.values.messages import replay
-from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.hooks import InputHandle
+from firesteel.capture.values.leaves import storage_of
+from firesteel.capture.values.number import ask
+from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
-from firesteel.capture.values.transforms import Body, as_args, transformed
 from firesteel.errors import Break
+from firesteel.seams import SEAMS, retain_here
 
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
-OPTIONS = ("use_reentrant", "context_fn", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+
+# -- what a history holds -----------------------------------------------------------------------------------------------
+@dataclass
+class History:
+    """All that a backward from some tensors would reach: leaves in the order in which the engine gets to them."""
+    leaves: list[torch.Tensor]
+    outside: bool               # is there more, from before the region?
+    python: bool                # are there functions of the user's, whose gradients may be anything?
+
+
+def history_of(roots: Sequence[torch.Tensor]) -> History:
+    """Walks as the engine does: of what is ready, what was made last comes first, and leaves before everything."""
+    starts: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    leaves = {id(root): root for root in roots if root.grad_fn is None}
+    waiting = dependencies(starts)
+    ready: list[tuple[float, int, Any]] = [(-fn._sequence_nr(), n, fn) for n, fn in enumerate(dict.fromkeys(starts)) if not waiting[fn]]
+    heapq.heapify(ready)
+    count = len(ready)
+    while ready:
+        _, _, fn = heapq.heappop(ready)
+        if is_accumulator(fn):
+            leaves.setdefault(id(fn.variable), fn.variable)
+        for after, _ in fn.next_functions:
+            if after is not None:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    count += 1
+                    first = float("-inf") if is_accumulator(after) else -after._sequence_nr()
+                    heapq.heappush(ready, (first, count, after))
+    own = [type(fn).__name__ for fn in waiting if isinstance(fn, torch._C._FunctionBase)]
+    return History(list(leaves.values()), "_ResultOfOperatorBackward" in own, bool(own))
+
+
+def is_accumulator(fn: Any) -> bool:
+    return type(fn).__name__ == "AccumulateGrad"
+
+
+def dependencies(starts: list[Any]) -> dict[Any, int]:
+    """How many others each function of a history waits for."""
+    waiting, stack = dict.fromkeys(starts, 0), list(dict.fromkeys(starts))
+    while stack:
+        fn = stack.pop()
+        for after, _ in fn.next_functions:
+            if after is not None:
+                if after not in waiting:
+                    waiting[after] = 0
+                    stack.append(after)
+                waiting[after] += 1
+    return waiting
+
+
+def known_history(m: Machine, roots: Sequence[TensorValue], name: str) -> History:
+    """Rules 3 and 4."""
+    found = history_of([root.abstract for root in roots])
+    if found.outside:
+        raise Break("call", name=f"{name} with a history from before the region")
+    if cuts_history(m.record.nodes):
+        raise Break("call", name=f"{name} through a hook on an intermediate tensor")
+    return found
+
+
+def cuts_history(nodes: list[torch.fx.Node]) -> bool:
+    """Is there a seam behind something that has a history?"""
+    tracked = False
+    for node in nodes:
+        if node.op == "call_function" and node.target in SEAMS and node.target is not retain_here and tracked:
+            return True
+        val = node.meta.get("val")
+        tracked = tracked or isinstance(val, torch.Tensor) and val.grad_fn is not None
+    return False
+
+
+# -- leaves and their hooks ---------------------------------------------------------------------------------------------
+def gradient_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
+    return tuple((leaf._backward_hooks or {}).values())
+
+
+def after_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
+    return tuple((leaf._post_accumulate_grad_hooks or {}).values())
+
+
+def leaf_facts(leaf: torch.Tensor) -> tuple[bool, int, int]:
+    """(is it one, number of hooks on its gradient, number of hooks behind that)"""
+    first, then = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
+    return leaf.is_leaf, 0 if not first else len(first), 0 if not then else len(then)
+
+
+def leaf_value(m: Machine, abstract: torch.Tensor, name: str) -> TensorValue:
+    found: Any = m.record.owner(abstract)
+    if found is None or found.python_type() not in (torch.Tensor, torch.nn.Parameter):
+        raise Break("call", name=f"{name} of another kind of tensor")
+    if found.source is not None and not any(made.leaf is found for made in m.filled_leaves):
+        m.guard(Guard(Call(found.source, leaf_facts), "equals", leaf_facts(found.real)))
+    if any(isinstance(effect.target, InputHandle) and effect.target.tensor is found for effect in m.effects.entries):
+        raise Break("call", name=f"{name} of a tensor that has got a hook in the region")
+    return found
+
+
+def hooks_of(m: Machine, leaf: TensorValue, kind: Callable[[torch.Tensor], tuple[Any, ...]]) -> list[Value]:
+    if leaf.source is None:
+        return []
+    place = Call(leaf.source, kind)
+    return [m.look(m.lazy(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))]
+
+
+# -- torch.autograd.grad ------------------------------------------------------------------------------------------------
+def tensors_in(m: Machine, value: Value, name: str) -> list[Any]:
+    """A tensor or a sequence of them."""
+    value = m.look(value)
+    found = [value] if isinstance(value, TensorValue) else [m.look(item) for item in m.iterate(value)]
+    if not all(isinstance(item, TensorValue) for item in found):
+        raise Break("abstract_failure", name=name, text="an argument is no tensor")
+    return found
 
 
 @CALLS.row(torch.autograd.grad)
 def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    for given in m.record.inputs:
-        if isinstance(given.real, torch.Tensor) and given.real.requires_grad and not given.real.is_leaf:
-            raise Break("call", name="torch.autograd.grad with a history from before the region")
+    given = dict(zip(("outputs", "inputs"), args)) | kwargs
+    name = "torch.autograd.grad"
+    if "outputs" in given and "inputs" in given:
+        found = known_history(m, tensors_in(m, given["outputs"], name), name)
+        reached = set(map(id, found.leaves))
+        for leaf in tensors_in(m, given["inputs"], name):
+            if id(leaf.abstract) in reached and leaf_value(m, leaf.abstract, name).source is not None and any(leaf_facts(leaf.real)[1:]):
+                raise Break("call", name=f"{name} of a tensor with hooks")
     return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
 
 
-@CALLS.row(torch.utils.checkpoint.checkpoint)
-def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
-    rest = {name: value for name, value in kwargs.items() if name not in options}
-    if "context_fn" in options or "debug" in options and m.truth_now(options["debug"]):
-        raise Break("call", name="checkpoint with settings of its own")
-    given = options.get("use_reentrant", NONE)
-    if given is NONE:
-        say(m, "torch.utils.checkpoint.checkpoint was called without use_reentrant: True is taken.")
-    if given is NONE or m.truth_now(given):
-        if rest:
-            raise Break("call", name="a reentrant checkpoint with keyword arguments")
-        if not any(map(needs_gradient, args[1:])):
-            say(m, "No argument of a reentrant checkpoint requires grad: there will be no gradients.")
-            args = [m.constant_object(polyfills.without_gradients), *args]
-    tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
-    try:
-        return checkpoint_node(m, args, rest, {name: m.known(m.look(value)) for name, value in options.items()}, tags)
-    except Break:       # then the call is no whole
-        return inlined(m, args, rest, tags)
+# -- backward -----------------------------------------------------------------------------------------------------------
+@TENSOR_METHODS.row("backward")
+def method_backward(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    names = ("gradient", "retain_graph", "create_graph", "inputs")
+    given = dict(zip(names, args)) | kwargs
+    return backward(m, [tensor], [m.look(given.get("gradient", NONE))], given)
 
 
-def checkpoint_node(m: Machine, args: Args, kwargs: Kwargs, options: dict[str, Any], tags: dict[str, str]) -> Value:
-    given, named = as_args(m, args[1:], kwargs)
-    body = Body(m, args[0], args[1:], kwargs, pytree.tree_leaves((given[1], named[1])), tags)
-    settings = {"use_reentrant": True, **options}
-    return transformed(m, "checkpoint", body, lambda fn, a, k: torch.utils.checkpoint.checkpoint(fn, *a, **settings, **k), given, named,
-                       inline=lambda fn, a, k: fn(*a, **k))
+@CALLS.row(torch.autograd.backward)
+def call_backward(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+    given = dict(zip(names, args)) | kwargs
+    roots = tensors_in(m, given["tensors"], "torch.autograd.backward")
+    tangents = m.look(given.get("grad_tensors", NONE))
+    if m.look(given.get("grad_variables", NONE)) is not NONE:
+        raise Break("call", name="torch.autograd.backward with grad_variables")
+    if tangents is NONE:
+        return backward(m, roots, [NONE] * len(roots), given)
+    several = not isinstance(tangents, TensorValue)
+    return backward(m, roots, [m.look(item) for item in m.iterate(tangents)] if several else [tangents], given)
 
 
-def inlined(m: Machine, args: Args, kwargs: Kwargs, tags: dict[str, str]) -> Value:
-    result = args[0].call(m, args[1:], kwargs)
-    if result is PENDING:
-        m.frames[-1].tags = tags
-    return result
+def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given: Kwargs) -> Value:
+    name = "Tensor.backward"
+    create = m.truth_now(m.look(given.get("create_graph", FALSE)))
+    retain = m.look(given.get("retain_graph", NONE))
+    keep = create if retain is NONE else m.truth_now(retain)
+    check_start(roots, tangents, name)
+    history = known_history(m, roots, name)
+    wanted = m.look(given.get("inputs", NONE))
+    retained = retaining(m, wanted, keep, name)
+    leaves = [leaf_value(m, leaf, name) for leaf in history.leaves] if wanted is NONE else wanted_leaves(m, wanted, name)
+    if not leaves and not retained:
+        return NONE
+    before = torch.is_grad_enabled()
+    found = call_graph(m, "call_function", gradients, [TupleValue([*roots]), TupleValue(tangents), TupleValue([*leaves, *retained]),
+                                                       ConstValue(keep), ConstValue(create)], {})
+    made = [m.look(item) for item in m.iterate(found)]
+    if any(gradient is NONE for gradient in made[len(leaves):]):
+        raise Break("call", name=f"{name} that does not reach a tensor that retains its gradient")
+    shared = None if create or history.python else shared_storages(m)
+    m.set_states([(("grad",), create)])
+    for leaf, gradient in zip([*leaves, *retained], made):
+        if isinstance(gradient, TensorValue):
+            accumulate(m, leaf, gradient, create, shared)
+    m.set_states([(("grad",), before)])
+    return NONE
 
 
-def say(m: Machine, text: str) -> None:
-    replay(m, warnings.warn, [ConstValue(text)], {})
+def shared_storages(m: Machine) -> set[int]:
+    """The memory that more than one tensor lies in: a gradient that is alone in its own can be kept as it is."""
+    counts = Counter(storage_of(abstract) for abstract, _ in m.record.tensors.values())
+    return {place for place, count in counts.items() if count > 1}
 
 
-def needs_gradient(value: Value) -> bool:
-    """A reentrant checkpoint looks at its own arguments, not into lists."""
-    return isinstance(value, TensorValue) and value.abstract.requires_grad
+def check_start(roots: list[TensorValue], tangents: list[Value], name: str) -> None:
+    """What torch checks first: where it would complain, the call is made for real, and does."""
+    for root, tangent in zip(roots, tangents):
+        shape = root.abstract.shape
+        if tangent is NONE:
+            right = root.abstract.is_floating_point() and ask(bool, root.abstract.numel() == 1)
+        else:
+            right = isinstance(tangent, TensorValue) and tangent.abstract.dtype.is_complex == root.abstract.dtype.is_complex \
+                and len(shape) == tangent.abstract.dim() and all(ask(bool, a == b) for a, b in zip(shape, tangent.abstract.shape))
+        if not right or not root.abstract.requires_grad:
+            raise Break("abstract_failure", name=name, text="what it starts from has no gradient, or one of another shape")
+    if len(roots) != len(tangents):
+        raise Break("abstract_failure", name=name, text="as many gradients as tensors are needed")
+
+
+def wanted_leaves(m: Machine, wanted: Value, name: str) -> list[TensorValue]:
+    """Those of `inputs=`."""
+    leaves = tensors_in(m, wanted, name)
+    if not leaves or not all(leaf.abstract.requires_grad and leaf.abstract.is_leaf for leaf in leaves):
+        raise Break("abstract_failure", name=name, text="inputs must be leaves that require a gradient")
+    return [leaf_value(m, leaf.abstract, name) for leaf in dict.fromkeys(leaves)]
+
+
+def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, shared: set[int] | None) -> None:
+    """Rules 1 and 2."""
+    given = gradient
+    for hook in hooks_of(m, leaf, gradient_hooks):
+        changed = m.call_now(hook, [gradient], {})
+        gradient = gradient if changed is NONE else changed
+        if not isinstance(gradient, TensorValue):
+            raise Break("call", name="a hook that gives no gradient")
+    old = m.look(leaf.getattr(m, "grad")) if leaf.abstract.is_leaf else m.effects.written(leaf, "grad") or NONE
+    if old is NONE:
+        kept = gradient is given and shared is not None and storage_of(gradient.abstract) not in shared \
+            and gradient.abstract.stride() == leaf.abstract.stride()
+        leaf.setattr(m, "grad", gradient if kept else call_graph(m, "call_function", fresh_gradient, [leaf, gradient], {}))
+    elif create:
+        leaf.setattr(m, "grad", m.binary("+", old, gradient))
+    else:
+        call_graph(m, "call_method", "add_", [old, gradient], {})
+    for hook in hooks_of(m, leaf, after_hooks):
+        if m.call_now(hook, [leaf], {}) is not NONE:
+            raise Break("call", name="a hook behind a gradient that gives something")
+
+
+# -- retain_grad --------------------------------------------------------------------------------------------------------
+def retaining(m: Machine, wanted: Value, keep: bool, name: str) -> list[TensorValue]:
+    """The intermediates on which retain_grad was called: this backward gives them their gradients, and no other comes."""
+    seams = [node for node in m.record.nodes if node.target is retain_here]
+    if seams and (keep or wanted is not NONE):
+        raise Break("call", name=f"{name} that is not the last, through a tensor that retains its gradient")
+    found: list[Any] = [m.record.owner(node.args[0].meta["val"]) for node in seams]     # type: ignore[union-attr]  # a tensor's node
+    for node in seams:
+        m.record.drop(node)
+    return found

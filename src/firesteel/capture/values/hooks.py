@@ -20,6 +20,7 @@ import torch.nn.modules.module as module_internals
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
+from firesteel.backwards import is_gradient_call
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call, Item, Nth, Source
@@ -136,6 +137,8 @@ def put_seam(m: Machine, tensor: TensorValue, fn: Any) -> torch.fx.Node:
     anchor = tensor.node
     while anchor.next.target in (hook_here, retain_here) and anchor.next.args[0] is tensor.node:
         anchor = anchor.next
+    if any(map(is_gradient_call, m.record.behind(anchor))):
+        raise Break("call", name="a hook on a tensor through which a gradient was taken")
     return m.record.insert_after(anchor, fn, (tensor.node,))
 
 

@@ -6,6 +6,7 @@ whatever asks for data (`bool`, `item`, `tolist`, ...) is a Break.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import torch
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.source import Attr
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
+from firesteel.capture.values.messages import replay
 from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
@@ -36,8 +39,12 @@ GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
 SCALAR_READS = frozenset(["item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"])
 NUMPY_READS = frozenset(["numpy", "__array__", "__array_wrap__"])
 NOT_IN_GRAPH = frozenset([
-    "backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr",
+    "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr",
     "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
+
+NO_LEAF = ("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated during "
+           "autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use .retain_grad() on the non-leaf "
+           "Tensor. If you access the non-leaf Tensor by mistake, make sure you access the leaf Tensor instead.")
 
 # method name -> function(machine, tensor, args, kwargs) -> Value
 TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/values/tensor.py")
@@ -85,16 +92,21 @@ class TensorValue(Value):
         if name == "shape":
             return size_of(m, self)
         if name in METADATA:
-            return self._metadata(name)
+            return self._metadata(m, name)
         if name in GRAPH_ATTRIBUTES:
             return call_graph(m, "call_function", getattr, [self, ConstValue(name)], {})
         if name == "__class__":
             return m.constant_object(self.python_type())
+        if name == "grad_fn" and (self.source is None or self.node.op != "placeholder" or self.abstract.is_leaf):
+            self.guard_leaf(m)
+            return NONE if self.abstract.grad_fn is None else HistoryValue(self)
         if callable(getattr(torch.Tensor, name, None)):
             return TensorMethod(self, name)
         if self.source is not None and hasattr(self.real, name):
             return m.read_attribute(self, name)
-        if name == "grad" and not self.abstract.requires_grad:
+        if name == "grad":
+            if not self.abstract.is_leaf:
+                replay(m, warnings.warn, [ConstValue(NO_LEAF)], {})
             return NONE
         if not hasattr(torch.Tensor, name):
             if self.source is not None:
@@ -102,10 +114,15 @@ class TensorValue(Value):
             raise m.raise_real(AttributeError(f"{self.python_type().__name__!r} object has no attribute {name!r}"))
         raise Break("attribute", name=name, value=self.describe())
 
-    def _metadata(self, name: str) -> Value:
+    def guard_leaf(self, m: Machine) -> None:
+        """A tensor that came in is a leaf, or is none, in later calls too."""
+        if self.source is not None and self.real.requires_grad:
+            m.guard(Guard(Attr(self.source, "is_leaf"), "equals", self.real.is_leaf))
+
+    def _metadata(self, m: Machine, name: str) -> Value:
         found = getattr(self.abstract, name)
-        if name == "is_leaf" and self.real is None:
-            found = found and self.abstract.grad_fn is None
+        if name == "is_leaf":
+            self.guard_leaf(m)
         if not is_constant_object(found):
             raise Break("attribute", name=name, value=self.describe())
         return ConstValue(found)
@@ -115,8 +132,10 @@ class TensorValue(Value):
         if row is not None:
             row(m, self, value)
             return
-        if hasattr(torch.Tensor, name) and (name != "grad" or self.source is None):
+        if hasattr(torch.Tensor, name) and name != "grad":
             raise Break("store", name=f"attribute {name}", value=self.describe())
+        if name == "grad" and not fits_as_gradient(self.abstract, value):
+            raise Break("store", name="a gradient of another kind", value=self.describe())
         m.effects.store_attr(self, name, value)
 
     # -- operators -------------------------------------------------------------------------------------------------
@@ -171,6 +190,34 @@ class TensorValue(Value):
         if self.inference and not e.m.started_in_inference:
             text = e.assign(f"{e.helper(as_inference)}({text})")
         return e.with_attributes(self, text)
+
+
+class HistoryValue(Value):
+    """tensor.grad_fn: that there is one is all that is known of it."""
+
+    def __init__(self, tensor: TensorValue):
+        self.tensor = tensor
+
+    def python_type(self) -> type:
+        return type(self.tensor.abstract.grad_fn)
+
+    def describe(self) -> str:
+        return f"the history of {self.tensor.describe()}"
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.tensor)}.grad_fn"
+
+
+def fits_as_gradient(tensor: torch.Tensor, value: Value) -> bool:
+    """Does torch take it as the tensor's gradient?"""
+    if not isinstance(value, TensorValue):
+        return value is NONE or value.is_constant() and value.constant() is None
+    given = value.abstract
+    return given is not tensor and given.dtype == tensor.dtype and given.device == tensor.device and given.dim() == tensor.dim() \
+        and all(ask(bool, a == b) for a, b in zip(given.shape, tensor.shape))
 
 
 def as_inference(tensor: torch.Tensor) -> torch.Tensor:
