@@ -1,8 +1,10 @@
 """Random numbers in captured programs: the values, the gradients and the states of all generators end as in eager."""
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import capture
@@ -195,3 +197,75 @@ def test_ahead_of_time_functions_take_generators():
     expected = observed(program)
     outside.manual_seed(4)
     torch.testing.assert_close(observed(compiled), expected)
+
+
+# -- random numbers of Python and NumPy -----------------------------------------------------------------------------------
+OWN = random.Random(3)
+
+
+def python_state(x: torch.Tensor) -> Any:
+    state = random.getstate()
+    first = random.random()
+    random.setstate(state)
+    return x * first * random.random(), state
+
+
+def python_seed(x: torch.Tensor) -> torch.Tensor:
+    random.seed(3)
+    np.random.seed(4)
+    return x * random.random() * np.random.uniform()
+
+
+def made_by_python(x: torch.Tensor) -> torch.Tensor:
+    mine, numpys = random.Random(3), np.random.default_rng(1)
+    mine.seed(5)
+    return x * mine.random() * random.Random(6).random() * numpys.normal()
+
+
+PYTHON = {
+    "numbers": lambda x: x * random.random() + draw() * random.uniform(1, 2) + random.randint(1, 6),
+    "returned": lambda x: (x + 1, random.random(), random.randrange(9)),
+    "nobody reads": lambda x: (random.random(), x + random.gauss(0, 1))[1],
+    "own": lambda x: x * OWN.random() + OWN.uniform(1, 2),
+    "arithmetic": lambda x: x * (random.random() + 2) + max(random.random(), 0.5) + int(random.random() * 10),
+    "tensors": lambda x: x * torch.tensor([random.random() for _ in range(5)]) + torch.full((5,), random.random()),
+    "sizes": lambda x: x[:random.randint(1, 3)].sum(),
+    "seed": python_seed,
+    "state": python_state,
+    "made inside": made_by_python,
+    "numpy": lambda x: x * np.random.rand() + np.random.randint(1, 5) * np.random.normal(1.0, scale=2.0),
+}
+BREAKING = {
+    "branch": lambda x: x * 2 if random.random() < 0.5 else x.sin(),
+    "choice": lambda x: (x + 1) * random.choice([1, 2, 3]),
+    "shuffled": lambda x: x * random.sample(range(10), 2)[0],
+    "array": lambda x: x * torch.from_numpy(np.random.uniform(0, 1, (4, 5))).float() + torch.from_numpy(np.random.randn(4, 5)),
+    "transform": lambda x: torch.vmap(lambda row: row * random.random())(x),
+}
+
+
+def observed_of_python(fn: Any, calls: int) -> list[Any]:
+    random.seed(1)
+    OWN.seed(2)
+    np.random.seed(3)
+    seen = []
+    for call in range(calls):
+        x = draw(generator(call)).requires_grad_()
+        results = fn(x)
+        results = results if isinstance(results, tuple) else (results,)
+        results[0].sum().backward()
+        seen += [x.grad, *results, random.getstate(), OWN.getstate(), np.random.get_state()[1]]
+    return seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", [*PYTHON, *BREAKING])
+def test_random_numbers_of_python(name, backend):
+    whole = name in PYTHON
+    fn = PYTHON[name] if whole else BREAKING[name]
+    torch.manual_seed(0)
+    expected = observed_of_python(fn, 4)
+    graphs = fs.counters["stats"]["unique_graphs"]
+    torch.manual_seed(0)
+    torch.testing.assert_close(observed_of_python(fs.compile(fn, backend=backend, fullgraph=whole), 4), expected)
+    assert not whole or fs.counters["stats"]["unique_graphs"] == graphs + 1

@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import collections
 import collections.abc
-import contextlib
-import contextvars
 import enum
 import functools
-import inspect
-import operator
-import re
 import sys
 import types
-import typing
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture import marks, polyfills
 from firesteel.capture.guards import Guard, Question, TensorFacts
@@ -36,10 +28,9 @@ from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Strid
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
-from firesteel.capture.values.class_objects import AliasValue, ClassValue, is_plain
+from firesteel.capture.values.class_objects import ClassValue, is_plain
 from firesteel.capture.values.const import CONSTANT_TYPE_SET, NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
-from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import (
     BoundMethodValue,
@@ -50,18 +41,7 @@ from firesteel.capture.values.functions import (
     function_value,
 )
 from firesteel.capture.values.generators import GeneratorValue
-from firesteel.capture.values.hooks import RealHandle
-from firesteel.capture.values.iterators import (
-    PEEKABLE,
-    FilterIterator,
-    MapIterator,
-    RealIterator,
-    ZipIterator,
-    is_peekable,
-    is_strict,
-    parts_of,
-)
-from firesteel.capture.values.library import DequeValue, WeakReference, referent
+from firesteel.capture.values.library import DequeValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
@@ -70,7 +50,7 @@ from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
-from firesteel.capture.values.randomness import RandomGenerator
+from firesteel.capture.values.python_random import RANDOM
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
 from firesteel.capture.values.wrappers import guard_parts, is_captured
@@ -252,18 +232,6 @@ def wrap_deque(m: Machine, obj: collections.deque, source: Source) -> Value:
     return DequeValue(lazy_items(m, obj, source), obj.maxlen, source, obj)
 
 
-def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:
-    """operator.itemgetter and its relatives are known by how they were made."""
-    guard(m, source, "identity", obj)
-    made, args = obj.__reduce__()
-    kwargs = made.keywords if isinstance(made, functools.partial) else {}
-    return m.call_now(m.constant_object(type(obj)), [m.constant_object(arg) for arg in args], {k: m.constant_object(v) for k, v in kwargs.items()})
-
-
-for _type in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
-    WRAPPERS.add(_type, wrap_getter)
-
-
 @WRAPPERS.row(torch.Size)
 def wrap_size(m: Machine, obj: torch.Size, source: Source) -> Value:
     guard_sequence(m, obj, source)
@@ -363,6 +331,8 @@ def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Value:
 
 @WRAPPERS.row(types.MethodType)
 def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Value:
+    if type(obj.__self__) in RANDOM:
+        return wrap_builtin(m, obj, source)
     guard(m, source, "type", types.MethodType)
     fn = build(m, obj.__func__, Attr(source, "__func__"))
     owner = build(m, obj.__self__, Attr(source, "__self__"))
@@ -373,8 +343,8 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     owner = getattr(obj, "__self__", None)
     if find_call(obj) is None and isinstance(owner, (list, dict, set)) and not is_fixed(source):
         return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
-    if isinstance(owner, torch.Tensor):
-        return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
+    if isinstance(owner, torch.Tensor) or type(owner) in RANDOM:
+        return build(m, owner, Fixed(owner) if is_fixed(source) else Attr(source, "__self__")).getattr(m, obj.__name__)
     guard(m, source, "identity", obj)
     if find_call(obj) is None and is_torch_function(obj):
         return TorchFunctionValue(obj, source)
@@ -382,7 +352,7 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
 
 
 for _type in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-              types.ClassMethodDescriptorType):
+              types.ClassMethodDescriptorType, type(np.random.default_rng)):
     WRAPPERS.add(_type, wrap_builtin)
 
 
@@ -444,13 +414,6 @@ def wrap_cached_function(m: Machine, obj: Any, source: Source) -> Value:
     return CachedFunction(obj, source) if find_call(obj) is None else BuiltinValue(obj, source)
 
 
-@WRAPPERS.row(weakref.ReferenceType)
-def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
-    """What it refers to is read anew in each call."""
-    guard(m, source, "type", weakref.ReferenceType)
-    return WeakReference(m.lazy(obj(), Call(source, referent)), source, obj)
-
-
 @WRAPPERS.row(types.CellType)
 def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Value:
     return m.cell(obj, source)
@@ -475,73 +438,6 @@ def wrap_module(m: Machine, obj: torch.nn.Module, source: Source) -> Value:
 def wrap_exception(m: Machine, obj: BaseException, source: Source) -> Value:
     guard(m, source, "type", type(obj))
     return ExceptionValue(type(obj), lazy_items(m, obj.args, Attr(source, "args")), obj, source)
-
-
-def wrap_iterator(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return RealIterator(obj, source)
-
-
-for _type in dict.fromkeys(PEEKABLE):
-    WRAPPERS.add(_type, wrap_iterator)
-
-
-def iterator_parts(m: Machine, obj: Any, source: Source) -> list[Value]:
-    """What a zip, map or filter object was made of; these have no state of their own, so advancing the parts advances them."""
-    guard(m, source, "type", type(obj))
-    parts = parts_of(obj)
-    guard(m, Call(source, parts_of), "length", len(parts))
-    return [m.look(m.lazy(part, Item(Call(source, parts_of), i))) for i, part in enumerate(parts)]
-
-
-@WRAPPERS.row(zip)
-def wrap_zip(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, Call(source, is_strict), "equals", is_strict(obj))
-    return ZipIterator(iterator_parts(m, obj, source), is_strict(obj), source, obj)
-
-
-@WRAPPERS.row(map)
-def wrap_map(m: Machine, obj: Any, source: Source) -> Value:
-    fn, *parts = iterator_parts(m, obj, source)
-    return MapIterator(fn, parts, source, obj)
-
-
-@WRAPPERS.row(filter)
-def wrap_filter(m: Machine, obj: Any, source: Source) -> Value:
-    fn, part = iterator_parts(m, obj, source)
-    return FilterIterator(fn, part, source, obj)
-
-
-@WRAPPERS.row(enumerate)
-def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
-    if not is_peekable(obj):
-        return opaque(m, obj, source)
-    guard(m, Call(source, is_peekable), "truth", True)
-    return wrap_iterator(m, obj, source)
-
-
-def wrap_context(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return context_of(obj, source)
-
-
-for _type in (torch.no_grad, torch.enable_grad):
-    WRAPPERS.add(_type, wrap_context)
-
-
-@WRAPPERS.row(ModeExit)
-def wrap_exit(m: Machine, obj: ModeExit, source: Source) -> Value:
-    guard(m, Attr(source, "restore"), "equals", obj.restore)
-    return ExitValue(obj.restore, source, obj)
-
-
-def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
-    return opaque(m, obj, source)
-
-
-for _type in (torch.autocast, types.CoroutineType, BackwardHook):
-    WRAPPERS.add(_type, wrap_opaque)
-BASES.add(contextlib.AbstractContextManager, lambda m, obj, source: wrap_object(m, obj, source))
 
 
 # -- frames -------------------------------------------------------------------------------------------------------------
@@ -595,39 +491,9 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
     return frame
 
 
-@WRAPPERS.row(torch.Generator)
-def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> Value:
-    guard(m, source, "type", torch.Generator)
-    guard(m, Attr(source, "device"), "equals", obj.device)
-    return RandomGenerator(m, obj, source)
-
-
-@WRAPPERS.row(RemovableHandle)
-def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
-    guard(m, source, "type", RemovableHandle)
-    return RealHandle(obj, source)
-
-
 def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "identity", obj)
     return FixedObject(obj, source)
-
-
-for _form in dict.fromkeys([typing.TypeVar, *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
-                            type(typing.Union), type(typing.Union[int, str]), types.UnionType,
-                            inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
-                            type(collections.abc.Callable[[int], str])]):
-    if _form is not type and _form not in WRAPPERS:
-        WRAPPERS.add(_form, wrap_fixed)
-
-
-def wrap_alias(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return AliasValue(obj, source)
-
-
-for _form in (types.GenericAlias, type(typing.List[int])):      # noqa: UP006  Box[int]
-    WRAPPERS.add(_form, wrap_alias)
 
 
 def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
@@ -693,12 +559,12 @@ def constant_value(m: Machine, obj: Any) -> Value:
     return build(m, obj, Fixed(obj)) if not is_constant_object(obj) else ConstValue(obj)
 
 
-CHANGING = ("__main__", "warnings")     # programs set globals of these
+CHANGING = ("__main__", "warnings", "torch.utils._device")      # programs set globals of these
 
 
 def is_trusted_scope(scope: dict[str, Any]) -> bool:
     """Globals of torch and of the standard library are taken as fixed."""
     name = scope.get("__name__", "")
     top = name.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names and top not in CHANGING or name == polyfills.__name__
+    return top == "torch" and name not in CHANGING or top in sys.stdlib_module_names and top not in CHANGING or name == polyfills.__name__
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from firesteel.capture import opcodes_rare, polyfills  # noqa: F401  importing them registers their rows
+from firesteel.capture import builder_rare, opcodes_rare, polyfills  # noqa: F401  importing them registers their rows
 from firesteel.capture.builder import is_trusted_scope
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
@@ -126,6 +126,7 @@ class Machine(Reader):
         self.function_modes: tuple[Value, ...] = ()     # entered here, innermost last
         self.mode_steps: tuple[int, ...] = ()           # where that was
         self.filled_leaves: tuple[Any, ...] = ()        # see values/leaves.py
+        self.draws: tuple[Any, ...] = ()                # see values/python_random.py
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, V
 from firesteel.capture.values.contexts import set_state
 from firesteel.capture.values.leaves import refuse_shared
 from firesteel.capture.values.overrides import refuse_break
+from firesteel.capture.values.python_random import write_draws
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError
 
 if TYPE_CHECKING:
@@ -190,11 +191,11 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome, inputs: tu
     m.check_wishes()
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
-    graph, lines = None, []
+    graph, lines = None, write_draws(m, e)
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
         if m.record.call_count():
-            lines = graph_call(e, _compile_graph(region, graph, used), graph, used)
+            lines += graph_call(e, _compile_graph(region, graph, used), graph, used)
         else:
             graph = None
     compile_text = region.root.native_compiler()

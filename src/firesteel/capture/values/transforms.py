@@ -75,7 +75,7 @@ class Body:
     def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any], tags: dict[str, str] | None = None):
         self.tags = tags or {}
         mark = m.checkpoint()
-        leaves_before = m.filled_leaves
+        leaves_before, draws_before = m.filled_leaves, m.draws
         owned = {id(leaf): m.record.tensors.get(id(leaf)) for leaf in leaves}
         try:
             source = enumerate(leaves)
@@ -84,6 +84,8 @@ class Body:
             result = m.look(m.call_now(fn, inside, named)).as_arg(m)[0]
             if not put_back(m, mark[1][0]):
                 raise Break("call", name="a function transform whose function changes objects outside of it")
+            if m.draws is not draws_before:
+                raise Break("call", name="a function transform whose function draws random numbers of Python")
             if m.filled_leaves is not leaves_before:
                 raise Break("call", name="a function transform whose function makes a parameter")
             self.lifted: list[Node] = []

@@ -1,0 +1,170 @@
+"""Rows of `WRAPPERS` for kinds of objects that programs have less often: iterators, contexts, random generators, handles, forms of typing."""
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import contextvars
+import functools
+import inspect
+import operator
+import re
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import BackwardHook, RemovableHandle
+
+from firesteel.capture.builder import BASES, WRAPPERS, guard, opaque, wrap_fixed, wrap_object
+from firesteel.capture.source import Attr, Call, Item, Source
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.class_objects import AliasValue
+from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
+from firesteel.capture.values.hooks import RealHandle
+from firesteel.capture.values.iterators import (
+    PEEKABLE,
+    FilterIterator,
+    MapIterator,
+    RealIterator,
+    ZipIterator,
+    is_peekable,
+    is_strict,
+    parts_of,
+)
+from firesteel.capture.values.library import WeakReference, referent
+from firesteel.capture.values.python_random import RANDOM, PythonRandom
+from firesteel.capture.values.randomness import RandomGenerator
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+_type: Any
+
+# -- iterators, and what is made by a call --------------------------------------------------------------------------------
+def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:
+    """operator.itemgetter and its relatives are known by how they were made."""
+    guard(m, source, "identity", obj)
+    made, args = obj.__reduce__()
+    kwargs = made.keywords if isinstance(made, functools.partial) else {}
+    return m.call_now(m.constant_object(type(obj)), [m.constant_object(arg) for arg in args], {k: m.constant_object(v) for k, v in kwargs.items()})
+
+
+for _type in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
+    WRAPPERS.add(_type, wrap_getter)
+
+
+@WRAPPERS.row(weakref.ReferenceType)
+def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
+    """What it refers to is read anew in each call."""
+    guard(m, source, "type", weakref.ReferenceType)
+    return WeakReference(m.lazy(obj(), Call(source, referent)), source, obj)
+
+
+def wrap_iterator(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return RealIterator(obj, source)
+
+
+for _type in dict.fromkeys(PEEKABLE):
+    WRAPPERS.add(_type, wrap_iterator)
+
+
+def iterator_parts(m: Machine, obj: Any, source: Source) -> list[Value]:
+    """What a zip, map or filter object was made of; these have no state of their own, so advancing the parts advances them."""
+    guard(m, source, "type", type(obj))
+    parts = parts_of(obj)
+    guard(m, Call(source, parts_of), "length", len(parts))
+    return [m.look(m.lazy(part, Item(Call(source, parts_of), i))) for i, part in enumerate(parts)]
+
+
+@WRAPPERS.row(zip)
+def wrap_zip(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, Call(source, is_strict), "equals", is_strict(obj))
+    return ZipIterator(iterator_parts(m, obj, source), is_strict(obj), source, obj)
+
+
+@WRAPPERS.row(map)
+def wrap_map(m: Machine, obj: Any, source: Source) -> Value:
+    fn, *parts = iterator_parts(m, obj, source)
+    return MapIterator(fn, parts, source, obj)
+
+
+@WRAPPERS.row(filter)
+def wrap_filter(m: Machine, obj: Any, source: Source) -> Value:
+    fn, part = iterator_parts(m, obj, source)
+    return FilterIterator(fn, part, source, obj)
+
+
+@WRAPPERS.row(enumerate)
+def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
+    if not is_peekable(obj):
+        return opaque(m, obj, source)
+    guard(m, Call(source, is_peekable), "truth", True)
+    return wrap_iterator(m, obj, source)
+
+
+# -- contexts and hooks --------------------------------------------------------------------------------------------------
+def wrap_context(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return context_of(obj, source)
+
+
+for _type in (torch.no_grad, torch.enable_grad):
+    WRAPPERS.add(_type, wrap_context)
+
+
+@WRAPPERS.row(ModeExit)
+def wrap_exit(m: Machine, obj: ModeExit, source: Source) -> Value:
+    guard(m, Attr(source, "restore"), "equals", obj.restore)
+    return ExitValue(obj.restore, source, obj)
+
+
+def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
+    return opaque(m, obj, source)
+
+
+for _type in (torch.autocast, types.CoroutineType, BackwardHook):
+    WRAPPERS.add(_type, wrap_opaque)
+BASES.add(contextlib.AbstractContextManager, wrap_object)
+
+
+@WRAPPERS.row(RemovableHandle)
+def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
+    guard(m, source, "type", RemovableHandle)
+    return RealHandle(obj, source)
+
+
+# -- random numbers ------------------------------------------------------------------------------------------------------
+@WRAPPERS.row(torch.Generator)
+def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> Value:
+    guard(m, source, "type", torch.Generator)
+    guard(m, Attr(source, "device"), "equals", obj.device)
+    return RandomGenerator(m, obj, source)
+
+
+def wrap_python_random(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return PythonRandom(obj, source)
+
+
+for _type in RANDOM:
+    WRAPPERS.add(_type, wrap_python_random)
+
+
+# -- forms of typing -----------------------------------------------------------------------------------------------------
+for _form in dict.fromkeys([typing.TypeVar, *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
+                            type(typing.Union), type(typing.Union[int, str]), types.UnionType,
+                            inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
+                            type(collections.abc.Callable[[int], str])]):
+    if _form is not type and _form not in WRAPPERS:
+        WRAPPERS.add(_form, wrap_fixed)
+
+
+def wrap_alias(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return AliasValue(obj, source)
+
+
+for _form in (types.GenericAlias, type(typing.List[int])):      # noqa: UP006  Box[int]
+    WRAPPERS.add(_form, wrap_alias)

@@ -1,0 +1,213 @@
+"""Random numbers of Python and NumPy: random.Random, numpy.random.RandomState and numpy.random.Generator objects.
+
+What such an object gives is known at run time only.  The run function makes the calls in the order of the program before it calls the graph
+(`write_draws`); a number that one gives is a symbol without a hint, and an input of the graph where the graph uses it.  What needs the
+number itself, such as a branch, breaks as it does for data of tensors.  Methods without a row are called for real, at a break.
+
+    x * random.uniform(0.5, 1.5)        # d_0 = random.uniform(0.5, 1.5); graph(x, d_0)
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from firesteel.capture.source import Const, Constants, Source
+from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.const import NONE
+from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.number import SymNumber
+from firesteel.errors import Break
+from firesteel.sym.symint import to_symint
+from firesteel.table import Table
+
+if TYPE_CHECKING:
+    from firesteel.capture.emit import Emitter
+    from firesteel.capture.machine import Machine
+
+
+class Drawn(Const):
+    """What one of the calls gave; the run function has it under a name."""
+
+    __slots__ = ()
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"d_{self.key[0]}"
+
+    @property
+    def name(self) -> str:
+        return self.key[1]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call to make before the graph: a method of `owner`, or (None) the class `make`."""
+    source: Drawn
+    owner: Value | None
+    method: Any
+    args: Args
+    kwargs: Kwargs
+
+
+def write_draws(m: Machine, e: Emitter) -> list[str]:
+    """The lines that make the calls, for the start of the run function."""
+    lines = []
+    for draw in m.draws:
+        called = e.constant(draw.method) if draw.owner is None else f"{e.expr(draw.owner)}.{draw.method}"
+        given = [*map(e.expr, draw.args), *(f"{name}={e.expr(value)}" for name, value in draw.kwargs.items())]
+        lines.append(f"{e.source(draw.source)} = {called}({', '.join(given)})")
+    return lines
+
+
+def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: Kwargs, what: str) -> Drawn:
+    """Notes a call.  Its arguments must be there before the graph runs."""
+    for value in (*args, *kwargs.values()):
+        if not value.is_constant() and value.source is None:
+            raise Break("call", name=what)
+    source = Drawn((len(m.draws), f"{what}()"))
+    m.effects.change(m, "draws", (*m.draws, Draw(source, owner, method, args, kwargs)))
+    return source
+
+
+# -- what calls give ------------------------------------------------------------------------------------------------------
+class DrawnObject(Value):
+    """An object that is only passed on: the state of a generator."""
+
+    def __init__(self, source: Drawn):
+        self.source = source
+
+    def describe(self) -> str:
+        return self.source.name
+
+
+def drawn_number(m: Machine, source: Drawn, cls: type) -> Value:
+    """A float, or an int of 64 bits."""
+    env = m.world.env
+    sym = to_symint(env.create_unbacked(None, None, source.name, "i64" if cls is int else "f64"), env)
+    name = m.symbol_name(source)
+    return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, cls(0)), source)
+
+
+def _float(m: Machine, source: Drawn) -> Value:
+    return drawn_number(m, source, float)
+
+
+def _int(m: Machine, source: Drawn) -> Value:
+    return drawn_number(m, source, int)
+
+
+def _nothing(m: Machine, source: Drawn) -> Value:
+    return NONE
+
+
+def _object(m: Machine, source: Drawn) -> Value:
+    return DrawnObject(source)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: what a call gives, with how many arguments at most."""
+    gives: Callable[[Machine, Drawn], Value]
+    most: int = 9
+
+
+DRAWS: Table[Method] = Table("method of a random number generator", "capture/values/python_random.py")     # (class, method) -> Method
+
+
+def _rows(cls: type, gives: Callable[[Machine, Drawn], Value], methods: str) -> None:
+    """Methods are written as name/most arguments: NumPy's give an array with one more."""
+    for name, _, most in (text.partition("/") for text in methods.split()):
+        DRAWS.add((cls, name), Method(gives, int(most or 9)))
+
+
+_rows(random.Random, _float, "random uniform triangular betavariate expovariate gammavariate gauss lognormvariate normalvariate vonmisesvariate "
+                             "paretovariate weibullvariate")
+_rows(random.Random, _int, "randint randrange")
+_rows(random.Random, _nothing, "seed setstate")
+_rows(random.Random, _object, "getstate")
+_FLOATS = "random/0 uniform/2 normal/2 standard_normal/0 exponential/1 standard_exponential/0 gamma/2 beta/2 laplace/2 lognormal/2 gumbel/2"
+_rows(np.random.RandomState, _float, f"{_FLOATS} rand/0 randn/0 random_sample/0")
+_rows(np.random.RandomState, _int, "randint/2")
+_rows(np.random.RandomState, _nothing, "seed/1 set_state/1")
+_rows(np.random.RandomState, _object, "get_state/0")
+_rows(np.random.Generator, _float, _FLOATS)
+
+
+# -- the objects ----------------------------------------------------------------------------------------------------------
+RANDOM = (random.Random, np.random.RandomState, np.random.Generator)
+
+
+class PythonRandom(Value):
+    """An object that draws numbers."""
+
+    def __init__(self, obj: Any, source: Source):
+        self.obj, self.source = obj, source
+
+    def identity(self) -> Any:
+        return self.obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def describe(self) -> str:
+        return f"{type(self.obj).__name__} object"
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def hash_key(self, m: Machine) -> Any:
+        return ObjectKey(self.obj)
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        if callable(getattr(type(self.obj), name, None)):
+            return DrawMethod(self, name)
+        return super().getattr(m, name)
+
+
+class DrawMethod(Value):
+    """A bound method of such an object."""
+
+    def __init__(self, owner: PythonRandom, name: str):
+        self.owner, self.name = owner, name
+
+    def describe(self) -> str:
+        return f"{type(self.owner.obj).__name__}.{self.name}"
+
+    def truth(self, m: Machine) -> bool:
+        return True
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        row = DRAWS.get((type(self.owner.obj), self.name))
+        given = {name: m.look(value) for name, value in kwargs.items()}
+        if row is None or len(args) + len(kwargs) > row.most or "size" in kwargs or m.world.env is None:
+            raise Break("call", name=self.describe())
+        return row.gives(m, add_draw(m, self.owner, self.name, [m.look(value) for value in args], given, self.describe()))
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.{self.name}"
+
+
+def _made_inside(make: Any) -> Callable[[Machine, Args, Kwargs], Value]:
+    def made(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        """A new one in each call; the one made now is only looked at."""
+        example = m.run_real(make, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
+        return PythonRandom(example, add_draw(m, None, make, args, kwargs, make.__name__))
+    return made
+
+
+@INSTANTIATE.row("random number generator of Python")
+def new_random(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
+    return _made_inside(cls)(m, args, kwargs) if cls in (random.Random, np.random.RandomState) else None
+
+
+CALLS.add(np.random.default_rng, _made_inside(np.random.default_rng))
+
+
+@CALLS.row(np.random.seed)
+def call_numpy_seed(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    owner: Any = np.random.rand
+    return m.constant_object(owner.__self__).getattr(m, "seed").call(m, args, kwargs)
