@@ -1,6 +1,8 @@
 """fs.compile as users call it: decorators, modules that stay themselves, backends, explain."""
 import copy
+import functools
 import gc
+import importlib.metadata
 import pickle
 import weakref
 
@@ -156,3 +158,26 @@ def test_nothing_keeps_a_module_or_its_class_alive(backend):
     references = use()
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
+
+
+def test_marks_of_torch_compiler_on_functions_count():
+    @functools.lru_cache
+    @torch.compiler.assume_constant_result
+    def installed():
+        return len(importlib.metadata.version("torch"))
+
+    @torch.compiler.allow_in_graph
+    def opaque(x):
+        return torch.tensor([v for v in x.shape]).sum() + x if isinstance(x, torch.Tensor) else None
+
+    @torch._dynamo.forbid_in_graph
+    def forbidden(x):
+        return x
+
+    x = torch.ones(3)
+    assert fs.compile(lambda x: x + installed(), fullgraph=True)(x).tolist() == [1.0 + installed()] * 3
+    graphs = []
+    fs.compile(lambda x: opaque(x) * 2, fullgraph=True, backend=lambda gm, inputs: graphs.append(gm) or gm.forward)(x)
+    assert opaque in [node.target for node in graphs[0].graph.nodes]
+    with pytest.raises(fs.errors.Unsupported, match="forbid_in_graph"):
+        fs.compile(lambda x: forbidden(x) * 2, fullgraph=True)(x)

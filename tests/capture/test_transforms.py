@@ -139,3 +139,14 @@ def test_transforms_made_outside_of_the_region(name, backend):
     want = transform(w, x)
     for fn in (transform, lambda w, x: transform(w, x)):
         torch.testing.assert_close(fs.compile(fn, fullgraph=True, backend=backend)(w, x), want)
+
+
+def test_vmap_over_a_batch_that_may_be_empty():
+    def pairs(x):
+        count = x.shape[0] // 16 - 1
+        return torch.func.vmap(lambda a: a @ a.T)(x[:count * 2].reshape(count, 2, 3))
+
+    compiled = fs.compile(pairs, fullgraph=True, dynamic=True)
+    for n in (17, 33, 40, 16, 80):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), pairs(x))

@@ -29,6 +29,7 @@ from firesteel.autograd import function as runtime
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
+from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.autograd.signature import Signature, signature_of
 from firesteel.backwards import takes_gradients
 from firesteel.config import config
@@ -40,7 +41,6 @@ from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
-from firesteel.seams import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]

@@ -95,9 +95,10 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     recording = recording and (wanted or spends)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
+    made = [isinstance(v, torch.Tensor) and v.requires_grad and not v.is_leaf for v in inputs]      # asked of a view, its trace may be asked too
     with tracing(world), torch.set_grad_enabled(recording):
         with timed("trace_forward"):
-            values = [_as_passed(world, leaf, value) for leaf, value in zip(leaves, inputs)]
+            values = [_as_made(world, leaf) if is_made and torch.is_grad_enabled() else leaf for leaf, is_made in zip(leaves, made)]
             with torch.set_grad_enabled(recording and at_start):
                 outcome = Outcome(world, program, values)
         if spends:
@@ -133,11 +134,9 @@ def _env_of(inputs: Sequence[Any]) -> Any:
     return next((v.node.env for v in inputs if isinstance(v, _SYMBOLIC)), None)
 
 
-def _as_passed(world: TraceWorld, leaf: Any, example: Any) -> Any:
+def _as_made(world: TraceWorld, leaf: Any) -> Any:
     """The input as the program sees it: what is a result of an operator for the caller must not be a leaf here either, since only
     leaves refuse in-place writes.  The copy that makes it one is not recorded."""
-    if not isinstance(example, torch.Tensor) or not torch.is_grad_enabled() or not example.requires_grad or example.is_leaf:
-        return leaf
     copy = leaf.clone()
     for made, part in zip(parts_of(copy), parts_of(leaf)):
         node, made.record = made.record.node, part.record

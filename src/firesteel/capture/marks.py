@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,6 +97,20 @@ def _marked(fn: Any, mark: str) -> Any:
         raise UserError(f"{fn!r} cannot be called, so the mark has no meaning")
     setattr(fn, mark, True)
     return fn
+
+
+# boundary: recognises torch._dynamo.trace_rules, where torch.compiler.allow_in_graph and its relatives note functions by their id
+# mark -> (the attribute that the peer's mark leaves on a function, the peer's set of ids)
+PEER_MARKS = {ALLOWED: ("", "_allowed_callable_ids"), FORBIDDEN: ("_dynamo_forbidden", "_disallowed_callable_ids"), CONSTANT: ("_dynamo_marked_constant", "")}
+
+
+def is_marked(fn: Any, mark: str) -> bool:
+    """Has the user put this mark on the function?  The peer's counts too."""
+    attribute, ids = PEER_MARKS[mark]
+    if getattr(fn, mark, False) or (attribute and getattr(fn, attribute, False) is True):
+        return True
+    peer = sys.modules.get("torch._dynamo.trace_rules")
+    return bool(ids) and peer is not None and id(fn) in getattr(peer, ids)
 
 
 def allow_in_graph(fn: Any) -> Any:

@@ -201,7 +201,7 @@ class FunctionValue(Value):
             if self.code is SINGLE_DISPATCH and args:
                 found = self.fn.dispatch(args[0].python_type())     # type: ignore[attr-defined]  # set by functools.singledispatch
                 return m.constant_object(found).call(m, args, kwargs)
-            if getattr(self.fn, marks.CONSTANT, False):
+            if marks.is_marked(self.fn, marks.CONSTANT):
                 return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
         if self.code.co_filename.startswith(TRANSFORMS) and not self.code.co_filename.endswith(PLAIN_CALL):
             made = TRANSFORMED.get(self.code.co_qualname)
@@ -242,7 +242,7 @@ def check_marks(fn: Any, args: Args) -> None:
         raise Break("disabled", name=fn.__qualname__, text=f": {reason}" if reason else "")
     if getattr(fn, marks.BREAK, False):
         raise Break("asked", text=f": {args[0].constant()}" if args and args[0].is_constant() and args[0].constant() else "")
-    if getattr(fn, marks.FORBIDDEN, False):
+    if marks.is_marked(fn, marks.FORBIDDEN):
         raise Break("call", name=f"{fn.__qualname__}, marked with forbid_in_graph,")
 
 

@@ -44,7 +44,7 @@ WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None,
 
 def is_torch_function(fn: Any) -> bool:
     """Does a call of fn go into the graph as one node?"""
-    if isinstance(fn, OPERATOR_TYPES) or id(fn) in FUNCTIONAL or getattr(fn, marks.ALLOWED, False):
+    if isinstance(fn, OPERATOR_TYPES) or id(fn) in FUNCTIONAL or marks.is_marked(fn, marks.ALLOWED):
         return True
     if isinstance(fn, NATIVE_TYPES):
         return is_native_torch(fn)
@@ -113,7 +113,7 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
 
 def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """May a call that gave None have changed a tensor, or is it a function of the user's?"""
-    return getattr(target, marks.ALLOWED, False) or any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
+    return marks.is_marked(target, marks.ALLOWED) or any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
 
 
 def name_of(target: Any) -> str:

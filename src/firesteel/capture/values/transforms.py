@@ -49,6 +49,14 @@ def _tracked(leaf: Any) -> Any:
     return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
+def one_of(batch: torch.Tensor, dim: int) -> torch.Tensor:
+    """A tensor like each of the batch, which may be empty."""
+    if type(batch.shape[dim]) is int and batch.shape[dim] > 0:
+        return batch.select(dim, 0)
+    sizes, strides = ([n for k, n in enumerate(numbers) if k != dim % batch.dim()] for numbers in (batch.shape, batch.stride()))
+    return torch.empty_strided(sizes, strides, dtype=batch.dtype, device=batch.device).requires_grad_(batch.requires_grad)
+
+
 def examples(args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> list[Any]:
     """The leaves of one example of a batch."""
     leaves, spec = pytree.tree_flatten(args)
@@ -57,7 +65,7 @@ def examples(args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, A
     if dims is None:
         raise Break("call", name="torch.vmap with in_dims that do not fit the arguments")
     named = pytree.tree_leaves(kwargs)
-    return [leaf if dim is None else leaf.select(dim, 0) for leaf, dim in zip([*leaves, *named], [*dims, *[0] * len(named)])]
+    return [leaf if dim is None else one_of(leaf, dim) for leaf, dim in zip([*leaves, *named], [*dims, *[0] * len(named)])]
 
 
 INSIDE: dict[str, Callable[..., list[Any]]] = {"grad": differentiated, "grad_and_value": differentiated, "jacrev": differentiated,

@@ -1,0 +1,213 @@
+"""A captured graph in stretches, each compiled on its own: between seams, and behind results that a hook may be put on later.
+
+    run = compile_in_segments(gm, backend)              # backend(part, example_inputs) -> callable
+
+What a stretch knows is what it reads.  A symbolic size that it uses and that none of the tensors it reads has (the length of a wave, where
+only features are read) is handed to it as a number, read off the first tensor of the whole graph that tells it.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from firesteel.graph.sizenodes import sizes_in
+from firesteel.seams import SEAMS
+from firesteel.sym.expr import Expr
+from firesteel.sym.node import free_symbols
+from firesteel.sym.symint import from_sym
+
+
+def is_seam(node: Node) -> bool:
+    return node.op == "call_function" and node.target in SEAMS
+
+
+def has_seams(gm: GraphModule) -> bool:
+    return any(is_seam(node) for node in gm.graph.nodes)
+
+
+def results_of(gm: GraphModule) -> Sequence[Any]:
+    """What a captured graph returns: nodes and constants."""
+    results: Any = gm.graph.output_node().args[0]
+    return results
+
+
+def results_gone_on_with(gm: GraphModule) -> frozenset[Node]:
+    """The nodes that are returned, require a gradient and from which others that do are made: the caller may put a hook on such a tensor,
+    which must see the gradient of all that was made from it."""
+    results = {node for node in results_of(gm) if isinstance(node, Node) and is_tracked(node)}
+    return frozenset(node for node in results if any(map(may_be_tracked, node.users)))
+
+
+def may_be_tracked(node: Node) -> bool:
+    """Is the node's value, or part of it, differentiable?"""
+    return any(isinstance(val, torch.Tensor) and val.requires_grad for val in pytree.tree_leaves(node.meta.get("val")))
+
+
+def is_tracked(node: Node) -> bool:
+    val = node.meta.get("val")
+    return node.op != "placeholder" and isinstance(val, torch.Tensor) and val.requires_grad
+
+
+def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], Callable], cuts: Collection[Node] = ()) -> Callable[..., tuple]:
+    """A graph with seams as a callable: every stretch between seams, and behind a node of `cuts`, is compiled by `backend`; seams are
+    called as they are."""
+    parts = [part for part in with_states(stretches(gm, cuts)) if not all("state" in node.meta for node in part.nodes)]
+    tell_sizes(gm, parts)
+    given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
+    steps = [make_step(part, [node for node in part.nodes if node in given], backend) for part in parts]
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    results = results_of(gm)
+    last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
+    dead = [[node for node in part.read_nodes() if last_use[node] == n and node not in results] for n, part in enumerate(parts)]
+
+    def run(*inputs: Any) -> tuple:
+        values = dict(zip(placeholders, inputs))
+        for step, over in zip(steps, dead):
+            step.run(values)
+            for node in over:
+                del values[node]
+        return tuple([values[node] if isinstance(node, Node) else node for node in results])
+    return run
+
+
+def stretches(gm: GraphModule, cuts: Collection[Node] = ()) -> list[list[Node]]:
+    """The calls of a graph in order, cut before and behind each seam and behind `cuts`.  Item reads stay with the call they read."""
+    parts: list[list[Node]] = [[]]
+    home: dict[Node, list[Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if is_seam(node):
+            parts += [[node], []]
+            home[node] = parts[-2]
+        elif is_item_read(node):
+            home[node] = home[node.args[0]]
+            home[node].append(node)
+        else:
+            home[node] = parts[-1]
+            parts[-1].append(node)
+        if node in cuts:
+            parts.append([])
+    return [part for part in parts if part]
+
+
+def is_item_read(node: Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
+
+
+# -- stretches ----------------------------------------------------------------------------------------------------------
+StateCall = tuple[Any, tuple[Any, ...]]     # a function and its arguments
+
+
+class Size(NamedTuple):
+    """A symbol, and the node that tells it: a number, or dimension `dim` of a tensor."""
+    node: Node
+    dim: int | None
+
+    def example(self) -> Any:
+        val = self.node.meta["val"]
+        return val if self.dim is None else val.shape[self.dim]
+
+    def read(self, values: dict[Node, Any]) -> Any:
+        return values[self.node] if self.dim is None else values[self.node].shape[self.dim]
+
+
+@dataclass
+class Stretch:
+    """Nodes that follow each other, with states of torch to set before them and to put back behind them.  Mutable: `sizes` are told."""
+    before: list[StateCall]
+    nodes: list[Node]
+    behind: list[StateCall]
+
+    def __post_init__(self) -> None:
+        inside = set(self.nodes)
+        self.reads = list(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
+        self.sizes: list[Size] = []         # of symbols that no node of `reads` tells
+
+    def read_nodes(self) -> list[Node]:
+        return list(dict.fromkeys([*self.reads, *(size.node for size in self.sizes)]))
+
+
+def with_states(parts: list[list[Node]]) -> list[Stretch]:
+    """Each stretch with the states of torch (grad mode, autocast) to set before it and to put back behind it: a stretch is compiled
+    for the states in which the region began."""
+    found: list[Stretch] = []
+    current: dict[Any, tuple[StateCall, StateCall]] = {}        # state -> (as it is now, as it was at first)
+    for part in parts:
+        before = [now for now, _ in current.values()]
+        for node in part:
+            if "state" in node.meta:
+                key, first = node.meta["state"]
+                began = current[key][1] if key in current else (node.target, (*node.args[:-1], first))
+                current[key] = ((node.target, node.args), began)
+        found.append(Stretch(before, part, [began for _, began in current.values()]))
+    return found
+
+
+def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
+    """Finds for each stretch the symbols that it uses and does not learn from what it reads."""
+    tellers: dict[Expr, Size] = {}
+    for node in gm.graph.nodes:
+        for symbol, size in _told_by(node):
+            tellers.setdefault(symbol, size)
+    for part in parts:
+        used = free_symbols(*(size for node in (*part.reads, *part.nodes) for size in sizes_in(node.meta.get("val"))))
+        told = {symbol for node in part.reads for symbol, _ in _told_by(node)}
+        inside = set(part.nodes)
+        sizes = [tellers[symbol] for symbol in sorted(used - told, key=str) if symbol in tellers]
+        part.sizes = [size for size in sizes if size.node not in inside]
+
+
+def _told_by(node: Node) -> list[tuple[Expr, Size]]:
+    """The symbols that can be read off a node's value as they are."""
+    val = node.meta.get("val")
+    sizes = list(enumerate(val.shape)) if isinstance(val, torch.Tensor) else [(None, val)]
+    found = [(from_sym(size), Size(node, dim)) for dim, size in sizes if type(size) is torch.SymInt]
+    return [(symbol, size) for symbol, size in found if type(symbol) is Expr and symbol.op == "symbol"]
+
+
+# -- steps --------------------------------------------------------------------------------------------------------------
+class Step:
+    """One compiled stretch, or one seam: reads values of nodes, adds values of nodes."""
+
+    def __init__(self, fn: Callable[..., Sequence[Any]], stretch: Stretch, writes: list[Node]):
+        self.fn, self.reads, self.sizes, self.writes = fn, stretch.reads, stretch.sizes, writes
+
+    def run(self, values: dict[Node, Any]) -> None:
+        results = self.fn(*[values[node] for node in self.reads], *[size.read(values) for size in self.sizes])
+        for node, result in zip(self.writes, results):
+            values[node] = result
+
+
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable]) -> Step:
+    gm = as_module(stretch, writes)
+    if any(is_seam(node) for node in stretch.nodes):
+        return Step(gm.forward, stretch, writes)
+    examples = [*(node.meta["val"] for node in stretch.reads), *(size.example() for size in stretch.sizes)]
+    return Step(backend(gm, examples), stretch, writes)
+
+
+def as_module(stretch: Stretch, writes: list[Node]) -> GraphModule:
+    """The stretch as a graph of its own, which gives the values of `writes`."""
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
+    for node in stretch.reads:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for n, size in enumerate(stretch.sizes):
+        graph.placeholder(f"size_{n}").meta["val"] = size.example()
+    for fn, args in stretch.before:
+        graph.call_function(fn, args)
+    for node in stretch.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    for fn, args in stretch.behind:
+        graph.call_function(fn, args)
+    graph.output(tuple(copies[node] for node in writes))
+    return GraphModule({}, graph, "Segment")
