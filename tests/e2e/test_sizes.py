@@ -143,7 +143,7 @@ def test_a_condition_is_checked_at_run_time(symbols_from_data):
     compiled(torch.randn(8), T(3))
     with pytest.raises(RuntimeError):
         compiled(torch.randn(8), T(9))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(IndexError):
         fs.compile(lambda x, n: x[n.item()], fullgraph=True)(torch.randn(8), T(11))
 
 

@@ -99,8 +99,8 @@ PROGRAMS = {
     "scan": (lambda x: x.cumsum(0) + x.logcumsumexp(1), lambda n: (R(n, n + 2),)),
     "sort": (lambda x: x.sort(0), ROWS),
     "topk": (lambda x: x.topk(x.shape[0] // 2), lambda n: (R(n, n + 3),)),
-    "gather and scatter": (lambda x, i: torch.zeros_like(x).scatter_add(0, i, x.gather(0, i)), lambda n: (R(n, 3), ints(n, 3, high=n))),
-    "index": (lambda x, i: x[i, :, None] * 2, lambda n: (R(n, 3), ints(n + 4, high=n))),
+    "gather and scatter": (lambda x, i: torch.zeros_like(x).scatter_add(0, i, x.gather(0, i)), lambda n: (R(n, 3), ints(n, 3, high=max(n, 1)))),
+    "index": (lambda x, i: x[i, :, None] * 2, lambda n: (R(n, 3), ints(n + 4, high=max(n, 1)))),
     "attention": (lambda q, k: F.scaled_dot_product_attention(q, k, k), lambda n: (R(n, 2, n + 1, 8), R(n, 2, n + 3, 8))),
     "products": (lambda x, y: torch.einsum("bij,bjk->bik", x, y), lambda n: (R(n, 4, n), R(n, n, 5))),
     "norm": (lambda x: F.layer_norm(x, (x.shape[-1],)), lambda n: (R(3, n),)),
@@ -124,8 +124,13 @@ PROGRAMS = {
 }
 
 
-# where a part has one row or none for some of the sizes, or a bound has another sign, there is a second graph
-TWICE = {"a bound that changes its sign", "as_strided", "second half", "narrow", "arange", "topk"}
+# Equal strides are put in order by the sizes, so that the first three sizes give another layout.
+TWICE = {"as_strided"}
+# Programs that are others for a size of 1: a reshape shows what else it copies, C++ code of a gradient has a way of its own, a layout
+# that is not row-major is another one.
+OTHER_AT_1 = {"as_strided", "reshape", "repeat", "pad reflect", "scan", "products", "statistics", "factors", "computed repeats"}
+# ... and of 0: there is no part to return, C++ code asks whether there are elements.
+OTHER_AT_0 = {"chunk", "repeat", "scan", "attention", "products", "statistics", "dropout"}
 
 
 def step(fn, args):
@@ -143,13 +148,18 @@ def step(fn, args):
 def test_ten_sizes(name):
     fn, inputs = PROGRAMS[name]
     compiled = fs.compile(fn, dynamic=True, fullgraph=True)
-    for n in range(2, 12):
+    for n in (*range(2, 12), 1, 0):
         args = inputs(n)
-        (got, got_grads), (want, want_grads) = step(compiled, args), step(fn, args)
+        try:
+            want, want_grads = step(fn, args)
+        except (RuntimeError, IndexError, ValueError):
+            assert n < 2
+            continue
+        got, got_grads = step(compiled, args)
         torch.testing.assert_close(list(got) if isinstance(got, (list, tuple)) else got, list(want) if isinstance(want, (list, tuple)) else want,
-                                   rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(got_grads, want_grads, rtol=1e-3, atol=1e-3)
-    assert fs.counters["stats"]["unique_graphs"] <= (2 if name in TWICE else 1)
+                                   rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(got_grads, want_grads, rtol=1e-3, atol=1e-3, equal_nan=True)
+    assert fs.counters["stats"]["unique_graphs"] <= 1 + sum(name in others for others in (TWICE, OTHER_AT_1, OTHER_AT_0))
 
 
 def test_a_traced_function_takes_symbols():

@@ -15,6 +15,7 @@ What always holds
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,11 +28,11 @@ from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Resul
 from firesteel.autograd.function import Tangent
 from firesteel.backwards import engine, is_spent
 from firesteel.errors import DataDependentError, FiresteelError
-from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.build import make_module
 from firesteel.graph.functional import Cell, Step
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense
+from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
 from firesteel.sym.expr import Expr
@@ -169,7 +170,8 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
             arriving.append(made)
     wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
     draws, last = world.draws, next(reversed(world.graph.nodes))
-    with torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
+    general = world.env.in_general() if world.env is not None else nullcontext()
+    with general, torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))
     if world.draws > draws:
         _mark_late(last)

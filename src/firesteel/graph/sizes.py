@@ -10,7 +10,7 @@ other question goes to the ShapeEnv of the world at work, which answers it and r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,9 +29,15 @@ class DataShape(DataDependentError):
         self.operator = operator
 
 
+class NotKnown(Exception):
+    """The answer to a question about a layout needs a guard; see `where_known`."""
+
+
 class _Current(threading.local):
     """The ShapeEnv that answers in this thread; set by the dispatch of abstract tensors, nowhere else."""
     env: Any = None
+    guards: bool = True         # may a question about a layout be answered by a guard?
+    shape: Sequence[Size] = ()  # see `where_known`
 
 
 current = _Current()
@@ -96,20 +102,46 @@ def unknown(*sizes: Any) -> bool:
 
 
 def layout_same(a: Size, b: Size) -> bool:
-    """`same` for layouts, where "no" is a safe answer: asked of sizes that only run time knows, they are neither 0 nor 1."""
+    """`same` for layouts, where "no" is a safe answer: asked of sizes that only run time knows, they are neither 0 nor 1.  Nor is a size
+    1 that is so only as it happens, such as half of a size of 2."""
     if a is b:
         return True
+    if type(a) is Expr and a.op != "symbol" and type(b) is int and b == 1 and current.env.known(eq(a, b)) is None and hint_or_0(a) == 1:
+        return False
     if type(a) is Expr or type(b) is Expr:
-        condition = eq(a, b)
-        return current.env.decide_layout(condition) if type(condition) is Expr else bool(condition)
+        return _ask_layout(eq(a, b))
     return a == b
 
 
 def layout_less(a: Size, b: Size) -> bool:
     if type(a) is Expr or type(b) is Expr:
-        condition = lt(a, b)
-        return current.env.decide_layout(condition) if type(condition) is Expr else bool(condition)
+        return _ask_layout(lt(a, b))
     return a < b
+
+
+def _ask_layout(condition: Expr | bool) -> bool:
+    if type(condition) is not Expr:
+        return bool(condition)
+    if current.guards:
+        return current.env.decide_layout(condition)
+    known = current.env.known(condition)
+    if known is None:
+        known = current.env.known_of_elements(condition, current.shape)
+    if known is None:
+        raise NotKnown(condition)
+    return known
+
+
+def where_known(function: Callable[..., Any], *args: Any, shape: Sequence[Size] = ()) -> Any:
+    """What a function of layouts returns, or None if that takes a guard.  Where several ways lead to one layout, nothing need be asked.
+    With a shape: of a tensor of that shape that is not empty, since an empty one has no layout to speak of."""
+    before, current.guards, current.shape = current.guards, False, shape
+    try:
+        return function(*args)
+    except NotKnown:
+        return None
+    finally:
+        current.guards = before
 
 
 def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: str = "i64") -> Expr:
@@ -131,6 +163,11 @@ def inside_backward() -> bool:
 def hint(size: Size) -> int:
     """The size in the example call; no guard."""
     return current.env.hint(size) if type(size) is Expr else size
+
+
+def hint_or_0(size: Size) -> int:
+    """The size in the example call, 0 where only run time knows: for orders in which to try things."""
+    return size if type(size) is not Expr else current.env.hint(size) if current.env.has_hint(size) else 0
 
 
 def fixed(size: Size, why: str = "its value is needed as a number") -> int:

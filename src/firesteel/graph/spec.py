@@ -15,7 +15,7 @@ import torch
 
 from firesteel.graph.sizes import layout_less as less
 from firesteel.graph.sizes import layout_same as same
-from firesteel.graph.sizes import product
+from firesteel.graph.sizes import hint_or_0, product, static, where_known
 from firesteel.sym.expr import Expr, Size, row_major
 
 Shape = tuple[Size, ...]
@@ -107,7 +107,7 @@ def suggests_channels_last(spec: Spec) -> bool:
             return False
         if dim == 0 and same(least, spec.strides[1]):   # N111: ambiguous, and then contiguous is preferred
             return False
-        least = stride if same(size, 1) else stride * size
+        least = stride * size
     return True
 
 
@@ -120,18 +120,30 @@ def follows(spec: Spec, shape: Shape, fastest_first) -> bool:
     """Are the strides dense in this order of dimensions?  Size-1 dimensions do not matter; an empty tensor always follows."""
     step: Size = 1
     for dim in fastest_first:
-        size = shape[dim]
-        if same(size, 1):
-            continue
-        if not same(spec.strides[dim], step):
-            return 0 in shape
+        size, stride = shape[dim], spec.strides[dim]
+        if stride != step:      # else a size of 1 makes no difference, and is not asked for
+            if same(size, 1):
+                continue
+            if not same(stride, step):
+                return 0 in shape
         step = step * size
+    return True
+
+
+def _surely_dense(spec: Spec) -> bool:
+    """Is it dense whatever the sizes are?  Nothing is asked: each stride has to be the product of the sizes before it."""
+    order = sorted(range(len(spec.shape)), key=lambda d: (hint_or_0(spec.strides[d]), hint_or_0(spec.shape[d])))
+    step: Size = 1
+    for dim in order:
+        if spec.strides[dim] != step:
+            return False
+        step = step * spec.shape[dim]
     return True
 
 
 def is_dense(spec: Spec) -> bool:
     """Non-overlapping and dense: some order of the dimensions covers the memory without holes."""
-    if spec.strides == contiguous_strides(spec.shape):
+    if spec.strides == contiguous_strides(spec.shape) or _surely_dense(spec):
         return True
     dims = [d for d in range(len(spec.shape)) if not same(spec.shape[d], 1)]
     order = sort_dims(dims, spec.strides)
@@ -167,12 +179,19 @@ def elementwise_strides(shape: Shape, operands: list[Spec]) -> Shape:
     contiguous = contiguous_strides(shape)
     if all(op.strides == contiguous_strides(op.shape) for op in operands) and 0 not in shape:
         return contiguous       # each operand puts its dimensions in this order, or says nothing of them
+    row_major = list(range(len(shape) - 1, -1, -1))
+    if not static(shape):       # fewer questions: operands in this order give a contiguous result by each of the ways below
+        order = where_known(elementwise_order, shape, operands, shape=shape)
+        if order is None and not all(map(_surely_dense, operands)):
+            order = elementwise_order(shape, operands)
+        if order == row_major:
+            return contiguous
     if all(len(op.shape) == len(shape) and all(map(same, op.shape, shape)) for op in operands):
         strides = _same_shape_strides(shape, contiguous, operands)
         if strides is not None:
             return strides
     order = elementwise_order(shape, operands)
-    if order == list(range(len(shape) - 1, -1, -1)):
+    if order == row_major:
         return contiguous
     return strides_in_order(shape, order)
 
@@ -212,7 +231,7 @@ def elementwise_order(shape: Shape, operands: list[Spec]) -> list[int]:
 def _broadcast_strides(op: Spec, shape: Shape) -> Shape:
     missing = len(shape) - len(op.shape)
     return (0,) * missing + tuple(
-        0 if (size is not full and same(size, 1) and not same(full, 1)) else stride
+        0 if (stride != 0 and size is not full and same(size, 1) and not same(full, 1)) else stride
         for size, stride, full in zip(op.shape, op.strides, shape[missing:]))
 
 

@@ -37,6 +37,7 @@ from firesteel.sym.expr import (
     ge,
     le,
     make,
+    ne,
     not_,
     postorder,
     python_text,
@@ -107,6 +108,7 @@ class ShapeEnv:
         self._values: dict[str, Number] = {}    # hints by symbol name
         self.nodes: dict = {}                   # of sym.symint: value -> its node
         self.frozen = False
+        self._general = False
         self.generation = 0                     # grows with each replacement of a symbol
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
         self._lazy_context: Context | None = None
@@ -192,6 +194,9 @@ class ShapeEnv:
             first, second = simple.args
             return self.decide(second, why) if self.decide(first, why) == (simple.op == "and") else simple.op == "or"
         answer = bool(evaluate(simple, self._values))
+        factors = _factors_of_0(simple) if answer == (simple.op == "ne") else None
+        if factors:
+            return all([self.decide(ne(factor, 0), why) for factor in factors]) == answer
         self._record(simple if answer else not_(simple), why)
         return answer
 
@@ -207,12 +212,45 @@ class ShapeEnv:
             return bool(simple)
         return self._answers.get(simple)
 
+    def known_of_elements(self, condition: bool | Expr, shape: Sequence[Size]) -> bool | None:
+        """Like `known`, for a tensor of this shape that has elements: none of its sizes is 0."""
+        simple = self.simplify(condition)
+        ranges = dict(self._ranges)
+        for size in map(self.simplify, shape):
+            terms = poly(size)
+            number = terms.get((), 0)
+            factors = next((m for m, n in terms.items() if m and n == 1), ()) if len(terms) == 1 + (number != 0) else ()
+            if len(factors) == 1 or not number:
+                for factor in factors:
+                    low, high = ranges.get(factor, (None, None))
+                    ranges[factor] = (max(1 - number, low if low is not None else 1 - number), high)
+        found = Context(ranges, self._facts, self._relations).simplify(simple)
+        return found if type(found) is not Expr else None
+
     def decide_or(self, condition: bool | Expr, otherwise: bool) -> bool:
         """Like `decide`; `otherwise` where only run time knows."""
         known = self.known(condition)
         if known is not None:
             return known
-        return self.decide(condition) if self.is_backed(self.simplify(condition)) else otherwise
+        simple = self.simplify(condition)
+        if not self.is_backed(simple) or self._general and (bool(evaluate(simple, self._values)) == otherwise or self._happens(simple)):
+            return otherwise
+        return self.decide(condition)
+
+    def _happens(self, simple: Expr) -> bool:
+        """Is it about a size that is 1 only as it happens, such as half of a size of 2?"""
+        symbols = free_symbols(simple)
+        return len(symbols) == 1 and all(self._values[s.attr] >= 2 for s in symbols)
+
+    @contextmanager
+    def in_general(self) -> Iterator[None]:
+        """Inside, who asks `decide_or` gets its general answer without a guard where the hints agree.  For code of which nobody sees which
+        way it took: torch's engine asks each gradient whether a size is 1."""
+        before, self._general = self._general, True
+        try:
+            yield
+        finally:
+            self._general = before
 
     def evaluate_sym_node(self, node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> bool:
         """The door by which torch's own Python code asks (`guard_or_false` and the like)."""
@@ -228,7 +266,8 @@ class ShapeEnv:
         known = self.known(condition)
         if known is not None:
             return known
-        return self.decide_or(self._without_small_sizes(self.simplify(condition)), False)
+        simple = self._without_small_sizes(self.simplify(condition))
+        return self.decide(simple) if type(simple) is not Expr or self.is_backed(simple) else False
 
     def _without_small_sizes(self, simple: Any) -> Any:
         """Simplified as if unbacked sizes were 2 or more."""
@@ -466,13 +505,18 @@ class ShapeEnv:
         """The least list that implies all answers, given the equalities that replaced a symbol: declared ranges and recorded
         answers, rewritten in the symbols that are left, merged, and without those that follow from the others."""
         equalities = [guard for guard in self._recorded if guard in self._defining]
-        others = [*self._declared_ranges(), *[guard for guard in self._recorded if guard not in self._defining]]
+        declared = list(self._declared_ranges())
+        others = [*declared, *[guard for guard in self._recorded if guard not in self._defining]]
         ranges, rest = _merge_ranges([self._rewrite(guard) for guard in others])
+        while len(rest) > len(rest := [guard for guard in rest if not _moves_an_end(ranges, guard)]):
+            pass        # `!= 1` moves an end only once `!= 0` has
         context = Context({leaf: tuple(side and side[0] for side in sides) for leaf, sides in ranges.items()})
         fixed = dict(pair for pair in map(_fixed_value, rest) if pair is not None)
         rest = [guard for guard in dict.fromkeys(rest) if context.simplify(guard.expr) is not True and
                 (guard.expr.op == "eq" or context.simplify(substitute(guard.expr, fixed)) is not True)]
-        return [*equalities, *[side[1] for sides in ranges.values() for side in sides if side is not None], *rest]
+        certain = {guard for guard in declared if _simple_bound(guard.expr)[1:] == (0, False)}      # type: ignore[index]  # no size is negative
+        bounds = [side[1] for sides in ranges.values() for side in sides if side is not None and side[1] not in certain]
+        return [*equalities, *bounds, *rest]
 
     def _declared_ranges(self) -> Iterator[Guard]:
         for info in self.symbols.values():
@@ -547,6 +591,28 @@ def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
         if sides[upper] is None or (bound < sides[upper][0] if upper else bound > sides[upper][0]):
             sides[upper] = (bound, guard)
     return ranges, rest
+
+
+def _moves_an_end(ranges: dict[Expr, list], guard: Guard) -> bool:
+    """Does it say that a symbol is not the end of its range?  Then the range is made smaller."""
+    if type(guard.expr) is not Expr or guard.expr.op != "ne":
+        return False
+    for leaf, value in (guard.expr.args, guard.expr.args[::-1]):
+        for upper, side in enumerate(ranges.get(leaf, ())):
+            if side is not None and value.op == "const" and value.attr == side[0]:
+                bound = side[0] - 1 if upper else side[0] + 1
+                ranges[leaf][upper] = (bound, Guard(le(leaf, bound) if upper else ge(leaf, bound), guard.location, guard.why))
+                return True
+    return False
+
+
+def _factors_of_0(question: Expr) -> tuple[Expr, ...] | None:
+    """The factors of a product that is compared with 0."""
+    sides = [as_size(arg) for arg in question.args]
+    if question.op not in ("eq", "ne") or _dtype_of(sides[0]) == "f64" or 0 not in sides:
+        return None
+    terms = list(poly(sides[0] if type(sides[0]) is Expr else sides[1]))
+    return terms[0] if len(terms) == 1 and len(terms[0]) > 1 else None
 
 
 def _fixed_value(guard: Guard) -> tuple[Expr, Any] | None:

@@ -123,9 +123,22 @@ def _two_sides(terms: Poly, constant: int) -> tuple[Size, Size]:
     return from_poly(left), from_poly(right)
 
 
+def _without_quotients(gap: Poly) -> Poly:
+    """The same question without x//k, for numbers k > 0: x//k + r >= 0 asks x + k*r >= 0, and r - x//k >= 0 asks k*r + k - 1 - x >= 0."""
+    for monomial, count in gap.items():
+        atom = monomial[0] if len(monomial) == 1 and count in (1, -1) else None
+        if atom is None or atom.op != "floordiv" or any(atom in other for other in gap if other is not monomial):
+            continue
+        x, k = (plain(arg) for arg in atom.args)
+        if type(k) is int and k > 0:
+            rest = scale({m: n for m, n in gap.items() if m is not monomial}, k)
+            return _without_quotients(plus(plus(rest, poly(x), count), {(): k - 1} if count < 0 else {}))
+    return gap
+
+
 @rule("le", "x <= y: one form for all equal questions, or the answer")
 def le(c: Context, a: Size, b: Size) -> Size | bool | None:
-    gap = plus(poly(b), poly(a), -1)
+    gap = _without_quotients(plus(poly(b), poly(a), -1))
     constant = gap.get((), 0)
     if len(gap) == (constant != 0):
         return constant >= 0

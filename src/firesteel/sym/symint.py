@@ -132,6 +132,12 @@ class SymNode:
     def pos(self) -> SymNode:
         return self
 
+    def truediv(self, other: SymNode) -> SymNode:
+        """The division of C++ code, which does not raise: by 0 it is another program.  Python's own is float_truediv or int_truediv."""
+        if type(divisor := other.simple()) is Expr and self.env.is_backed(divisor):
+            self.env.decide(E.ne(divisor, 0))
+        return _node(E.truediv(self.value, other.value), self.env)
+
     # ------------------------------------------------------------ questions
 
     def guard_bool(self, file: Text = "", line: int = 0) -> bool:
@@ -259,7 +265,7 @@ def _power(a: Any, b: Any) -> Any:
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": E.add, "sub": E.sub, "mul": E.mul, "mod": E.mod, "floordiv": E.floordiv, "int_floordiv": E.floordiv,
-    "truediv": E.truediv, "float_truediv": E.truediv, "int_truediv": E.truediv, "pow": _power, "float_pow": _power, "pow_by_natural": _power,
+    "float_truediv": E.truediv, "int_truediv": E.truediv, "pow": _power, "float_pow": _power, "pow_by_natural": _power,
     "lshift": E.lshift, "rshift": E.rshift, "bitwise_and": E.bitand, "bitwise_or": E.bitor, "bitwise_xor": E.bitxor,
     "eq": E.eq, "ne": E.ne, "lt": E.lt, "le": E.le, "gt": E.gt, "ge": E.ge, "sym_min": E.min_, "sym_max": E.max_,
     "and_": E.and_, "or_": E.or_, "sym_and": E.and_, "sym_or": E.or_,

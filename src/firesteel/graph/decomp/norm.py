@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.decomp.table import aten, cast, decomposition, in_format_of, shaped, widen, wrap
+from firesteel.graph.decomp.table import aten, cast, decomposition, in_format_of, is_nothing, shaped, widen, wrap
 from firesteel.graph.rules.nn import group_stats_dtype, stats_dtype
 
 
@@ -227,7 +227,7 @@ def _shifted(x: Tensor, dim: int) -> Tensor:
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     wide = widen(x)
     result = torch.float32 if half_to_float else x.dtype
-    if x.numel() == 0:
+    if is_nothing(x):
         return aten.empty_like.default(x, dtype=result, memory_format=torch.contiguous_format)
     exps = aten.exp.default(_shifted(wide, wrap(dim, x.dim())) if x.dim() else wide - wide)
     return _contiguous(cast(exps / aten.sum.dim_IntList(exps, [dim] if x.dim() else [], True), result))
@@ -236,7 +236,7 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 @decomposition("_log_softmax")
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     result = torch.float32 if half_to_float else x.dtype
-    if x.dim() == 0 or 0 in x.shape:
+    if x.dim() == 0 or is_nothing(x):
         return NotImplemented
     shifted = _shifted(widen(x), wrap(dim, x.dim()))
     total = aten.log.default(aten.sum.dim_IntList(aten.exp.default(shifted), [dim], True))

@@ -58,6 +58,11 @@ def wrap(dim: int, ndim: int) -> int:
     return dim % ndim if ndim else 0
 
 
+def is_nothing(x: Tensor) -> bool:
+    """Has it a size that is known to be 0?  A symbol is not asked."""
+    return any(type(size) is int and size == 0 for size in x.shape)
+
+
 def shaped(x: Tensor, shape: list[Any]) -> Tensor:
     """x with another shape, as a view where possible."""
     return aten.reshape.default(x, shape)

@@ -9,7 +9,7 @@ import torch
 from firesteel.graph.rules.base import broadcast, broadcast_all, check, promote, rule, wrap_dim
 from firesteel.graph.rules.data import masked_places
 from firesteel.graph.rules.views import transpose
-from firesteel.graph.sizes import must, must_match, unbacked
+from firesteel.graph.sizes import must, must_match, unbacked, where_known
 from firesteel.graph.spec import (
     Shape,
     Spec,
@@ -62,8 +62,8 @@ def _indexed_strides(x: Spec, indices: list[Spec | None], before: list[int], joi
             padded_shape = (*(1,) * len(before), *(1,) * (len(joint) - len(i.shape)), *i.shape, *(1,) * len(after))
             padded = (*(0,) * len(before), *(0,) * (len(joint) - len(i.shape)), *i.strides, *(0,) * len(after))
             operands.append(Spec(padded_shape, padded, 0, i.dtype, i.device))
-    order = elementwise_order(shape, operands)
-    return strides_in_order(shape, order)
+    order = where_known(elementwise_order, shape, operands, shape=shape)
+    return strides_in_order(shape, elementwise_order(shape, operands) if order is None else order)
 
 
 @rule("index_put _unsafe_index_put")

@@ -16,9 +16,9 @@ import torch
 from torch._ops import OpOverload
 
 from firesteel.graph.rules.base import RULES, broadcast, check, find, is_integral, wrap_dim
-from firesteel.graph.sizes import must, must_match, product
+from firesteel.graph.sizes import must, must_match, product, same
 from firesteel.graph.spec import Spec
-from firesteel.sym.expr import Expr, Size, ge, le
+from firesteel.sym.expr import Expr, Size, ge, le, ne
 from firesteel.table import Table
 
 REFUSALS: Table[Callable[..., None]] = Table("refusal", "graph/rules/refusals.py")
@@ -169,27 +169,38 @@ def amax(x: Spec, dim: Any = (), keepdim: bool = False) -> None:
     check(len(x.shape) <= MOST_DIMS, f"only tensors with up to {MOST_DIMS} dims are supported")
     check(not x.dtype.is_complex, "amax is not implemented for complex tensors")
     if not dims:
-        within(product(x.shape), 1, None, "Expected reduction dim to be specified for input.numel() == 0.")
+        not_nothing(x)
     not_empty(x, dims)
 
 
 def not_empty(x: Spec, dims: Sequence[int]) -> None:
     for dim in dims:
         place = wrap_dim(dim, len(x.shape))
-        if x.shape and x.shape[place] == 0:
+        if x.shape and same(x.shape[place], 0):
             raise IndexError(f"Expected reduction dim {place} to have non-zero size.")
 
 
-@refuses("max min median nanmedian")
+@refuses("median nanmedian")
+def median_all(x: Spec) -> None:
+    check(not x.dtype.is_complex, "median is not implemented for complex tensors")
+
+
+@refuses("max min")
 def max_all(x: Spec) -> None:
     check(not x.dtype.is_complex, "max is not implemented for complex tensors")
+    not_nothing(x)
+
+
+def not_nothing(x: Spec) -> None:
+    for size in x.shape:
+        must(ne(size, 0), "Expected reduction dim to be specified for input.numel() == 0.")
 
 
 @refuses("max.dim min.dim argmax argmin")
 def max_dim(x: Spec, dim: int | None = None, keepdim: bool = False) -> None:
     check(not x.dtype.is_complex, "max is not implemented for complex tensors")
     if dim is None:
-        check(0 not in x.shape, "Expected reduction dim to be specified for input.numel() == 0.")
+        not_nothing(x)
     else:
         not_empty(x, [dim])
 

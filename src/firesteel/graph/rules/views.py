@@ -12,7 +12,7 @@ import torch
 from firesteel.graph.rules.base import check, clamp_size, rule, wrap_dim, wrap_dims
 from firesteel.graph.sizes import current, expands_alone, fixed, layout_less, layout_same, less, must, must_match, product, same, unknown
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_contiguous, like
-from firesteel.sym.expr import Expr, Size, and_, ge, le, lt, where
+from firesteel.sym.expr import Size, and_, ge, le, lt, ne, where
 
 
 def _viewed(x: Spec, shape: Shape, strides: Shape, offset: Size | None = None) -> Spec:
@@ -27,8 +27,9 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Shape:
     if any(type(s) is int and s == -1 for s in shape):
         place = shape.index(-1)
         others = product(s for i, s in enumerate(shape) if i != place)
-        check(type(others) is Expr or others != 0,
-              f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be any value")
+        for other in (s for i, s in enumerate(shape) if i != place):      # one by one: small facts are worth more
+            must(ne(other, 0), f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 "
+                 "can be any value and is ambiguous")
         shape = (*shape[:place], numel // others, *shape[place + 1:])
     must_match(product(shape), numel, f"shape '{list(shape)}' is invalid for input of size {numel}")
     return shape
