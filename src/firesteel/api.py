@@ -61,7 +61,7 @@ def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanatio
         compiled(*args, **kwargs)
         times = {stage: seconds - times_before.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
         root = getattr(compiled, "_firesteel_call", compiled).__firesteel_root__
-        guards = [guard for region in root.all_regions() for entry in region.entries for guard in entry.guard.guards]
+        guards = [guard for region in root.all_regions() for entry in region.variants() for guard in entry.guard.guards]
         special = [text for guard in guards if (text := guard.specialization())]
         return artifacts.Explanation(counter.graphs, list(map(str, guards)), list(artifacts.breaks)[breaks_before:], times, counter.op_count, special)
     return explained

@@ -170,7 +170,6 @@ STATES = {
     "default_dtype": lambda: set_and_back(torch.set_default_dtype, torch.float64, torch.float32),
     "deterministic": lambda: set_and_back(torch._C._set_deterministic_algorithms, True, False),
     "torch_function": torch._C.DisableTorchFunctionSubclass,
-    "function_modes": lambda: torch.device("meta"),
     "dispatch_modes": lambda: __import__("torch.utils._python_dispatch").utils._python_dispatch.TorchDispatchMode(),
     "module_hooks": lambda: torch.nn.modules.module.register_module_forward_hook(lambda *a: None),
 }

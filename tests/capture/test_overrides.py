@@ -5,9 +5,9 @@ import pytest
 import torch
 from harness import capture, check, make_test, same
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import firesteel as fs
-from firesteel.errors import Unsupported
 
 one = functools.partial(make_test, fullgraph=True)
 
@@ -155,21 +155,93 @@ def test_break_under_a_mode():
             print(end="")
             y = torch.sin(y)
         return torch.sin(y), log
-    check(f, torch.randn(3), graphs=None)
+    check(f, torch.randn(3), graphs=2)
 
 
 def test_a_mode_entered_outside():
+    """It is traced through, sees each call once, and nothing of what guards and compiled graphs do."""
     def f(x):
-        return torch.sin(x)
-    x = torch.randn(3)
+        return torch.sin(x) + x.shape[0]
+    x, ours, theirs = torch.randn(3), SinIsCos([]), SinIsCos([])
+    compiled, backend = capture(f, fullgraph=True)
+    for _ in range(2):
+        with ours:
+            out = compiled(x)
+        with theirs:
+            expected = f(x)
+        same(out, expected)
+        same(compiled(x), torch.sin(x) + 3)
+    assert ours.log == theirs.log
+    assert len(backend.graphs) == 2
+
+
+class Scale(TorchFunctionMode):
+    def __init__(self, by):
+        self.by = by
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * self.by if func in (torch.add, torch.Tensor.add) else out
+
+
+def test_what_a_mode_outside_reads_is_guarded():
+    def f(x):
+        return torch.add(x, 1)
+    compiled, backend = capture(f, fullgraph=True)
+    for by in ("2", 2, 2, 5):
+        mode = Scale(int(by))
+        with mode, SinIsCos([]):
+            out = compiled(torch.ones(2))
+        same(out, torch.full((2,), 2.0 * int(by)))
+    assert len(backend.graphs) == 2
+
+
+def test_break_under_a_mode_entered_outside():
+    def f(x):
+        y = torch.add(x, 1)
+        print(end="")
+        return torch.add(y, 1)
     compiled, backend = capture(f)
-    strict, _ = capture(f, fullgraph=True)
-    with SinIsCos([]):
-        same(compiled(x), torch.cos(x))
-        with pytest.raises(Unsupported, match="SinIsCos"):
-            strict(x)
-    same(compiled(x), torch.sin(x))
-    assert len(backend.graphs) == 1
+    for _ in range(2):
+        with Scale(3):
+            out = compiled(torch.zeros(2))
+            assert torch._C._len_torch_function_stack() == 1
+        same(out, torch.full((2,), 12.0))
+    assert len(backend.graphs) == 2
+
+
+def test_default_device_set_inside():
+    def f(x):
+        torch.set_default_device("meta")
+        return torch.ones(2).device.type, x + 1
+    compiled, _ = capture(f, fullgraph=True)
+    try:
+        assert compiled(torch.ones(2))[0] == "meta"
+        assert torch.ones(1).device.type == "meta" and torch.get_default_device().type == "meta"
+        assert compiled(torch.ones(2, device="cpu"))[0] == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(1).device.type == "cpu" and torch._C._len_torch_function_stack() == 0
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_every_operator():
+    def f(x):
+        return x.sin() + 1
+    compiled, _ = capture(f, fullgraph=True)
+    compiled(torch.ones(2))
+    with Operators() as mode:
+        compiled(torch.ones(2))
+    assert mode.seen[-2:] == ["aten.sin.default", "aten.add.Tensor"]
 
 
 @one

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
@@ -39,7 +40,7 @@ from firesteel.capture.steps import CompileText
 from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.translate import Captured, Jump, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
-from firesteel.capture.values.overrides import foreign_modes
+from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
 from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
@@ -80,6 +81,7 @@ class Region:
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
         self._general = False           # the variant at the recompile limit is made
+        self._under_modes: UnderModes | None = None
 
     def start(self, m: Machine, values: list[Value]) -> Value | None:
         """Puts the first frames on the machine; or the result, where it is known at once."""
@@ -91,6 +93,8 @@ class Region:
     # -- calling ---------------------------------------------------------------------------------------------------
     def step(self, inputs: tuple[Any, ...]) -> Any:
         """Runs the region on its inputs: a result, or a Jump."""
+        if count_modes():
+            return self._step_under_modes(inputs)
         for entry in self.entries:
             values = entry.check(*inputs)
             if values is not None:
@@ -98,20 +102,32 @@ class Region:
         return self._miss(inputs)
 
     def _miss(self, inputs: tuple[Any, ...]) -> Any:
+        entry, values = self.serve(inputs)
+        return self.eager(inputs) if entry is None else entry.run(*values)
+
+    def serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
+        """An Entry for these inputs, made where there is none, and the values it reads; (None, None): the call is to run eagerly."""
         if self.eager_only:
-            return self.eager(inputs)
+            return None, None
         with self.root.lock:
             entry, values = self._find(inputs)
             if entry is None:
-                if self._refuses(inputs):
-                    return self.eager(inputs)
-                entry = self._compile(inputs)
+                entry = None if self._refuses(inputs) else self._compile(inputs)
                 if entry is None:
-                    return self.eager(inputs)
+                    return None, None
                 values = entry.check(*inputs)
                 if values is None:
                     raise InternalError(f"guards of {self.name} fail right after capture: {entry.guard.explain(inputs)}")
-        return entry.run(*values)
+        return entry, values
+
+    def _step_under_modes(self, inputs: tuple[Any, ...]) -> Any:
+        if self._under_modes is None:
+            self._under_modes = UnderModes(self)
+        return self._under_modes.step((*inputs, current_modes()))
+
+    def variants(self) -> list[Entry]:
+        """All Entries, those for calls under modes included."""
+        return [*self.entries, *(self._under_modes.entries if self._under_modes is not None else ())]
 
     def _find(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
         for entry in self.entries:
@@ -123,11 +139,9 @@ class Region:
     # -- recompiling -----------------------------------------------------------------------------------------------
     def _refuses(self, inputs: tuple[Any, ...]) -> bool:
         """Is this call to run eagerly?  Raises where settings say so."""
-        if modes := foreign_modes():
-            stop = Break("context", name=f"{type(modes[-1]).__qualname__}, a torch function mode entered outside of the region,")
-            if self.root.fullgraph:
-                raise stop.unsupported()
-            counters["graph_break"][stop.sentence] += 1
+        if is_in_torch_dispatch_mode(include_infra_modes=False):
+            counters["eager_calls"]["a torch dispatch mode is on, which must see every operator"] += 1
+            log("perf", lambda: f"{self.name} runs eagerly: a torch dispatch mode is on, which must see every operator")
             return True
         if makes_parameters(inputs):
             log("perf", lambda: f"{self.name} runs eagerly once: that call makes the parameters of a lazy module")
@@ -219,6 +233,24 @@ class FunctionRegion(Region):
 
     def eager(self, inputs: tuple[Any, ...]) -> Any:
         return self.root.fn(*inputs[:self.positional], **dict(zip(self.keywords, inputs[self.positional:])))
+
+
+class UnderModes(Region):
+    """A region in calls made under torch function modes: those are its last input, and traced through.  What is not the program's (guards,
+    capture, the compiled graph) runs without them."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        super().__init__(region.root, region.name, [*region.arg_names, "torch_function_modes"])
+
+    def start(self, m: Machine, values: list[Value]) -> Value | None:
+        m.function_modes = m.outer_modes = tuple(m.look(mode) for mode in m.iterate(m.look(values[-1])))
+        return self.region.start(m, values[:-1])
+
+    def step(self, inputs: tuple[Any, ...]) -> Any:
+        with without_modes():
+            entry, values = self.serve(inputs)
+        return self.region.eager(inputs[:-1]) if entry is None else entry.run(*values)
 
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -27,8 +27,6 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module as module_internals
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from firesteel.capture import steps as native
 from firesteel.capture.source import MODULE_HOOKS, Constants, Emitter, Local, Source, build_function, identifier, literal
@@ -240,13 +238,6 @@ def _autocast() -> Any:
     return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices])
 
 
-def _function_modes() -> Any:
-    """Which torch function modes are on: of a device its name, of others that there is one (nothing is captured under them)."""
-    if not torch._C._len_torch_function_stack():
-        return ()
-    return tuple(str(mode.device) if isinstance(mode, DeviceContext) else id(mode) for mode in _get_current_function_mode_stack())
-
-
 def _module_hooks() -> Any:
     """False while there are no hooks that torch calls for every module; else the kind of the backward ones."""
     some = bool(module_internals._has_any_global_hook())
@@ -261,7 +252,6 @@ for _name, _read, _sentence in [
     ("default_dtype", torch.get_default_dtype, "the default dtype is {now}; it was {then}"),
     ("deterministic", torch._C._get_deterministic_algorithms, "deterministic algorithms: {now}; it was {then}"),
     ("torch_function", torch._C._is_torch_function_enabled, "__torch_function__ is enabled: {now}; it was {then}"),
-    ("function_modes", _function_modes, "the torch function modes {now} are active; it was {then}"),
     ("dispatch_modes", torch._C._len_torch_dispatch_stack, "{now} torch dispatch modes are active; it was {then}"),
     ("module_hooks", _module_hooks, "hooks on all modules: {now}; it was {then}"),
 ]:

@@ -123,8 +123,8 @@ class Machine(Reader):
         self.initial_states: dict[Key, Any] = {}
         self.started_in_inference = self.inference = torch.is_inference_mode_enabled()
         self.functions_off = False              # are overrides of torch's functions switched off?
-        self.function_modes: tuple[Value, ...] = ()     # entered here, innermost last
-        self.mode_steps: tuple[int, ...] = ()           # where that was
+        self.function_modes: tuple[Value, ...] = ()     # that are on, innermost last
+        self.outer_modes: tuple[Value, ...] = ()        # those that were on before the region
         self.filled_leaves: tuple[Any, ...] = ()        # see values/leaves.py
         self.draws: tuple[Any, ...] = ()                # see values/python_random.py
         self._traces: dict[Any, str] = {}

@@ -25,7 +25,7 @@ from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.contexts import set_state
 from firesteel.capture.values.leaves import refuse_shared
-from firesteel.capture.values.overrides import refuse_break
+from firesteel.capture.values.overrides import run_without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError
 
@@ -129,10 +129,10 @@ def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
 def _write_states(m: Machine, e: Emitter) -> None:
     for key, value in m.changed_states():
         e.line(f"{e.helper(set_state)}({key!r}, {e.constants.name(value)})")
+    write_modes(m, e)
 
 
 def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
-    refuse_break(m)
     m.effects.emit(e)
     write_generators(e, m)
     e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for
@@ -195,7 +195,8 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome, inputs: tu
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
         if m.record.call_count():
-            lines += graph_call(e, _compile_graph(region, graph, used), graph, used)
+            compiled = _compile_graph(region, graph, used)
+            lines += graph_call(e, run_without_modes(compiled) if m.outer_modes else compiled, graph, used)
         else:
             graph = None
     compile_text = region.root.native_compiler()

@@ -13,7 +13,7 @@ import torch
 
 from firesteel.capture import polyfills
 from firesteel.capture.values.attributes import mro_lookup
-from firesteel.capture.values.base import IdKey, UserRaise, Value
+from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.capture.values.class_statements import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, is_none
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
@@ -440,8 +440,13 @@ def _text(fn: Callable[..., str]) -> Callable[..., Value]:
                 raise Break("call", name=fn.__name__)
             if hasattr(args[0], "payload"):
                 return fold(m, fn, m.known(args[0].payload))
-        return fold(m, fn, *map(m.known, args))
+        return fold(m, fn, *(known_object(m, value) for value in args))
     return make
+
+
+def known_object(m: Machine, value: Value) -> Any:
+    """As m.known; also of a function of torch or a builtin, of which there is one."""
+    return value.fn if isinstance(value, CallableObject) else m.known(value)
 
 
 CALLS.add(str, _text(str))
@@ -456,7 +461,7 @@ def call_format(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def format_value(m: Machine, value: Value, spec: str) -> Value:
     """format(value, spec); a user's __format__ or __str__ runs."""
     if not isinstance(value, ObjectValue):
-        return fold(m, format, m.known(value), spec)
+        return fold(m, format, known_object(m, value), spec)
     method = value.method(m, "__format__")
     if method is not None:
         return method.call(m, [ConstValue(spec)], {})

@@ -9,8 +9,9 @@ class costs no node; where it leaves the region it gets its class by `as_subclas
 """
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -392,7 +393,6 @@ def call_handle(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 @CALLS.row(torch._C._push_on_torch_function_stack)
 def call_push_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     m.effects.change(m, "function_modes", (*m.function_modes, args[0]))
-    m.effects.change(m, "mode_steps", (*m.mode_steps, m.steps))
     return NONE
 
 
@@ -402,25 +402,40 @@ def call_pop_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         raise Break("call", name="_pop_torch_function_stack")
     top = m.function_modes[-1]
     m.effects.change(m, "function_modes", m.function_modes[:-1])
-    m.effects.change(m, "mode_steps", m.mode_steps[:-1])
     return top
 
 
+def write_modes(m: Machine, e: Emitter) -> None:
+    """At a break, and at the end: the real stack of modes becomes what the program has made of it."""
+    before, after = m.outer_modes, m.function_modes
+    same = next((n for n, (a, b) in enumerate(zip(before, after)) if a is not b), min(len(before), len(after)))
+    for _ in before[same:]:
+        e.line(f"{e.helper(torch._C._pop_torch_function_stack)}()")
+    for mode in after[same:]:
+        e.line(f"{e.helper(torch._C._push_on_torch_function_stack)}({e.expr(mode)})")
+
+
 class DeviceExit(ExitValue):
-    """The end of `with torch.device(...)`."""
+    """The end of `with torch.device(...)`.  At a break inside, the step that entered is the one to break."""
+
+    def __init__(self, modes: tuple[Value, ...], birth: int):
+        super().__init__(())
+        self.modes, self.birth = modes, birth
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        call_pop_mode(m, [], {})
+        m.effects.change(m, "function_modes", self.modes)
         return FALSE
 
     def rebuild(self, e: Emitter) -> str:
-        return "None"       # never used: a break under a mode starts again, see `refuse_break`
+        raise CannotRebuild(self, self.birth)
 
 
 def enter_device(m: Machine, device: Value) -> tuple[Value, Value]:
-    """(exit function, result of __enter__)"""
-    call_push_mode(m, [m.call_now(m.constant_object(DeviceContext), [device], {})], {})
-    return DeviceExit(()), device
+    """(exit function, result of __enter__).  There is one device, and it is asked last."""
+    leave = DeviceExit(m.function_modes, m.steps)
+    made = m.call_now(m.constant_object(DeviceContext), [device], {})
+    m.effects.change(m, "function_modes", (made, *(mode for mode in m.function_modes if mode.python_type() is not DeviceContext)))
+    return leave, device
 
 
 @CALLS.row(DeviceContext.__torch_function__)
@@ -434,20 +449,39 @@ def call_device_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return func.call(m, list(map(m.look, m.iterate(given["args"]))), settings)
 
 
-def refuse_break(m: Machine) -> None:
-    """A break under a mode: the step that entered it is the one to break, so that the mode is there for real."""
-    if m.function_modes:
-        raise CannotRebuild(m.function_modes[0], m.mode_steps[0])
+count_modes = torch._C._len_torch_function_stack
 
 
-def foreign_modes() -> list[TorchFunctionMode]:
-    """Modes of the user's that are on now; capture does not see through them."""
-    return [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+def current_modes() -> tuple[TorchFunctionMode, ...]:
+    return tuple(_get_current_function_mode_stack())
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Takes all torch function modes off the stack."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(count_modes())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def run_without_modes(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with without_modes():
+            return fn(*args)
+    return run
 
 
 @CALLS.row(torch._C._len_torch_function_stack)
 def call_count_modes(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(torch._C._len_torch_function_stack() + len(m.function_modes))
+    return ConstValue(len(m.function_modes))
+
+
+@CALLS.row(torch._C._get_function_stack_at)
+def call_mode_at(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return m.function_modes[m.known(args[0])]
 
 
 @NATIVE_CALLS.row("properties of tensors")
