@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 from torch.utils.hooks import BackwardHook
 
 from firesteel.table import Table
@@ -112,3 +113,12 @@ SEAMS.add(seed_all_here, "the seed of every device's generator")
 SEAMS.add(state_here, "the state of a generator, read")
 SEAMS.add(set_state_here, "the state of a generator, set")
 SEAMS.add(set_data_here, "the memory of a tensor, exchanged")
+
+
+def runs_users_code(node: torch.fx.Node) -> bool:
+    """Is the node a call of a function or an operator that is neither torch's nor ours?"""
+    if node.op != "call_function":
+        return node.op == "call_module"
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return not str(node.target).startswith(("aten.", "prims."))
+    return (getattr(node.target, "__module__", None) or "").partition(".")[0] not in ("torch", "_operator", "builtins", "math", "firesteel")

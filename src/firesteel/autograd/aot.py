@@ -41,6 +41,7 @@ from firesteel.graph.passes import clean
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
+from firesteel.seams import runs_users_code
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
@@ -86,18 +87,24 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
     that a hook that the caller puts on one sees all of its gradient."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
                              gm.meta.get("fullgraph", False))
-    spends = takes_gradients(gm)
-    cuts = results_gone_on_with(gm) if hookable_results and not spends else frozenset()
+    cuts = results_gone_on_with(gm) if hookable_results and not takes_gradients(gm) else frozenset()
     if cuts or has_seams(gm):
-        return compile_in_segments(
-            gm, lambda part, inputs: compile_program(functools.partial(interpret, part), inputs, compilers, eager=part.forward,
-                                                     spends=takes_gradients(part)), cuts)
-    program = functools.partial(interpret, gm)
+        return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), cuts)
+    return compile_graph(gm, example_inputs, compilers)
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
+    """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, that call is made for real."""
+    program, spends = functools.partial(interpret, gm), takes_gradients(gm)
     states = [node for node in gm.graph.nodes if "state" in node.meta]
-    if not states:
-        return compile_program(program, example_inputs, compilers, eager=gm.forward, spends=spends)
     turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
-    return compile_program(putting_back(program, states), example_inputs, compilers, eager=gm.forward, turns_on=turns_on, spends=spends)
+    try:
+        return compile_program(putting_back(program, states) if states else program, example_inputs, compilers, eager=gm.forward,
+                               turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)))
+    except Undifferentiable as error:
+        counters["aot"]["backwards_by_eager"] += 1
+        artifacts.log("aot", lambda: f"{error}: the operators of the user's run in eager")
+        return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), seams=runs_users_code)
 
 
 def putting_back(program: Program, states: Sequence[Node]) -> Program:
@@ -112,9 +119,10 @@ def putting_back(program: Program, states: Sequence[Node]) -> Program:
 
 
 def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False,
-                    spends: bool = False) -> Callable:
+                    spends: bool = False, raises: bool = False) -> Callable:
     """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors.  `turns_on`: it
-    is called with grad mode off and turns it on; `spends`: it takes gradients itself."""
+    is called with grad mode off and turns it on; `spends`: it takes gradients itself; `raises`: a backward that cannot be traced is an
+    error, and the caller knows what to do."""
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
@@ -124,6 +132,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on, spends=spends)
     except Undifferentiable as error:
+        if raises and isinstance(error.__cause__, UNTRACEABLE):
+            raise
         if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
         return run_by_eager("untraceable_backwards", str(error), eager)

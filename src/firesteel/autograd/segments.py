@@ -1,4 +1,5 @@
-"""A captured graph in stretches, each compiled on its own: between seams, and behind results that a hook may be put on later.
+"""A captured graph in stretches, each compiled on its own: between seams, and behind results that a hook may be put on later.  Where the
+backward of a user's operator or function reads data, so that it cannot be traced, that call is a seam too.
 
     run = compile_in_segments(gm, backend)              # backend(part, example_inputs) -> callable
 
@@ -55,13 +56,14 @@ def is_tracked(node: Node) -> bool:
     return node.op != "placeholder" and isinstance(val, torch.Tensor) and val.requires_grad
 
 
-def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], Callable], cuts: Collection[Node] = ()) -> Callable[..., tuple]:
+def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], Callable], cuts: Collection[Node] = (),
+                        seams: Callable[[Node], bool] = is_seam) -> Callable[..., tuple]:
     """A graph with seams as a callable: every stretch between seams, and behind a node of `cuts`, is compiled by `backend`; seams are
     called as they are."""
-    parts = [part for part in with_states(stretches(gm, cuts)) if not all("state" in node.meta for node in part.nodes)]
+    parts = [part for part in with_states(stretches(gm, cuts, seams)) if not all("state" in node.meta for node in part.nodes)]
     tell_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
-    steps = [make_step(part, [node for node in part.nodes if node in given], backend) for part in parts]
+    steps = [make_step(part, [node for node in part.nodes if node in given], None if any(map(seams, part.nodes)) else backend) for part in parts]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = results_of(gm)
     last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
@@ -77,14 +79,14 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     return run
 
 
-def stretches(gm: GraphModule, cuts: Collection[Node] = ()) -> list[list[Node]]:
+def stretches(gm: GraphModule, cuts: Collection[Node], seams: Callable[[Node], bool]) -> list[list[Node]]:
     """The calls of a graph in order, cut before and behind each seam and behind `cuts`.  Item reads stay with the call they read."""
     parts: list[list[Node]] = [[]]
     home: dict[Node, list[Node]] = {}
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        if is_seam(node):
+        if seams(node):
             parts += [[node], []]
             home[node] = parts[-2]
         elif is_item_read(node):
@@ -186,9 +188,10 @@ class Step:
             values[node] = result
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable]) -> Step:
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable] | None) -> Step:
+    """No backend: it runs as it is."""
     gm = as_module(stretch, writes)
-    if any(is_seam(node) for node in stretch.nodes):
+    if backend is None:
         return Step(gm.forward, stretch, writes)
     examples = [*(node.meta["val"] for node in stretch.reads), *(size.example() for size in stretch.sizes)]
     return Step(backend(gm, examples), stretch, writes)

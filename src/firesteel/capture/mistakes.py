@@ -13,6 +13,7 @@ import torch.fx
 
 from firesteel.capture.tracebacks import located, places_of
 from firesteel.errors import FiresteelError
+from firesteel.seams import runs_users_code
 
 
 def eager_error(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Exception | None:
@@ -28,7 +29,7 @@ def eager_error(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Exception
 
 def as_eager_says(graph: torch.fx.GraphModule, error: Exception, inputs: Sequence[Any]) -> Exception:
     """Eager's error in place of a kernel's or a library's, which know neither the user's line nor, some, the operator and the index."""
-    if isinstance(error, (FiresteelError, torch.OutOfMemoryError)) or not all(_is_torch_alone(node) for node in graph.graph.nodes):
+    if isinstance(error, (FiresteelError, torch.OutOfMemoryError)) or any(map(runs_users_code, graph.graph.nodes)):      # which would run twice
         return error
     found = eager_error(graph, inputs)
     return found if isinstance(found, (IndexError, RuntimeError)) else error
@@ -44,15 +45,6 @@ class _Steps(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         self.at = n
         return super().run_node(n)
-
-
-def _is_torch_alone(node: torch.fx.Node) -> bool:
-    """A call may be made twice: no code of the user's runs in it."""
-    if node.op != "call_function":
-        return node.op != "call_module"
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return str(node.target).startswith(("aten.", "prims."))
-    return (getattr(node.target, "__module__", None) or "").partition(".")[0] in ("torch", "_operator", "builtins", "math")
 
 
 def _copy(value: Any) -> Any:

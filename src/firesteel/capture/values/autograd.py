@@ -50,6 +50,7 @@ def apply_of(cls: type[torch.autograd.Function]) -> Callable[..., Any]:
         return cls.apply(*args, **kwargs)
 
     apply.__name__ = apply.__qualname__ = f"{cls.__name__}_apply"
+    apply.__module__ = cls.__module__
     return apply
 
 
