@@ -1,11 +1,13 @@
 """torch.func inside of captured programs: one graph, and values, gradients and structure as in eager."""
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import capture
+from harness import capture, same
 from torch.utils._pytree import tree_flatten
 
 import firesteel as fs
@@ -150,3 +152,28 @@ def test_vmap_over_a_batch_that_may_be_empty():
     for n in (17, 33, 40, 16, 80):
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x), pairs(x))
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": lambda f, x: torch.func.grad(f)(x), "vmap": lambda f, x: torch.vmap(f)(torch.stack([x, x + 1])),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x + 1,)), "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(2.0)),
+    "grad of grad": lambda f, x: torch.func.grad(lambda y: torch.func.grad(f)(y).sum())(x)}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_compiled_function_is_transformed(name: str, backend: str) -> None:
+    weight = torch.randn(3, requires_grad=True)
+
+    def fn(x: torch.Tensor, breaks: bool) -> torch.Tensor:
+        y = (x * weight).sin()
+        if breaks:
+            print(end="")
+        return (y * y).sum()
+
+    x = torch.randn(3)
+    compiled = fs.compile(fn, backend=backend)
+    for breaks in (False, True, False):
+        same(TRANSFORMS[name](functools.partial(compiled, breaks=breaks), x), TRANSFORMS[name](functools.partial(fn, breaks=breaks), x))
+        same(compiled(x, breaks), fn(x, breaks))

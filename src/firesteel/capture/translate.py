@@ -71,7 +71,7 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
     for _ in range(RESTARTS):
         m = Machine(region.root.make_world, region.policy, break_at)
         try:
-            with outside_inference():
+            with outside_inference(), outside_transforms():
                 outcome = _execute(region, m, inputs)
             e = Emitter(m)
             _write(region, m, e, outcome)
@@ -95,6 +95,20 @@ def outside_inference() -> Iterator[None]:
         return
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Transforms of torch.func that are running are set aside: what they wrapped is captured as the tensors that the program sees.  Under
+    one the graph runs as it is, operator by operator."""
+    layers = []
+    while torch._C._functorch.peek_interpreter_stack() is not None:
+        layers.append(torch._C._functorch.pop_dynamic_layer_stack())
+    try:
+        yield
+    finally:
+        for layer in reversed(layers):
+            torch._C._functorch.push_dynamic_layer_stack(layer)
 
 
 def _execute(region: Region, m: Machine, inputs: tuple[Any, ...]) -> Outcome:
@@ -217,7 +231,7 @@ def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input
     dump("captured", "py", lambda: graph.print_readable(print_output=False))
     graph.meta["fullgraph"] = region.root.fullgraph
     try:
-        with timed("backend"), outside_inference():
+        with timed("backend"), outside_inference(), outside_transforms():
             return region.root.backend(graph, [i.abstract for i in used])
     except BackendError as error:
         raise eager_error(graph, [i.real for i in used]) or error from None
