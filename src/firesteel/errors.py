@@ -76,6 +76,15 @@ class InternalError(FiresteelError):
     """A verifier or an assertion of ours failed: a bug in firesteel."""
 
 
+class DataAccess(Exception):
+    """Inside: the program asks for the data of a tensor that has none yet.  `operator` names what asked."""
+
+    def __init__(self, operator: str):
+        what = "Cannot access data pointer" if operator == "data_ptr" else f"{operator} reads the data"
+        super().__init__(f"{what} of a tensor, which is known at run time only")
+        self.operator = operator
+
+
 @dataclass(frozen=True)
 class BreakKind:
     sentence: str   # a format string over the values given when raised
@@ -106,13 +115,17 @@ for _kind, _row in {
     "opcode": BreakKind("The bytecode instruction {name} is not captured.", "Move this construct out of the compiled function."),
     "call": BreakKind("A call of {name} is not captured.",
                       "Call it outside of the compiled function, or wrap a tensor function with fs.allow_in_graph."),
+    "argument": BreakKind("A call of a torch function with {name} as an argument is not captured.",
+                          "Call it outside of the compiled function, or wrap a tensor function with fs.allow_in_graph."),
     "output": BreakKind("{name} writes output, which a graph cannot hold.", "Print outside of the compiled function, or drop the call."),
     "asked": BreakKind("fs.graph_break was called{text}.", "Remove the call to get one graph."),
     "disabled": BreakKind("{name} is marked with fs.disable{text}.", "Remove the mark to compile it, or call it outside."),
     "data_branch": BreakKind("A branch depends on the data of a tensor ({value}).",
-                             "Use torch.where, or torch.cond, or compute the condition outside."),
+                             "Use torch.where, or compute the condition outside."),
     "data_scalar": BreakKind("{name} turns the data of a tensor into a Python number.",
                              "Keep the value a tensor, or set fs.config.capture_scalar_outputs."),
+    "data_read": BreakKind("{name} reads the data of a tensor{text}, which is known at run time only.",
+                           "Call it outside of the compiled function, or give it numbers instead of tensors."),
     "numpy": BreakKind("{name} hands the data of a tensor to NumPy.", "Use the function of torch that does the same, or call NumPy outside."),
     "data_shape": BreakKind("The output size of {name} depends on data.", "Set fs.config.capture_dynamic_output_shape_ops, or call it outside."),
     "attribute": BreakKind("Attribute {name} of {value} is not captured.", "Read it outside of the compiled function and pass the value."),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.profiler import profile, record_function
 from torch.fx import GraphModule
 
 from firesteel.artifacts import breaks
@@ -28,6 +29,31 @@ class Counting:
     @property
     def ops(self) -> int:
         return sum(n.op in ("call_function", "call_method") for g in self.graphs for n in g.graph.nodes)
+
+
+class Marking:
+    """An eager backend whose graphs can be told in a profile."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            with record_function("graph"):
+                return gm.forward(*args)
+        return run
+
+
+def outside(run: Callable[[], Any]) -> list[str]:
+    """Operators of torch that `run` calls outside of graphs."""
+    with profile() as seen:
+        run()
+
+    def in_graph(event: Any) -> bool:
+        return event is not None and (event.name == "graph" or in_graph(event.cpu_parent))
+    return [event.name for event in seen.function_events if event.name.startswith("aten::") and not in_graph(event)]
 
 
 def capture(fn: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any], Counting]:

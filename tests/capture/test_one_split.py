@@ -5,8 +5,7 @@ import functools
 
 import pytest
 import torch
-from harness import same
-from torch.autograd.profiler import profile, record_function
+from harness import Marking, outside, same
 
 from firesteel.artifacts import breaks
 from firesteel.capture.entry import compile_function
@@ -414,31 +413,6 @@ PLACES = [in_for, in_while, in_nested_loops, in_while_else, in_with, in_generato
           in_dict_comprehension, in_nested_comprehension, in_generator_expression, in_generator, in_yield_from, in_branch, at_depth_three, in_init, in_super,
           in_property, in_getitem, in_classmethod, in_decorator, in_closure_and_lambda, in_arguments, in_recursion, in_modules, in_match,
           in_assertion_and_walrus]
-
-
-class Marking:
-    """An eager backend whose graphs can be told in a profile."""
-
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, gm, example_inputs):
-        self.graphs += 1
-
-        def run(*args):
-            with record_function("graph"):
-                return gm.forward(*args)
-        return run
-
-
-def outside(run):
-    """Operators of torch that `run` calls outside of graphs."""
-    with profile() as seen:
-        run()
-
-    def in_graph(event):
-        return event is not None and (event.name == "graph" or in_graph(event.cpu_parent))
-    return [event.name for event in seen.function_events if event.name.startswith("aten::") and not in_graph(event)]
 
 
 @pytest.mark.parametrize("fn", PLACES, ids=lambda fn: fn.__name__)

@@ -65,6 +65,21 @@ def data_scalar(x):
     return y * n
 
 
+def data_read(x):
+    y = x + 1
+    parts = torch.tensor_split(y, y.long()[:1] - 1)     # places by data
+    return y * 2, *parts
+
+
+def argument(x):
+    y = x + 1
+    z = torch.add(y, SPARSE)                            # an argument
+    return y * 2 + z
+
+
+SPARSE = torch.ones(3).to_sparse()
+
+
 def numpy_data(x):
     y = x + 1
     z = np.sort(y.numpy())                              # NumPy
@@ -100,7 +115,7 @@ OPAQUE = memoryview(b"abcd")
 
 def store(x):
     y = x + 1
-    y.data = x * 3                                      # a store
+    y.requires_grad = False                             # a store
     return y * 2
 
 
@@ -137,9 +152,10 @@ def depth(x):
 PROGRAMS = {
     "opcode": (opcode, "import of colorsys"), "call": (call, "getcwd"), "output": (output, "print writes output"),
     "asked": (asked, "for a reason"), "disabled": (is_disabled, "disabled is marked with fs.disable: it logs"),
-    "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"), "numpy": (numpy_data, "Tensor.numpy"),
+    "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"),
+    "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "Tensor.numpy"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
-    "operator": (an_operator, "memoryview"), "store": (store, "attribute data"), "iterate": (iterate, "memoryview"),
+    "operator": (an_operator, "memoryview"), "store": (store, "attribute requires_grad"), "iterate": (iterate, "memoryview"),
     "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "lock"), "depth": (depth, "nested deeper"),
 }
 

@@ -66,6 +66,7 @@ Wrapper = Callable[["Machine", Any, Source], Value]
 
 WRAPPERS: Table[Wrapper] = Table("wrapper of a type", "capture/builder.py")
 BASES: Table[Wrapper] = Table("wrapper of a base class", "capture/builder.py")      # in order of trying
+BY_CLASS: Table[Wrapper] = Table("wrapper of a class known by name", "capture/torch_objects.py")
 
 
 def build(m: Machine, obj: Any, source: Source) -> Value:
@@ -73,7 +74,8 @@ def build(m: Machine, obj: Any, source: Source) -> Value:
     known = m.same_object(obj)
     if known is not None:
         if known.source is not None and known.source != source and not is_fixed(source):
-            m.guard(Guard(source, "same", known.source))
+            # the Value of a fixed object may be that of what it wraps
+            m.guard(Guard(source, "identity", obj) if is_fixed(known.source) else Guard(source, "same", known.source))
         return known
     value = wrapper_of(obj)(m, obj, source)
     m.remember(obj, value)
@@ -503,7 +505,7 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     if type(obj).__module__.startswith("torch.") and isinstance(getattr(type(obj), "__members__", None), dict):      # an enum of torch's, made in C++
         return wrap_fixed(m, obj, source)
     if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
-        return opaque(m, obj, source)
+        return BY_CLASS.get(f"{type(obj).__module__}.{type(obj).__qualname__}", opaque)(m, obj, source)
     guard(m, source, "type", type(obj))
     return ObjectValue(type(obj), obj, source)
 

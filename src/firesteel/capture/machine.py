@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from firesteel.capture import builder_rare, opcodes_rare, polyfills  # noqa: F401  importing them registers their rows
+from firesteel.capture import builder_rare, opcodes_rare, polyfills, torch_objects  # noqa: F401  importing them registers their rows
 from firesteel.capture.builder import is_trusted_scope
 from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects

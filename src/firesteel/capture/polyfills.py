@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 UNSET: Any = object()
 
@@ -244,6 +245,123 @@ def run_within(fn: Callable[..., Any], context: Any) -> Callable[..., Any]:
         with context:
             return fn(*args, **kwargs)
     return run
+
+
+# -- torch: operators that take functions --------------------------------------------------------------------------------
+def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Iterable[Any] = ()) -> Any:
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, additional: Iterable[Any], **settings: Any) -> Any:
+    while cond_fn(*carried, *additional):
+        carried = body_fn(*carried, *additional)
+    return tuple(carried)
+
+
+def stacked(results: list[Any]) -> Any:
+    """Results of the same structure as one, its tensors stacked."""
+    return pytree.tree_map(lambda *tensors: torch.stack(tensors), *results)
+
+
+def map_impl(f: Callable[..., Any], xs: Iterable[Any], args: Iterable[Any]) -> Any:
+    return stacked([f(*row, *args) for row in zip(*xs)])
+
+
+def scan(combine_fn: Callable[..., Any], init: Any, xs: Iterable[Any], additional_inputs: Iterable[Any] = ()) -> Any:
+    carry, leaves, results = init, list(init), []
+    for row in zip(*xs):
+        carry, result = combine_fn(*leaves, *row, *additional_inputs)
+        leaves = pytree.tree_leaves(carry)
+        results.append(result)
+    return carry, stacked(results)
+
+
+def associative_scan(combine_fn: Callable[..., Any], xs: list[Any], additional_inputs: Iterable[Any] = ()) -> list[Any]:
+    rows = [list(row) for row in zip(*xs)]
+    for place in range(1, len(rows)):
+        rows[place] = pytree.tree_leaves(combine_fn(*rows[place - 1], *rows[place], *additional_inputs))
+    return [torch.stack(column) for column in zip(*rows)]
+
+
+def wrap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def wrap_with_set_grad_enabled(enable_grad: bool, wrapped_func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.set_grad_enabled(enable_grad):
+        return wrapped_func(*args, **kwargs)
+
+
+def wrap_with_autocast(device_type: str, dtype: Any, enabled: bool, cache_enabled: bool | None, wrapped_func: Callable[..., Any],
+                       *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast(device_type, dtype, enabled, cache_enabled):
+        return wrapped_func(*args, **kwargs)
+
+
+def invoke_subgraph(subgraph: Callable[..., Any], identifier: str | None, *operands: Any) -> Any:
+    return subgraph(*operands)
+
+
+def strict_mode(callable: Callable[..., Any], operands: Iterable[Any]) -> Any:
+    return callable(*operands)
+
+
+# name of the operator -> what it means; one whose condition is a tensor breaks there, and only there
+HIGHER_ORDER: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (
+    cond, while_loop, map_impl, scan, associative_scan, wrap, wrap_with_set_grad_enabled, wrap_with_autocast, invoke_subgraph, strict_mode)}
+
+
+# -- torch: functions whose C++ code reads data only to check it; the arguments are those that it let pass until then -----------------------
+def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    for name, given in (("fweights", fweights), ("aweights", aweights)):
+        if given is not None:
+            torch._assert_async((given >= 0).all(), f"cov(): {name} cannot be negative")
+    if weights is None:
+        total = rows.shape[1]
+        freedom: Any = max(total - correction, 0)
+    else:
+        total = weights.sum()
+        torch._assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
+        freedom = (total - correction * ((weights * aweights).sum() / total if aweights is not None else 1)).clamp(min=0)
+    scaled = rows if weights is None else rows * weights
+    centred = rows - (scaled.sum(1) / total)[:, None]
+    return (centred @ (centred if weights is None else centred * weights).t().conj() / freedom).squeeze()
+
+
+def corrcoef(input: Any) -> Any:
+    found = torch.cov(input)
+    if found.dim() == 0:
+        return found / found
+    spread = torch.sqrt(found.diag().real if found.is_complex() else found.diag())
+    found = found / spread[:, None] / spread[None]
+    return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1)) if found.is_complex() else found.clip(-1, 1)
+
+
+def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Any = None, center: bool = True,
+          normalized: bool = False, onesided: bool | None = None, length: int | None = None, return_complex: bool = False) -> Any:
+    spectrum = input[None] if input.dim() == 2 else input
+    hop, width, frames = hop_length or n_fft // 4, win_length or n_fft, spectrum.shape[-1]
+    dtype = torch.empty(0, dtype=spectrum.dtype).real.dtype
+    shape = torch.ones(width, dtype=dtype, device=spectrum.device) if window is None else window
+    shape = torch.nn.functional.pad(shape, ((n_fft - width) // 2, n_fft - width - (n_fft - width) // 2))
+    norm = "ortho" if normalized else "backward"
+    spectrum = spectrum.transpose(1, 2)
+    parts = torch.fft.ifft(spectrum, norm=norm) if return_complex else torch.fft.irfft(spectrum[..., :n_fft // 2 + 1], n_fft, norm=norm)
+    whole = n_fft + hop * (frames - 1)
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else whole - start
+    signal = torch.ops.aten.unfold_backward(parts * shape, [parts.shape[0], whole], 1, n_fft, hop)[:, start:end]
+    weight = torch.ops.aten.unfold_backward(shape.pow(2).expand(1, frames, n_fft), [1, whole], 1, n_fft, hop)[:, start:end]
+    torch._assert_async(weight.abs().min() >= 1e-11, "window overlap add min: 1")
+    signal = signal / weight
+    signal = torch.nn.functional.pad(signal, (0, end - start - signal.shape[1]))
+    return signal[0] if input.dim() == 2 else signal
+
+
+CHECKED: dict[Any, Callable[..., Any]] = {
+    torch.cov: cov, torch.Tensor.cov: cov, torch.corrcoef: corrcoef, torch.Tensor.corrcoef: corrcoef, torch.istft: istft}
 
 
 # -- heapq --------------------------------------------------------------------------------------------------------------

@@ -27,13 +27,12 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.config import config
-from firesteel.errors import ConstraintViolation
+from firesteel.errors import ConstraintViolation, DataAccess
 from firesteel.graph import composites, products, recurrent  # noqa: F401  # their rows
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.ops import Facts, facts
-from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.tensor import AbstractTensor, to_spec
@@ -418,6 +417,16 @@ def _lift(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     return tensor
 
 
+def number_as_tensor(world: AbstractWorld, number: Any, kwargs: dict[str, Any]) -> Any:
+    """Dispatch gives a tensor that stands for a number of the program as the number; function transforms convert such tensors."""
+    with world._mode:
+        return aten.scalar_tensor.default(number, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+
+
+def _convert(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return (_run_pure(world, fact, args, kwargs) if isinstance(args[0], torch.Tensor) else number_as_tensor(world, args[0], kwargs))
+
+
 def _sdp_choice(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> int:
     """Which attention kernel eager would choose: its own function reads metadata only, so it may see our tensors."""
     with torch._C._DisableTorchDispatch():
@@ -438,6 +447,7 @@ HANDLERS: dict[OpOverload, Way] = {
     aten.sym_constrain_range_for_size.default: _constrain_range,
     aten.lift_fresh.default: _lift,
     aten._fused_sdp_choice.default: _sdp_choice,
+    aten._to_copy.default: _convert,
 }
 
 

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from firesteel.graph.abstract import HANDLERS, AbstractTensor, Way, call_rule, check_written, reshaped_spec, returned, set_spec, to_spec
+from firesteel.graph.abstract import (
+    HANDLERS,
+    AbstractTensor,
+    Way,
+    call_rule,
+    check_written,
+    number_as_tensor,
+    reshaped_spec,
+    returned,
+    set_spec,
+    to_spec,
+)
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.functional import Place, Step, parts, show, spec_of_node
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
@@ -339,6 +350,11 @@ def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     result = world.record_pure(facts(aten.lift_fresh_copy.default), args, kwargs)
     result.value = args[0]
     return result
+
+
+@RECORDERS.row(aten._to_copy.default)
+def _record_convert(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    return world.record_pure(fact, args, kwargs) if isinstance(args[0], torch.Tensor) else number_as_tensor(world, args[0], kwargs)
 
 
 @RECORDERS.row(aten._local_scalar_dense.default)

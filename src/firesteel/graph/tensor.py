@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from firesteel.graph.rules.base import DataAccess
+from firesteel.errors import DataAccess
 from firesteel.graph.spec import Spec, spec_of
 from firesteel.graph.wrappers import has_wrapper
 from firesteel.sym.symint import from_sym

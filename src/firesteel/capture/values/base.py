@@ -153,7 +153,7 @@ class Value:
     # -- leaving the machine ---------------------------------------------------------------------------------------
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         """(argument of a graph node, object for the abstract call)."""
-        raise Break("call", name=f"a torch function with {self.describe()} as an argument")
+        raise Break("argument", name=self.describe())
 
     def rebuild(self, e: Emitter) -> str:
         """Python text that makes the object; called at most once an object by `e.expr`."""

@@ -20,7 +20,7 @@ from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.messages import replay
 from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
-from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
 from firesteel.config import config
 from firesteel.errors import Break
@@ -297,10 +297,36 @@ class TensorMethod(Value):
             raise Break("data_scalar", name=f"Tensor.{self.name}")
         if self.name in NOT_IN_GRAPH:
             raise Break("call", name=f"Tensor.{self.name}")
-        return call_graph(m, "call_method", self.name, [self.tensor, *args], kwargs)
+        return call_or_inline(m, "call_method", self.name, [self.tensor, *args], kwargs, getattr(torch, self.name, None))
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.tensor)}.{self.name}"
+
+
+def _store_part(name: str) -> Callable[..., None]:
+    """z.real = x"""
+    def store(m: Machine, tensor: TensorValue, value: Value) -> None:
+        part = call_graph(m, "call_function", getattr, [tensor, ConstValue(name)], {})
+        call_graph(m, "call_method", "copy_", [part, value], {})
+    return store
+
+
+TENSOR_STORES.add("real", _store_part("real"))
+TENSOR_STORES.add("imag", _store_part("imag"))
+
+
+@METHOD_CALLS.row("methods with a meaning here")
+def call_unbound(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value | None:
+    """torch.Tensor.item(x)"""
+    special = name in TENSOR_METHODS or name in SCALAR_READS or name in NUMPY_READS or name in NOT_IN_GRAPH
+    return TensorMethod(args[0], name).call(m, args[1:], kwargs) if special and args and isinstance(args[0], TensorValue) else None
+
+
+@TENSOR_METHODS.row("new")
+def method_new(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    """A torch.Size is a shape, a plain sequence is data; graphs do not tell them apart."""
+    name = "new_empty" if args and isinstance(m.look(args[0]), SizeValue) else "new"
+    return call_graph(m, "call_method", name, [tensor, *args], kwargs)
 
 
 @TENSOR_METHODS.row("size")

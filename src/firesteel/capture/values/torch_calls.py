@@ -17,9 +17,13 @@ import torch
 import torch.nn.functional
 
 from firesteel.capture import marks
+from firesteel.capture.polyfills import CHECKED
+from firesteel.capture.source import Fixed
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
-from firesteel.errors import Break, DataDependentError
+from firesteel.capture.values.functions import function_value
+from firesteel.errors import Break, DataAccess, DataDependentError
+from firesteel.table import Table
 
 if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
@@ -39,6 +43,7 @@ NOT_IN_GRAPH = frozenset([
     "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy",
     "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer"])
 SETTERS = frozenset({"set", "push", "pop", "enter", "exit", "clear", "reset", "unset", "exchange", "increment", "decrement", "remove"})
+NO_DATA = "its data is not allocated yet"       # what C++ code says that reaches for the data of an abstract tensor
 WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
 
 
@@ -107,7 +112,11 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
         raise
     except DataDependentError as error:
         raise Break("data_shape", error=error, name=name_of(target)) from error
+    except DataAccess as error:
+        raise Break("data_read", name=name_of(target), text=f" ({error.operator})") from error
     except Exception as error:      # eager's own error, or a rule that is missing: the real call tells
+        if NO_DATA in str(error):
+            raise Break("data_read", name=name_of(target), text="") from error
         raise Break("abstract_failure", name=name_of(target), text=f"{type(error).__name__}: {error}") from error
 
 
@@ -117,8 +126,32 @@ def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def name_of(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
+    name = target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
+    return name.replace("_VariableFunctionsClass.", "torch.").replace("TensorBase.", "Tensor.")
 
+
+# kinds of breaks that a function of torch may be spared by executing Python code for it instead of calling it as one node: an argument that a
+# graph cannot hold (a module, a function), or data that is read, so that only the reading breaks
+WHAT_INSIDE = frozenset({"argument", "data_read", "data_shape"})
+
+
+def call_or_inline(m: Machine, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value], fn: Any) -> Value:
+    """The call as one node; or, where a row of WHAT_INSIDE forbids that, the Python code of `fn`, if there is some."""
+    inside: Any = fn if isinstance(fn, types.FunctionType) and not getattr(fn, marks.ALLOWED, False) else CHECKED.get(fn)
+    if inside is None:
+        return call_graph(m, kind, target, args, kwargs)
+    mark = m.checkpoint()
+    try:
+        return call_graph(m, kind, target, args, kwargs)
+    except Break as stopped:
+        if stopped.kind not in WHAT_INSIDE:
+            raise
+    m.rollback(mark)
+    return function_value(m, inside, Fixed(inside)).call(m, args, kwargs)
+
+
+# functions(machine, name, args, kwargs) -> Value or None: methods of torch.Tensor that are called as functions
+METHOD_CALLS: Table[Callable[..., Value | None]] = Table("unbound tensor method", "capture/values/tensor.py")
 
 class TorchFunctionValue(CallableObject):
     """A torch function as an object."""
@@ -130,7 +163,10 @@ class TorchFunctionValue(CallableObject):
         name = name_of(self.fn).rpartition(".")[2]
         if name in NOT_IN_GRAPH or name.strip("_").partition("_")[0] in SETTERS and getattr(torch._C, name, None) is self.fn:
             raise Break("call", name=name_of(self.fn))
-        return call_graph(m, "call_function", self.fn, args, kwargs)
+        for row in METHOD_CALLS.values() if getattr(torch.Tensor, name, None) is self.fn else ():
+            if (found := row(m, name, args, kwargs)) is not None:
+                return found
+        return call_or_inline(m, "call_function", self.fn, args, kwargs, self.fn)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.fn, self.fn

@@ -237,15 +237,19 @@ class TransformValue(Value):
 class PullbackValue(Value):
     """The function that torch.func.vjp gives."""
 
-    def __init__(self, body: Body, primals: tuple[Any, Any]):
-        self.body, self.primals = body, primals
+    def __init__(self, body: Body, primals: tuple[Any, Any], has_aux: bool):
+        self.body, self.primals, self.has_aux = body, primals, has_aux
 
     def truth(self, m: Machine) -> bool:
         return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         given, _ = as_args(m, args, kwargs)
-        return transformed(m, "vjp", self.body, lambda fn, primals, cotangents: torch.func.vjp(fn, *primals)[1](*cotangents), self.primals, given)
+        has_aux = self.has_aux
+
+        def pull_back(fn: Callable[..., Any], primals: Any, cotangents: Any) -> Any:
+            return torch.func.vjp(fn, *primals, has_aux=has_aux)[1](*cotangents)
+        return transformed(m, "vjp", self.body, pull_back, self.primals, given)
 
 
 # -- the functions ------------------------------------------------------------------------------------------------------
@@ -260,8 +264,8 @@ def _maker(name: str, names: tuple[str, ...]) -> Callable[[Machine, Args, Kwargs
 
 
 for _name, _names in {"grad": ("func", "argnums", "has_aux"), "grad_and_value": ("func", "argnums", "has_aux"),
-                      "vmap": ("func", "in_dims", "out_dims", "randomness", "chunk_size"), "jacrev": ("func", "argnums"),
-                      "jacfwd": ("func", "argnums"), "hessian": ("func", "argnums")}.items():
+                      "vmap": ("func", "in_dims", "out_dims", "randomness", "chunk_size"), "jacrev": ("func", "argnums", "has_aux", "chunk_size"),
+                      "jacfwd": ("func", "argnums", "has_aux", "randomness"), "hessian": ("func", "argnums")}.items():
     BY_NAME.add(f"torch.func.{_name}", _maker(_name, _names))
 
 
@@ -278,15 +282,20 @@ for _code, _name, _names, _defaults in (
         ("grad.<locals>.wrapper", "grad", ("func", "argnums", "has_aux"), {}),
         ("grad_and_value.<locals>.wrapper", "grad_and_value", ("func", "argnums", "has_aux"), {}),
         ("vmap.<locals>.wrapped", "vmap", ("func", "in_dims", "out_dims", "randomness", "chunk_size"), {}),
-        ("jacrev.<locals>.wrapper_fn", "jacrev", ("func", "argnums"), {"has_aux": False, "chunk_size": None, "_preallocate_and_copy": False}),
-        ("jacfwd.<locals>.wrapper_fn", "jacfwd", ("func", "argnums"), {"has_aux": False, "randomness": "error"})):
+        ("jacrev.<locals>.wrapper_fn", "jacrev", ("func", "argnums", "has_aux", "chunk_size"), {"_preallocate_and_copy": False}),
+        ("jacfwd.<locals>.wrapper_fn", "jacfwd", ("func", "argnums", "has_aux", "randomness"), {})):
     TRANSFORMED.add(_code, _made_outside(_name, _names, _defaults))
+
+
+@BY_NAME.row("torch.func.functionalize")
+def call_functionalize(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """The function itself: what the graph makes of mutations is not the program's affair."""
+    return m.look(args[0] if args else kwargs["func"])
 
 
 @BY_NAME.row("torch.func.vjp")
 def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if kwargs:
-        raise Break("call", name="torch.func.vjp with settings of its own")
+    settings = known_settings(m, "vjp", kwargs, ("has_aux",))
     primals, _ = as_args(m, args[1:], {})
     leaves = run_abstract(m, differentiated, [primals[1], {}, {"argnums": tuple(range(len(args) - 1))}], {}, "torch.func.vjp")
     draws = m.world.draws
@@ -294,16 +303,28 @@ def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if m.world.draws > draws:       # the value and each pullback run the function anew
         raise Break("call", name="torch.func.vjp of a function that draws random numbers")
     out = transformed(m, "vjp_value", body, lambda fn, primals: fn(*primals), primals)
-    return TupleValue([out, PullbackValue(body, primals)])
+    pull_back = PullbackValue(body, primals, settings.get("has_aux", False))
+    if not settings.get("has_aux"):
+        return TupleValue([out, pull_back])
+    if not isinstance(out, TupleValue) or len(out.items) != 2:
+        raise Break("call", name="torch.func.vjp with has_aux of a function that does not give a pair")
+    return TupleValue([out.items[0], pull_back, out.items[1]])
+
+
+def known_settings(m: Machine, name: str, kwargs: Kwargs, allowed: tuple[str, ...]) -> dict[str, Any]:
+    if kwargs.keys() - set(allowed):
+        raise Break("call", name=f"torch.func.{name} with settings of its own")
+    return {option: m.known(m.look(value)) for option, value in kwargs.items()}
 
 
 @BY_NAME.row("torch.func.jvp")
 def call_jvp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if kwargs or len(args) != 3:
+    if len(args) != 3:
         raise Break("call", name="torch.func.jvp with settings of its own")
+    settings = known_settings(m, "jvp", kwargs, ("has_aux", "strict"))
     primals, tangents = (m.look(value) for value in args[1:])
     if not isinstance(primals, TupleValue) or not isinstance(tangents, TupleValue):
         raise Break("call", name="torch.func.jvp without tuples")
     given, directions = primals.as_arg(m), tangents.as_arg(m)
     body = Body(m, m.look(args[0]), primals.items, {}, run_abstract(m, pytree.tree_leaves, [given[1]], {}, "torch.func.jvp"))
-    return transformed(m, "jvp", body, torch.func.jvp, given, directions)
+    return transformed(m, "jvp", body, functools.partial(torch.func.jvp, **settings), given, directions)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from firesteel.errors import DataAccess  # noqa: F401  # also known from here
 from firesteel.graph.sizes import current, expands_alone, less, same, unknown
 from firesteel.graph.spec import Shape, Spec
 from firesteel.sym.expr import Expr, Size, max_, min_
@@ -18,15 +19,6 @@ from firesteel.table import Table
 
 aten = torch.ops.aten
 RULES: Table[Callable[..., Any]] = Table("shape rule", "graph/rules/")
-
-
-class DataAccess(Exception):
-    """The program asks for the data of a tensor that has none yet.  `operator` names what asked."""
-
-    def __init__(self, operator: str):
-        what = "Cannot access data pointer" if operator == "data_ptr" else f"{operator} reads the data"
-        super().__init__(f"{what} of a tensor, which is known at run time only")
-        self.operator = operator
 
 
 def find(name: str) -> torch._ops.OpOverload | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import DataAccess, broadcast, rule, wrap_dim
+from firesteel.errors import DataAccess
+from firesteel.graph.rules.base import broadcast, rule, wrap_dim
 from firesteel.graph.rules.nn import suggested
 from firesteel.graph.sizes import less, product
 from firesteel.graph.spec import Spec, contiguous_strides, fresh, like, sort_dims
@@ -242,3 +243,12 @@ def complex_to_real(x: Spec, dim: Sequence[int], normalization: int, last_dim_si
     if x.device.type != "cpu" and _at_once(dims):
         return _transformed(fresh(x), shape, dims, x.dtype.to_real())
     return _transformed(_complex_steps(x, dims[:-1]), shape, dims[-1:], x.dtype.to_real())
+
+
+# ---------------------------------------------------------------- fake quantisation
+
+@rule("fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
+      "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+def fake_quantize(x: Spec, *settings: Any) -> tuple[Spec, Spec]:
+    """The values, and where they lay within the range."""
+    return like(x), like(x, dtype=torch.bool)

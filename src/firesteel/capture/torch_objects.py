@@ -1,0 +1,75 @@
+"""Wrapping torch's own objects that are called: operators that take functions, scripted functions, classes of tensors, versions.
+
+`torch.cond` and its relatives become the plain Python that they mean (`HIGHER_ORDER` of polyfills.py): a condition that is known chooses its
+branch, one that is a tensor breaks there, and both branches are compiled.  A scripted or traced function is the Python function it was made of.
+
+    torch.cond(x.shape[0] > 2, f, g, (x,))      # f(x), or g(x)
+"""
+# boundary: recognises torch._dynamo.decorators.DynamoConfigPatchProxy by its name
+# boundary: recognises _torchdynamo_inline, by which torch.jit says what a scripted function was made of
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+from firesteel.capture.builder import BASES, BY_CLASS, WRAPPERS, build, guard, opaque
+from firesteel.capture.polyfills import HIGHER_ORDER
+from firesteel.capture.source import Fixed, Source
+from firesteel.capture.values.base import Value
+from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
+from firesteel.capture.values.contexts import ContextValue
+from firesteel.capture.values.functions import Args, Kwargs
+from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.torch_calls import call_graph
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import Machine
+
+
+@BASES.row(torch._ops.HigherOrderOperator)
+def wrap_higher_order(m: Machine, obj: Any, source: Source) -> Value:
+    meaning = HIGHER_ORDER.get(obj.name())
+    if meaning is None:
+        return opaque(m, obj, source)
+    guard(m, source, "identity", obj)
+    return build(m, meaning, Fixed(meaning))
+
+
+@WRAPPERS.row(torch.jit.ScriptFunction)
+def wrap_scripted(m: Machine, obj: Any, source: Source) -> Value:
+    original = getattr(obj, "_torchdynamo_inline", None)
+    if original is None:        # one that was loaded: there is no Python code of it
+        return opaque(m, obj, source)
+    guard(m, source, "identity", obj)
+    return build(m, original, Fixed(original))
+
+
+@WRAPPERS.row(TorchVersion)
+def wrap_version(m: Machine, obj: TorchVersion, source: Source) -> Value:
+    guard(m, source, "identity", obj)
+    return ConstValue(obj)
+
+
+@BY_CLASS.row("torch._dynamo.decorators.DynamoConfigPatchProxy")
+def wrap_peers_settings(m: Machine, obj: Any, source: Source) -> Value:
+    """torch._dynamo.dont_skip_tracing and others, which exported modules use: settings of the peer, which mean nothing here."""
+    guard(m, source, "identity", obj)
+    return ContextValue(type(obj), [], {}, [], source, obj)
+
+
+@INSTANTIATE.row("tensor by its class")
+def new_tensor(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """torch.Tensor(2, 3), torch.LongTensor([1, 2]): numbers and a torch.Size are a shape, other sequences are data."""
+    if cls is not torch.Tensor and (type(cls) is not type(torch.FloatTensor) or cls.is_cuda or cls.is_sparse) or kwargs:
+        return None
+    given = [m.look(arg) for arg in args]
+    dtype = ConstValue(torch.get_default_dtype() if cls is torch.Tensor else cls.dtype)
+    if len(given) == 1 and isinstance(given[0], (ListValue, TupleValue)) and not isinstance(given[0], SizeValue):
+        return call_graph(m, "call_function", torch.tensor, given, {"dtype": dtype})
+    if not all(isinstance(arg, (SizeValue, SymNumber)) or arg.python_type() is int for arg in given):
+        return None
+    return call_graph(m, "call_function", torch.empty, given or [ConstValue(0)], {"dtype": dtype})
