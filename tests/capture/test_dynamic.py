@@ -4,8 +4,10 @@ import torch
 from harness import capture, same
 from torch import nn
 
+import firesteel as fs
 from firesteel.capture import marks
 from firesteel.errors import ConstraintViolation
+from firesteel.testing import CompileCounter
 
 
 def run(fn, calls, **settings):
@@ -129,3 +131,24 @@ def test_arithmetic_on_sizes(expression):
     scope = {}
     exec(f"def f(x):\n    n = x.shape[0]\n    return x, {expression}", scope)
     run(scope["f"], [(torch.randn(n, 2),) for n in (3, 4, 5, 7)], dynamic=True)
+
+
+def test_compiled_versions_of_a_function_share_what_changed():
+    fs.reset()
+    counts = []
+    for offset in (1.0, 2.0, 3.0):
+        def f(x, y):
+            return x * y + offset       # noqa: B023
+
+        backend = CompileCounter()
+        compiled = fs.compile(f, backend=backend)
+        for n, y in ((2, 2.0), (3, 3.0), (4, 4.0)):
+            torch.testing.assert_close(compiled(torch.ones(n), y), torch.full((n,), y + offset))
+        counts.append(backend.frame_count)
+    assert counts == [2, 1, 1]
+    fs.reset()
+    backend = CompileCounter()
+    compiled = fs.compile(f, backend=backend)
+    for n in (2, 3):
+        compiled(torch.ones(n), 2.0)
+    assert backend.frame_count == 2

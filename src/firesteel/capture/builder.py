@@ -29,7 +29,7 @@ from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
 from firesteel.capture.values.class_objects import ClassValue, is_plain
-from firesteel.capture.values.const import CONSTANT_TYPE_SET, NONE, ConstValue, is_constant_object
+from firesteel.capture.values.const import BARE, CONSTANT_TYPE_SET, NONE, ConstValue, UnusedConstant, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import (
@@ -114,8 +114,11 @@ def wrap_constant(m: Machine, obj: Any, source: Source) -> Value:
         if source not in m.number_symbols:
             m.number_symbols[source] = symbol_input(m, obj, source)
         return m.number_symbols[source]
-    guard(m, source, "equals", obj)
-    return ConstValue(obj, None if type(obj) in (int, float, bool, str, type(None)) else source)
+    if is_fixed(source) or obj is None:
+        guard(m, source, "equals", obj)
+        return ConstValue(obj, None if type(obj) in BARE else source)
+    guard(m, source, "type", type(obj))
+    return UnusedConstant(obj, source, lambda: guard(m, source, "equals", obj))
 
 
 def symbol_input(m: Machine, obj: int | float, source: Source) -> Value:

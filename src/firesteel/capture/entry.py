@@ -33,7 +33,7 @@ from firesteel.capture.code import program
 from firesteel.capture.guards import GuardFunction
 from firesteel.capture.limits import advice
 from firesteel.capture.machine import Frame, Machine
-from firesteel.capture.policy import Policy
+from firesteel.capture.policy import SHARED, Policy, shared_records
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed
 from firesteel.capture.steps import CompileText
@@ -77,11 +77,15 @@ class Region:
     def __init__(self, root: Root, name: str, arg_names: list[str]):
         self.root, self.name, self.arg_names = root, name, arg_names
         self.entries: list[Entry] = []
-        self.policy = Policy(root.dynamic)
+        self.policy = Policy(root.dynamic, shared_records(code_of(root.fn), (type(self), *self.place())))
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
         self._general = False           # the variant at the recompile limit is made
         self._under_modes: UnderModes | None = None
+
+    def place(self) -> tuple[Any, ...]:
+        """Which region of its function it is."""
+        return tuple(self.arg_names)
 
     def start(self, m: Machine, values: list[Value]) -> Value | None:
         """Puts the first frames on the machine; or the result, where it is known at once."""
@@ -253,14 +257,16 @@ class UnderModes(Region):
         return self.region.eager(inputs[:-1]) if entry is None else entry.run(*values)
 
 
+def code_of(fn: Callable[..., Any]) -> types.CodeType | None:
+    """Of a function, a method or a module's forward."""
+    inner = type(fn).forward if isinstance(fn, torch.nn.Module) else fn.__func__ if isinstance(fn, types.MethodType) else fn
+    code = getattr(inner, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
     """Names for the positional arguments: the function's own where they are known."""
-    inner, skip = fn, 0
-    if isinstance(fn, torch.nn.Module):
-        inner, skip = type(fn).forward, 1
-    elif isinstance(fn, types.MethodType):
-        inner, skip = fn.__func__, 1
-    code = getattr(inner, "__code__", None)
+    code, skip = code_of(fn), int(isinstance(fn, (torch.nn.Module, types.MethodType)))
     own = list(code.co_varnames[skip:code.co_argcount]) if code is not None else []
     return [own[n] if n < len(own) else f"arg{n}" for n in range(count)]
 
@@ -271,6 +277,9 @@ class Continuation(Region):
     def __init__(self, root: Root, spec: Spec):
         self.spec = spec
         super().__init__(root, f"{root.name} after line {_line(spec)}", input_names(spec))
+
+    def place(self) -> tuple[Any, ...]:
+        return tuple((frame.code.co_qualname, frame.index, frame.slots, frame.stack) for frame in self.spec)
 
     def start(self, m: Machine, values: list[Value]) -> Value | None:
         try:
@@ -424,4 +433,5 @@ def reset() -> None:
     """Forgets every compiled variant in this process."""
     for root in list(ROOTS):
         root.reset()
+    SHARED.clear()
 

@@ -3,13 +3,16 @@
 dynamic=False: none; dynamic=True: all sizes, and int arguments (an int attribute of a module is a setting, and a symbol only
 after it changed); dynamic=None: none at first, and each that was seen to change
 ("automatic dynamic"); but the learning rate of an optimiser, which schedulers change, always is one.
-The user's marks on a tensor come first.  Records are kept by source, for all variants of a region.
+The user's marks on a tensor come first.  Records are kept by source, for all variants of a region; those of
+arguments are shared by all compiled versions of a function, until `reset`.
 
     policy.learn(guards, arguments)     # a guard failed: what changed becomes a symbol from now on
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,14 +26,40 @@ from firesteel.config import config
 WISHES: dict[str, DimPolicy] = {"dynamic": DYNAMIC, "maybe": DYNAMIC, "static": STATIC, "unbacked": UNBACKED}
 
 
+class Records:
+    """What was seen to change in a region.  Mutable."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[Source, set[int]] = {}
+        self.strides: dict[Source, set[int]] = {}
+        self.numbers: set[Source] = set()
+
+    def take(self, other: Records, only: Callable[[Source], bool] = lambda source: True) -> None:
+        """Adds what another has of some sources."""
+        for mine, theirs in ((self.sizes, other.sizes), (self.strides, other.strides)):
+            for source, dims in list(theirs.items()):
+                if only(source):
+                    mine.setdefault(source, set()).update(dims)
+        self.numbers.update(filter(only, list(other.numbers)))
+
+
+# code object of a function -> which region of it -> records
+SHARED: weakref.WeakKeyDictionary[types.CodeType, dict[Any, Records]] = weakref.WeakKeyDictionary()
+
+
+def shared_records(code: types.CodeType | None, region: Any) -> Records:
+    """Those of a function's region; new ones where the callable is no function of Python."""
+    return Records() if code is None else SHARED.setdefault(code, {}).setdefault(region, Records())
+
+
 class Policy:
     """Mutable: learns from guards that failed."""
 
-    def __init__(self, dynamic: bool | None):
-        self.dynamic = dynamic
-        self._sizes: dict[Source, set[int]] = {}
-        self._strides: dict[Source, set[int]] = {}
-        self._numbers: set[Source] = set()
+    def __init__(self, dynamic: bool | None, shared: Records | None = None):
+        self.dynamic, self.shared, own = dynamic, Records() if shared is None else shared, Records()
+        self._own, self._sizes, self._strides, self._numbers = own, own.sizes, own.strides, own.numbers
+        if dynamic is not False and config.automatic_dynamic_shapes:
+            own.take(self.shared)
         self._settled = False       # at the limit: what varied is a symbol whatever the settings say
 
     # -- asked while capturing -------------------------------------------------------------------------------------
@@ -62,6 +91,7 @@ class Policy:
         """Looks for sizes and numbers that differ from what an Entry was made for."""
         if self.dynamic is not False and config.automatic_dynamic_shapes:
             self._learn(guards, arguments)
+            self.shared.take(self._own, is_of_an_argument)
 
     def settle(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> bool:
         """At the limit: learns past the settings (but not past dynamic=False).  Did that teach anything?"""
@@ -96,6 +126,13 @@ class Policy:
 
 def wished(wish: str, least: int | None, greatest: int | None) -> DimPolicy:
     return WISHES[wish] if wish != "dynamic" else ("wished", least, greatest)
+
+
+def is_of_an_argument(source: Source) -> bool:
+    """Does reading it start at an argument of the call?"""
+    while (base := getattr(source, "base", None)) is not None:
+        source = base
+    return isinstance(source, Local)
 
 
 def is_argument(source: Source) -> bool:

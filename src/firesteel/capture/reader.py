@@ -258,7 +258,9 @@ class Reader:
 
     def all_guards(self) -> list[Guard]:
         """The guards, and the questions about sizes that were answered with this call's sizes."""
-        return self.guards + self._distinct_guards() + self._questions()
+        exact = {guard.source for guard in self.guards if guard.kind == "equals"}       # of these the type needs no look
+        own = [guard for guard in self.guards if guard.kind != "type" or guard.source not in exact]
+        return own + self._distinct_guards() + self._questions()
 
     def _distinct_guards(self) -> list[Guard]:
         """An object that the program changed is none of the other objects of its type that it read."""

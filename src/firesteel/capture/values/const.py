@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
     from firesteel.capture.machine import Machine
 
+BARE = (int, float, bool, str, type(None))      # written as they are once they are guarded
 LITERALS = (int, bool, str, bytes, type(None), type(Ellipsis))
 
 CONSTANT_TYPES: tuple[type, ...] = (
@@ -160,6 +161,31 @@ class ConstValue(Value):
         if isinstance(self.value, enum.Enum) and e.is_made_here(type(self.value)) and self.value._name_ in type(self.value).__members__:
             return f"{e.class_text(type(self.value))}[{self.value._name_!r}]"
         return e.constant(self.value)
+
+
+class UnusedConstant(ConstValue):
+    """A constant of the user's that is only handed on so far: its type is guarded, its value from the first question about it on."""
+
+    __slots__ = ("obj", "notice")
+
+    def __new__(cls, obj: Any, source: Any, notice: Callable[[], None]) -> UnusedConstant:
+        return object.__new__(cls)
+
+    def __init__(self, obj: Any, source: Any, notice: Callable[[], None]):
+        self.obj, self.source, self.notice, self.holder = obj, source, notice, None
+
+    @property
+    def value(self) -> Any:         # type: ignore[override]  # of ConstValue it is a field
+        self.notice()
+        if type(self.obj) in BARE:
+            self.source = None
+        return self.obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def describe(self) -> str:
+        return f"{type(self.obj).__name__} {self.obj!r:.60}"
 
 
 class ConstMethod(Value):
