@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation, DataAccess
-from firesteel.graph import composites, products, recurrent  # noqa: F401  # their rows
+from firesteel.graph import composites, factories, fourier, products, recurrent, resampling  # noqa: F401  # their rows
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs

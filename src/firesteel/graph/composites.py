@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from firesteel.graph.functions import FUNCTIONS, interpolate, symbolic_row
+from firesteel.graph import factories  # noqa: F401  # its rows
+from firesteel.graph.functions import FUNCTIONS, has_symbols, symbolic_row
 from firesteel.graph.sizes import hint
 from firesteel.sym.symint import from_sym
 
@@ -94,6 +95,14 @@ def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keep
     summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
     sums = torch.linalg.vector_norm(A, 1, (summed,), True)
     return sums.amax((summed, chosen), keepdim) if ord > 0 else sums.amin((summed, chosen), keepdim)
+
+
+@symbolic_row(torch.linalg.norm)
+def norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+    """Of matrices; that of vectors takes symbols itself."""
+    if ord is None or dim is None and A.dim() != 2 or dim is not None and (isinstance(dim, int) or len(dim) != 2):
+        return NotImplemented
+    return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype, out=out)
 
 
 def _with_dims_kept(x: Tensor, *dims: int) -> Tensor:
@@ -270,60 +279,62 @@ def _read(number: Tensor) -> Any:
 
 @FUNCTIONS.row(torch.tensor_split, Tensor.tensor_split)
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:     # noqa: A002
-    """Sections or indices that stand in a tensor are read."""
+    """Sections or indices that stand in a tensor are read.  The first sections have one place more where it does not come out even."""
     given = indices_or_sections
+    if isinstance(given, int) and given > 0 and input.dim() > 0 and has_symbols(input):
+        whole, rest = input.shape[dim] // given, input.shape[dim] % given
+        bounds = [n * whole + torch.sym_min(n, rest) for n in range(given + 1)]
+        return tuple(aten.slice(input, dim, start, end) for start, end in zip(bounds, bounds[1:]))
     if not isinstance(given, Tensor) or given.dim() > 1:
         return NotImplemented
     return input.tensor_split(_read(given) if given.dim() == 0 else [_read(given[n]) for n in range(int(given.shape[0]))], dim)
 
 
-@symbolic_row(F.upsample)
-def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None) -> Any:     # noqa: A002
-    return interpolate(input, size, scale_factor, mode, align_corners)
-
-
-@symbolic_row(F.upsample_nearest)
-def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:     # noqa: A002
-    return interpolate(input, size, scale_factor)
-
-
-@symbolic_row(F.upsample_bilinear)
-def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:        # noqa: A002
-    return interpolate(input, size, scale_factor, "bilinear", True)
-
-
-# ---------------------------------------------------------------- short Fourier transforms
-
-@symbolic_row(torch.stft, Tensor.stft)
-def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True,     # noqa: A002
-         pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
-         align_to_window: bool | None = None) -> Any:
-    hop, width = hop_length or n_fft // 4, win_length or n_fft
-    is_complex = input.is_complex() or window is not None and window.is_complex()
-    if (return_complex is None or align_to_window or input.dim() not in (1, 2) or not 0 < width <= n_fft or hop <= 0
-            or window is not None and window.dim() != 1 or is_complex and onesided):
+@symbolic_row(torch.unsafe_chunk, Tensor.unsafe_chunk)
+def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:      # noqa: A002
+    if input.dim() == 0 or chunks <= 0:
         return NotImplemented
-    x = input if input.dim() == 2 else input[None]
-    if center:
-        x = F.pad(x[:, None], (n_fft // 2, n_fft // 2), pad_mode)[:, 0]
-    torch._check(x.shape[-1] >= n_fft, lambda: f"stft: expected 0 < n_fft <= {x.shape[-1]}, but got n_fft={n_fft}")
-    frames = x.unfold(-1, n_fft, hop)
-    shape = _window(window, width, n_fft, x)
-    frames = frames if shape is None else frames * shape
-    scaling = 1 if normalized else 0
-    if is_complex:
-        result = aten._fft_c2c(frames, [2], scaling, True)
-    else:
-        result = aten._fft_r2c(frames, [2], scaling, onesided is not False)
-    result = result.transpose(1, 2)
-    result = result if input.dim() == 2 else result[0]
-    return result if return_complex else torch.view_as_real(result)
+    return torch.unsafe_split(input, torch.sym_max((input.shape[dim] + chunks - 1) // chunks, 1), dim)
 
 
-def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Tensor | None:
-    """A window in the middle of the transform; None where it changes nothing."""
-    if width == n_fft:
-        return window
-    left = (n_fft - width) // 2
-    found = like.new_ones(width) if window is None else window
-    return F.pad(found, (left, n_fft - width - left))
+@symbolic_row(torch.combinations)
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:     # noqa: A002
+    if input.dim() != 1 or r != 2:
+        return NotImplemented
+    size = input.shape[0]
+    return input[triangle(size, size, 0 if with_replacement else 1, device=input.device).t()]
+
+
+def triangle(*sizes: Any, device: Any) -> Tensor:
+    made = FUNCTIONS[torch.triu_indices](*sizes, device=device)
+    return torch.triu_indices(*sizes, device=device) if made is NotImplemented else made
+
+
+@FUNCTIONS.row(F.one_hot)
+def one_hot(tensor: Tensor, num_classes: Any = -1) -> Any:
+    if type(num_classes) is not torch.SymInt or tensor.dtype is not torch.int64:
+        return NotImplemented
+    return (tensor.unsqueeze(-1) == aten.arange(num_classes, device=tensor.device)).to(torch.int64)
+
+
+@symbolic_row(torch.conv_tbc)
+def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Any:     # noqa: A002
+    if input.dim() != 3 or weight.dim() != 3 or bias.dim() != 1:
+        return NotImplemented
+    return F.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1).contiguous()
+
+
+@FUNCTIONS.row(torch.ctc_loss)
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+             zero_infinity: bool = False) -> Any:
+    """With lengths in lists; torch makes tensors of them that it fills itself."""
+    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor) or log_probs.device.type != "cpu" or log_probs.dim() not in (2, 3):
+        return NotImplemented
+    batched = log_probs.dim() == 3
+    x, targets = (log_probs, targets) if batched else (log_probs.unsqueeze(1), targets.unsqueeze(0))
+    loss = aten._ctc_loss(x, targets.to(torch.int64), list(input_lengths), list(target_lengths), blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == math.inf, torch.zeros_like(loss), loss)
+    if reduction == 1:
+        return (loss / torch.tensor(list(target_lengths)).to(loss.dtype).clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss if batched else loss.squeeze(0)

@@ -5,7 +5,7 @@ symbols are fixed to their hints by guards and counted in counters["aot"]["speci
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
     """The Specs of the results."""
     counters["aot"]["meta_kernels"] += 1
     specs = [t.spec for t in tensors_in((args, kwargs))]
-    symbolic = any(map(is_symbolic, specs))
+    symbolic = any(map(is_symbolic, specs)) or any(type(v) in SYMBOLIC for v in _values((args, kwargs)))
     shapes = SHAPES.get(op) if symbolic else None
     if shapes is not None and all(map(_has_hints, specs)):
         example = _by_meta_kernel(op, args, kwargs, hint)
@@ -33,6 +33,15 @@ def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
     if symbolic:
         count_specialized(op)
     return _by_meta_kernel(op, args, kwargs, partial(fixed, why=f"{op} has no rule for symbolic sizes"))
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """All that is no list."""
+    for v in value.values() if isinstance(value, dict) else value:
+        if isinstance(v, (list, tuple, dict)):
+            yield from _values(v)
+        else:
+            yield v
 
 
 def is_symbolic(spec: Spec) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import check, rule, scalar_dtype
+from firesteel.graph.rules.base import check, clamp_size, rule, scalar_dtype
 from firesteel.graph.sizes import ask, must
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, fresh, like, make_spec
-from firesteel.sym.expr import Expr, Size, ceil, ge, gt, truediv
+from firesteel.sym.expr import Expr, Size, ceil, floor, ge, gt, truediv
 
 CPU = torch.device("cpu")
 
@@ -144,6 +144,26 @@ def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype=Non
     return _made((steps,), dtype, device)
 
 
+@rule("range range.step")
+def range_(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    """The end is part of it."""
+    whole = all(_is_integer(v) for v in (start, end, step))
+    count = (end - start) // step + 1 if whole else floor(truediv(end - start, step)) + 1
+    return _made((count,), dtype, device)
+
+
+@rule("bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic hann_window hann_window.periodic hamming_window "
+      "hamming_window.periodic hamming_window.periodic_alpha hamming_window.periodic_alpha_beta kaiser_window kaiser_window.periodic "
+      "kaiser_window.beta fft_fftfreq")
+def window(length: Size, *numbers: Any, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((length,), dtype, device)
+
+
+@rule("fft_rfftfreq")
+def rfftfreq(n: Size, d: float = 1.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((n // 2 + 1,), dtype, device)
+
+
 @rule("eye")
 def eye(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
     return _made((n, n), dtype, device)
@@ -160,7 +180,19 @@ def tril(x: Spec, diagonal: int = 0) -> Spec:
     return fresh(x)
 
 
+def _below(rows: Size, columns: Size, offset: Size) -> Size:
+    """How many places (i, j) there are with j - i <= offset: rows that grow by one, then rows that are whole."""
+    first = clamp_size(-offset, 0, rows)
+    whole = clamp_size(columns - offset - 1, first, rows)       # the first row that is whole
+    growing = whole - first
+    return growing * (2 * (first + offset + 1) + growing - 1) // 2 + (rows - whole) * columns
+
+
 @rule("tril_indices")
-def tril_indices(row: int, col: int, offset: int = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
-    count = sum(1 for i in range(row) for j in range(col) if j - i <= offset)
-    return make_spec((2, count), dtype or torch.int64, device_of(device, default_device()))
+def tril_indices(row: Size, col: Size, offset: Size = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((2, _below(row, col, offset)), dtype or torch.int64, device)
+
+
+@rule("triu_indices")
+def triu_indices(row: Size, col: Size, offset: Size = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
+    return _made((2, row * col - _below(row, col, offset - 1)), dtype or torch.int64, device)

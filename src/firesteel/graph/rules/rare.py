@@ -10,7 +10,7 @@ import torch
 from firesteel.errors import DataAccess
 from firesteel.graph.rules.base import broadcast, rule, wrap_dim
 from firesteel.graph.rules.nn import suggested
-from firesteel.graph.sizes import less, product
+from firesteel.graph.sizes import current, less, product
 from firesteel.graph.spec import Spec, contiguous_strides, fresh, like, sort_dims
 from firesteel.sym.expr import Size
 
@@ -68,6 +68,19 @@ def eig(x: Spec) -> tuple[Spec, Spec]:
 def with_info(x: Spec, *options: Any, **named: Any) -> tuple[Spec, Spec]:
     """A matrix of the same shape, and a word that tells whether it went well."""
     return _by_columns(x, x.shape), _contiguous(x, x.shape[:-2], torch.int32)
+
+
+@rule("_ctc_loss _ctc_loss.Tensor")
+def ctc_loss(log_probs: Spec, targets: Spec, input_lengths: Any, target_lengths: Any, blank: int = 0,
+             zero_infinity: bool = False) -> tuple[Spec, Spec]:
+    """The losses, and the logarithms of the probabilities of all beginnings, twice as many as the longest target has places; in one of both forms
+    the lengths of targets stand in a tensor."""
+    steps, batch = log_probs.shape[:2]
+    if isinstance(target_lengths, list):
+        beginnings: Size = 2 * max(target_lengths, default=0) + 1
+    else:
+        beginnings = current.env.create_unbacked(1, None, "ctc_loss")
+    return _contiguous(log_probs, (batch,)), _contiguous(log_probs, (batch, steps, beginnings))
 
 
 @rule("_linalg_check_errors")

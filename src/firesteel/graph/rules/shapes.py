@@ -232,6 +232,42 @@ def _with_ones(sizes: Shape, dims: Sequence[int], count: int) -> Shape:
     return tuple(1 if d in dims else next(rest) for d in range(count))
 
 
+@shape("max_unpool3d")
+def max_unpool3d(x: Spec, indices: Spec, size: Sequence[Size], *rest: Any) -> Shape:
+    return *x.shape[:-3], *size
+
+
+@shape("affine_grid_generator")
+def affine_grid(theta: Spec, size: Sequence[Size], align_corners: bool) -> Shape:
+    return size[0], *size[2:], len(size) - 2
+
+
+@shape("_embedding_bag_backward _embedding_bag_dense_backward")
+def embedding_bag_backward(grad: Spec, indices: Spec, *rest: Any) -> Shape:
+    """The gradient of the table, whose height is the first number among the arguments."""
+    return next(v for v in rest if not isinstance(v, Spec)), grad.shape[1]
+
+
+@shape("_embedding_bag_per_sample_weights_backward")
+def per_sample_weights_backward(grad: Spec, weight: Spec, indices: Spec, *rest: Any) -> Shape:
+    return indices.shape
+
+
+@shape("_weight_norm_interface")
+def weight_norm(v: Spec, g: Spec, dim: int = 0) -> list[Shape]:
+    return [v.shape, g.shape]
+
+
+@shape("_weight_norm_interface_backward")
+def weight_norm_backward(grad: Spec, v: Spec, g: Spec, norms: Spec, dim: int) -> list[Shape]:
+    return [v.shape, g.shape]
+
+
+@shape("_euclidean_dist")
+def euclidean_dist(a: Spec, b: Spec) -> Shape:
+    return *_batches(a, b), a.shape[-2], b.shape[-2]
+
+
 @shape("_pdist_forward")
 def pdist(x: Spec, p: float = 2) -> Shape:
     return (x.shape[0] * (x.shape[0] - 1) // 2,)
