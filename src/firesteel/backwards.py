@@ -9,7 +9,9 @@ holds: between a gradient call and what it differentiates nothing may cut a grap
 from __future__ import annotations
 
 import contextlib
+import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,7 +68,58 @@ def is_gradient_call(node: Node) -> bool:
 
 
 def takes_gradients(gm: GraphModule) -> bool:
-    return any(map(is_gradient_call, gm.graph.nodes))
+    """Does a graph take gradients, or make leaves to take them of?"""
+    return any(is_gradient_call(node) or node.op == "call_method" and node.target == "requires_grad_" for node in gm.graph.nodes)
+
+
+# -- what a history holds -----------------------------------------------------------------------------------------------
+@dataclass
+class History:
+    """All that a backward from some tensors would reach: leaves in the order in which the engine gets to them."""
+    leaves: list[torch.Tensor]
+    outside: bool               # is there more, from before the region?
+    python: bool                # are there functions of the user's, whose gradients may be anything?
+
+
+def history_of(roots: Sequence[torch.Tensor]) -> History:
+    """Walks as the engine does: of what is ready, what was made last comes first, and leaves before everything."""
+    starts: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    leaves = {id(root): root for root in roots if root.grad_fn is None}
+    waiting = dependencies(starts)
+    ready: list[tuple[float, int, Any]] = [(-fn._sequence_nr(), n, fn) for n, fn in enumerate(dict.fromkeys(starts)) if not waiting[fn]]
+    heapq.heapify(ready)
+    count = len(ready)
+    while ready:
+        _, _, fn = heapq.heappop(ready)
+        if is_accumulator(fn):
+            leaves.setdefault(id(fn.variable), fn.variable)
+        for after, _ in fn.next_functions:
+            if after is not None:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    count += 1
+                    first = float("-inf") if is_accumulator(after) else -after._sequence_nr()
+                    heapq.heappush(ready, (first, count, after))
+    own = [type(fn).__name__ for fn in waiting if isinstance(fn, torch._C._FunctionBase)]
+    return History(list(leaves.values()), "_ResultOfOperatorBackward" in own, bool(own))
+
+
+def is_accumulator(fn: Any) -> bool:
+    return type(fn).__name__ == "AccumulateGrad"
+
+
+def dependencies(starts: list[Any]) -> dict[Any, int]:
+    """How many others each function of a history waits for."""
+    waiting, stack = dict.fromkeys(starts, 0), list(dict.fromkeys(starts))
+    while stack:
+        fn = stack.pop()
+        for after, _ in fn.next_functions:
+            if after is not None:
+                if after not in waiting:
+                    waiting[after] = 0
+                    stack.append(after)
+                waiting[after] += 1
+    return waiting
 
 
 # -- results that can be differentiated no more -------------------------------------------------------------------------
@@ -78,7 +131,8 @@ def is_spent(error: BaseException) -> bool:
 
 
 class Spent(torch.autograd.Function):
-    """Gives a tensor the history of one whose graph was freed: to ask for its gradient raises what torch said of the original."""
+    """Gives a tensor the history of one whose graph was freed: to ask for its gradient raises what torch said of the original.  Without
+    words it is a history that leads to no tensor of the caller's."""
 
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, box: list[torch.Tensor], words: str) -> torch.Tensor:
@@ -87,7 +141,9 @@ class Spent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(ctx.words)
+        if ctx.words:
+            raise RuntimeError(ctx.words)
+        return None, None, None
 
 
 def spent(tensor: torch.Tensor, words: str) -> torch.Tensor:

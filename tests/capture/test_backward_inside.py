@@ -94,6 +94,8 @@ def given_gradients(s: World) -> Any:
 
 def one_gradient_for_two(s: World) -> Any:
     (s.w + s.v).sum().backward()
+    (s.w.view(3, 1) * 2 + s.v.view(3, 1) * 2).sum().backward()
+    (s.w + s.v).backward(s.g[0])
     return s.w.grad is s.v.grad
 
 

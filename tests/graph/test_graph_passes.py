@@ -50,6 +50,12 @@ def test_numbers_of_other_types_are_other_arguments():
     assert merge_equal(gm.graph) == 0
 
 
+def test_views_of_two_tensors_stay_views_of_two():
+    gm = traced(lambda a: [(a + 1).view(24), a + 1, (a + 1).t()], X)
+    clean(gm)
+    assert len({out.data_ptr() for out in gm(X)}) == 3
+
+
 def test_two_outputs_stay_two_tensors():
     gm = traced(lambda a: [a + 1, a + 1, (a + 1) * 2], X)
     clean(gm)

@@ -103,7 +103,8 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
             with torch.set_grad_enabled(recording and at_start):
                 outcome = Outcome(world, program, values)
         if spends:
-            _mark_spent(outcome)
+            put_back_flags(leaves, inputs)
+            _mark_spent(outcome, wanted)
         tangents: list[Tangent] = []
         grads: list[Any] = []
         if wanted and any(v.differentiable for v in outcome.values):
@@ -145,8 +146,16 @@ def _as_made(world: TraceWorld, leaf: Any) -> Any:
     return copy
 
 
-def _mark_spent(outcome: Outcome) -> None:
-    """Tries every result on its own.  What the tries record is read by nobody."""
+def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """A program may set requires_grad of its inputs; the caller's are as they came, when it is called."""
+    for leaf, given in zip(leaves, inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad != given.requires_grad:
+            leaf.requires_grad_(given.requires_grad)
+
+
+def _mark_spent(outcome: Outcome, wanted: bool) -> None:
+    """Tries every result on its own.  What the tries record is read by nobody.  `wanted`: do inputs require gradients?  Where not, what still
+    has a history got it from leaves that the program made."""
     for k, value in enumerate(outcome.values):
         if value.differentiable:
             try:
@@ -155,6 +164,9 @@ def _mark_spent(outcome: Outcome) -> None:
                 if not is_spent(error):
                     raise
                 outcome.plan.spent[k] = f"{error}"
+            if not wanted:
+                outcome.plan.spent.setdefault(k, "")
+            if k in outcome.plan.spent:
                 value.tensor = None
 
 

@@ -78,6 +78,7 @@ class Emitter:
         self.m = m
         self.constants = Constants()
         self.lines: list[str] = []
+        self.before: list[str] = []                     # lines before the graph is called
         self.sources: dict[Source, str] = {}            # read by the guard function, handed to run
         self.outputs: list[torch.fx.Node] = []          # of the graph
         self._written: dict[int, tuple[Value, str]] = {}
@@ -221,7 +222,7 @@ class Emitter:
 
     # -- the function ----------------------------------------------------------------------------------------------
     def build(self, name: str, graph_call: list[str]) -> types.FunctionType:
-        return build_function(name, self.sources.values(), [*graph_call, *self.lines], self.constants, f"<firesteel {name}>")
+        return build_function(name, self.sources.values(), [*self.before, *graph_call, *self.lines], self.constants, f"<firesteel {name}>")
 
 
 def graph_call(e: Emitter, callable_: Any, captured: Any, inputs: list[Input]) -> list[str]:

@@ -126,6 +126,9 @@ class Machine(Reader):
         self.function_modes: tuple[Value, ...] = ()     # that are on, innermost last
         self.outer_modes: tuple[Value, ...] = ()        # those that were on before the region
         self.filled_leaves: tuple[Any, ...] = ()        # see values/leaves.py
+        self.real_leaves: frozenset[int] = frozenset()  # the same: steps
+        self.turned: tuple[Any, ...] = ()               # the same
+        self.turned_at_once: list[Any] = []             # the same
         self.draws: tuple[Any, ...] = ()                # see values/python_random.py
         self._traces: dict[Any, str] = {}
 
@@ -460,6 +463,7 @@ class Machine(Reader):
         """Puts the states of torch back."""
         for key, value in self.initial_states.items():
             set_state(key, value)
+        leaves.put_back_flags(self)
 
     def release(self) -> None:
         """Lets go of the user's objects: graphs outlive the machine, and reach it through the environment's `locate`."""

@@ -24,7 +24,7 @@ from firesteel.capture.source import Local
 from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.contexts import set_state
-from firesteel.capture.values.leaves import refuse_shared
+from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
 from firesteel.capture.values.overrides import run_without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError
@@ -68,14 +68,20 @@ class Captured:
 def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
     """Captures a region for these inputs."""
     break_at: frozenset[int] = frozenset()
+    real_leaves: frozenset[int] = frozenset()
     for _ in range(RESTARTS):
         m = Machine(region.root.make_world, region.policy, break_at)
+        m.real_leaves = real_leaves
         try:
             with outside_inference(), outside_transforms():
                 outcome = _execute(region, m, inputs)
             e = Emitter(m)
             _write(region, m, e, outcome)
             refuse_shared(m, e)
+            refuse_turned(m, e)
+        except LeavesRegion as needed:
+            real_leaves |= {needed.birth}
+            continue
         except CannotRebuild as trouble:    # rule: the step that made it breaks instead, so that a real one is made
             if trouble.birth in break_at:
                 raise InternalError(f"{trouble.value!r} cannot be handed over at a break") from None

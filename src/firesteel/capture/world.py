@@ -36,6 +36,9 @@ class TensorWorld(Protocol):
         """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so.  A stride that does not
         follow from the sizes is a symbol where its dimension is in `strides`, else a constant."""
 
+    def memory(self, tensor: torch.Tensor) -> int:
+        """The same number for abstract tensors that share memory."""
+
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """What to call on abstract tensors instead of a function of torch; mostly itself."""
 
@@ -55,6 +58,9 @@ class MetaWorld:
     def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_(tensor.requires_grad)
+
+    def memory(self, tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn

@@ -24,7 +24,7 @@ import itertools
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -492,6 +492,8 @@ class _Writer:
             self.lines.append(f"{function}({', '.join(arguments)})")
             return
         call = f"{function}({', '.join(arguments)})"
+        if _returns_lists(step):
+            call = f"{self._object(flat, 'flat')}({call})"
         if not any(step.outputs):
             self.lines.append(call)
             return
@@ -545,6 +547,16 @@ def _returns_one(step: Extern) -> bool:
     if schema is None:
         return len(step.outputs) == 1
     return len(schema.returns) == 1 and not str(schema.returns[0].type).startswith("List")
+
+
+def _returns_lists(step: Extern) -> bool:
+    """Several lists, whose items are the step's outputs."""
+    schema = getattr(step.target, "_schema", None)
+    return schema is not None and len(schema.returns) > 1 and any(str(r.type).startswith("List") for r in schema.returns)
+
+
+def flat(results: Iterable[Any]) -> list[Any]:
+    return [item for result in results for item in (result if isinstance(result, (list, tuple)) else (result,))]
 
 
 def _out_names(step: Extern) -> list[str]:

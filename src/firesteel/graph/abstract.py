@@ -35,7 +35,7 @@ from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
-from firesteel.graph.tensor import AbstractTensor, to_spec
+from firesteel.graph.tensor import AbstractTensor, tensors_in, to_spec
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
@@ -128,6 +128,10 @@ class AbstractWorld:
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
         return wrapped
+
+    def memory(self, tensor: torch.Tensor) -> int:
+        """The same number for tensors that share memory."""
+        return id(memory_of(tensor))
 
     def _spec_with_symbols(self, tensor: torch.Tensor, source: str, dims: tuple[Any, ...] | None, strides: Collection[int]) -> Spec:
         spec = spec_of(tensor)
@@ -251,7 +255,16 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     base = args[0]
     if type(base) is AbstractTensor:
         base.value = None       # a write through the view would change it unseen
-    return world.from_specs(call_rule(fact, args, kwargs))
+    made = world.from_specs(call_rule(fact, args, kwargs))
+    for view in tensors_in(made):
+        view.memory = memory_of(base)
+    return made
+
+
+def memory_of(tensor: Any) -> Any:
+    """The tensor that first lay in a tensor's memory."""
+    found = getattr(tensor, "memory", None)
+    return tensor if found is None else found
 
 
 def _run_inplace(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:

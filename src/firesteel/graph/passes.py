@@ -2,8 +2,8 @@
 
     clean(gm)       # fold, remove what does nothing, merge equal nodes, remove what nobody reads
 
-What always holds: the graph's outputs keep their values, dtypes, shapes and strides, and two outputs that were different nodes
-stay different nodes (a merged node would give the caller one tensor twice).  Draws of random numbers are neither merged nor,
+What always holds: the graph's outputs keep their values, dtypes, shapes and strides, and two outputs that were different nodes, or views of
+different nodes, stay so (a merged node would give the caller one memory twice).  Draws of random numbers are neither merged nor,
 while fs.config.eager_rng holds, removed: eager would have drawn them.
 """
 from __future__ import annotations
@@ -76,9 +76,10 @@ def is_removable(node: Node) -> bool:
 # ---------------------------------------------------------------- equal nodes
 
 def merge_equal(graph: Graph) -> int:
-    """One node for every computation: later equal nodes give way to the first."""
+    """One node for every computation: later equal nodes give way to the first, but where the caller would get one memory twice."""
     kept: dict[Any, Node] = {}
     outputs = outputs_of(graph)
+    outputs |= set(map(viewed, outputs))
     removed = 0
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or not is_mergeable(node):
@@ -92,6 +93,14 @@ def merge_equal(graph: Graph) -> int:
         graph.erase_node(node)
         removed += 1
     return removed
+
+
+def viewed(node: Node) -> Node:
+    """The node whose memory a view shows, or itself."""
+    base: Any = node
+    while is_getitem(base) or isinstance(base.target, OpOverload) and facts(base.target).kind == "view":
+        base = base.args[0]
+    return base
 
 
 def is_mergeable(node: Node) -> bool:

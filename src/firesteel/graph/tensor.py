@@ -28,6 +28,7 @@ class AbstractTensor(torch.Tensor):
     world: AbstractWorld
     value: torch.Tensor | None
     record: Any
+    memory: AbstractTensor | None = None        # outside of the tracer: the tensor that lay there first, where this one is a view
     born: Any       # the graph node whose value this object is, while tracing
 
     __torch_function__ = torch._C._disabled_torch_function_impl     # type: ignore[assignment]  # torch's own way to say "none"

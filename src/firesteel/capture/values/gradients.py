@@ -10,15 +10,13 @@ the leaves found by walking that history.  The rest of it is done as torch's Acc
 """
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from firesteel.backwards import fresh_gradient, gradients
+from firesteel.backwards import History, fresh_gradient, gradients, history_of
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call, Item
 from firesteel.capture.values.base import Value
@@ -26,7 +24,6 @@ from firesteel.capture.values.const import FALSE, NONE, ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
 from firesteel.capture.values.hooks import InputHandle
-from firesteel.capture.values.leaves import storage_of
 from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
@@ -37,56 +34,7 @@ if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
 
-# -- what a history holds -----------------------------------------------------------------------------------------------
-@dataclass
-class History:
-    """All that a backward from some tensors would reach: leaves in the order in which the engine gets to them."""
-    leaves: list[torch.Tensor]
-    outside: bool               # is there more, from before the region?
-    python: bool                # are there functions of the user's, whose gradients may be anything?
-
-
-def history_of(roots: Sequence[torch.Tensor]) -> History:
-    """Walks as the engine does: of what is ready, what was made last comes first, and leaves before everything."""
-    starts: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
-    leaves = {id(root): root for root in roots if root.grad_fn is None}
-    waiting = dependencies(starts)
-    ready: list[tuple[float, int, Any]] = [(-fn._sequence_nr(), n, fn) for n, fn in enumerate(dict.fromkeys(starts)) if not waiting[fn]]
-    heapq.heapify(ready)
-    count = len(ready)
-    while ready:
-        _, _, fn = heapq.heappop(ready)
-        if is_accumulator(fn):
-            leaves.setdefault(id(fn.variable), fn.variable)
-        for after, _ in fn.next_functions:
-            if after is not None:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    count += 1
-                    first = float("-inf") if is_accumulator(after) else -after._sequence_nr()
-                    heapq.heappush(ready, (first, count, after))
-    own = [type(fn).__name__ for fn in waiting if isinstance(fn, torch._C._FunctionBase)]
-    return History(list(leaves.values()), "_ResultOfOperatorBackward" in own, bool(own))
-
-
-def is_accumulator(fn: Any) -> bool:
-    return type(fn).__name__ == "AccumulateGrad"
-
-
-def dependencies(starts: list[Any]) -> dict[Any, int]:
-    """How many others each function of a history waits for."""
-    waiting, stack = dict.fromkeys(starts, 0), list(dict.fromkeys(starts))
-    while stack:
-        fn = stack.pop()
-        for after, _ in fn.next_functions:
-            if after is not None:
-                if after not in waiting:
-                    waiting[after] = 0
-                    stack.append(after)
-                waiting[after] += 1
-    return waiting
-
-
+# -- histories ----------------------------------------------------------------------------------------------------------
 def known_history(m: Machine, roots: Sequence[TensorValue], name: str) -> History:
     """Rules 3 and 4."""
     found = history_of([root.abstract for root in roots])
@@ -204,7 +152,7 @@ def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given:
     made = [m.look(item) for item in m.iterate(found)]
     if any(gradient is NONE for gradient in made[len(leaves):]):
         raise Break("call", name=f"{name} that does not reach a tensor that retains its gradient")
-    shared = None if create or history.python else shared_storages(m)
+    shared = None if create or history.python else shared_memory(m, made)
     m.set_states([(("grad",), create)])
     for leaf, gradient in zip([*leaves, *retained], made):
         if isinstance(gradient, TensorValue):
@@ -213,10 +161,11 @@ def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given:
     return NONE
 
 
-def shared_storages(m: Machine) -> set[int]:
+def shared_memory(m: Machine, made: list[Value]) -> set[int]:
     """The memory that more than one tensor lies in: a gradient that is alone in its own can be kept as it is."""
-    counts = Counter(storage_of(abstract) for abstract, _ in m.record.tensors.values())
-    return {place for place, count in counts.items() if count > 1}
+    tensors = [abstract for abstract, _ in m.record.tensors.values()]
+    again = [item.abstract for n, item in enumerate(made) if isinstance(item, TensorValue) and item in made[:n]]
+    return {place for place, count in Counter(map(m.world.memory, [*tensors, *again])).items() if count > 1}
 
 
 def check_start(roots: list[TensorValue], tangents: list[Value], name: str) -> None:
@@ -252,7 +201,7 @@ def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, share
             raise Break("call", name="a hook that gives no gradient")
     old = m.look(leaf.getattr(m, "grad")) if leaf.abstract.is_leaf else m.effects.written(leaf, "grad") or NONE
     if old is NONE:
-        kept = gradient is given and shared is not None and storage_of(gradient.abstract) not in shared \
+        kept = gradient is given and shared is not None and m.world.memory(gradient.abstract) not in shared \
             and gradient.abstract.stride() == leaf.abstract.stride()
         leaf.setattr(m, "grad", gradient if kept else call_graph(m, "call_function", fresh_gradient, [leaf, gradient], {}))
     elif create:

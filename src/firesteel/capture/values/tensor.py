@@ -395,14 +395,6 @@ def method_len(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> V
     return tensor.length(m)
 
 
-@TENSOR_METHODS.row("requires_grad_")
-def method_requires_grad_(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    wanted = args[0].constant() if args else kwargs["requires_grad"].constant() if kwargs else True
-    if wanted == tensor.abstract.requires_grad:
-        return tensor
-    raise Break("call", name="Tensor.requires_grad_")
-
-
 def _with_tensor_value(name: str, combine: Any) -> Callable[..., Value]:
     """x.addcdiv_(a, b, value=t) with a tensor t: torch would read it as a number, which is known at run time only."""
     def call(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:

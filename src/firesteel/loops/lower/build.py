@@ -148,8 +148,8 @@ class Builder:
         return value
 
     def read_only(self, out: Any) -> Any:
-        """The Specs of a node's results, None in place of those that nobody reads."""
-        if self.used is None or not isinstance(out, tuple) or hasattr(out, "strides"):
+        """The Specs of a node's results, None in place of those that nobody reads; of lists all are read."""
+        if self.used is None or not isinstance(out, tuple) or hasattr(out, "strides") or any(isinstance(part, (list, tuple)) and not hasattr(part, "strides") for part in out):
             return out
         return tuple([spec if n in self.used else None for n, spec in enumerate(out)])
 
