@@ -181,7 +181,7 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
             tangents.append(tangent)
             arriving.append(made)
     wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
-    draws, last = world.draws, next(reversed(world.graph.nodes))
+    draws, last = world.draws, next(iter(reversed(world.graph.nodes)))
     general = world.env.in_general() if world.env is not None else nullcontext()
     with general, torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))

@@ -153,7 +153,8 @@ for _type in RANDOM:
 
 
 # -- forms of typing -----------------------------------------------------------------------------------------------------
-for _form in dict.fromkeys([typing.TypeVar, *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
+for _form in dict.fromkeys([typing.TypeVar, typing.ParamSpec, typing.ParamSpecArgs, typing.ParamSpecKwargs, typing.TypeVarTuple,
+                            *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
                             type(typing.Union), type(typing.Union[int, str]), types.UnionType,
                             inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):

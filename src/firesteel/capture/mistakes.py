@@ -23,7 +23,7 @@ def eager_error(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Exception
         try:
             steps.run(*[_copy(x) for x in inputs])
         except Exception as error:
-            return located(error.with_traceback(None), places_of(steps.at.stack_trace))     # type: ignore[return-value]  # the same error
+            return located(error.with_traceback(None), places_of(steps.at.stack_trace if steps.at is not None else None))     # type: ignore[return-value]  # the same error
     return None
 
 
@@ -40,6 +40,7 @@ class _Steps(torch.fx.Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule):
         super().__init__(graph)
+        self.at: torch.fx.Node | None = None
         self.extra_traceback = False        # the error's text stays as it is
 
     def run_node(self, n: torch.fx.Node) -> Any:
