@@ -115,6 +115,11 @@ SEAMS.add(set_state_here, "the state of a generator, set")
 SEAMS.add(set_data_here, "the memory of a tensor, exchanged")
 
 
+def is_seam_function(target: Any) -> bool:
+    """Is it a row of SEAMS, or a function that capture has marked?"""
+    return target in SEAMS or getattr(target, "made_for_real", False)
+
+
 def runs_users_code(node: torch.fx.Node) -> bool:
     """Is the node a call of a function or an operator that is neither torch's nor ours?"""
     if node.op != "call_function":

@@ -1,4 +1,6 @@
 """torch.autograd.Function in its variants and custom operators of torch.library, compiled: values, gradients and errors are eager's."""
+import dataclasses
+
 import pytest
 import torch
 from torch.autograd.function import once_differentiable
@@ -178,6 +180,95 @@ def test_once_differentiable_refuses_a_second_time():
         return str(caught.value)
     fs.reset()
     assert second(fs.compile(PROGRAMS["once"], backend="aot_eager")) == second(PROGRAMS["once"])
+
+
+# ---------------------------------------------------------------- what functions read and do besides
+
+@dataclasses.dataclass
+class Settings:
+    factor: float
+    weight: torch.Tensor
+
+
+SETTINGS = Settings(2.0, torch.tensor(3.0, requires_grad=True))
+CALLS: list = []
+
+
+class ReadsGlobals(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, settings):
+        ctx.settings, ctx.kept = settings, x.exp()
+        return x * SETTINGS.weight * settings.weight
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * SETTINGS.factor * SETTINGS.weight * ctx.kept * ctx.settings.factor, None
+
+
+class Tells(torch.autograd.Function):
+    """Its backward does something besides."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        CALLS.append(g.sum().item())
+        return g * 3
+
+
+class Defaults(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor=2.0):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor * len(ctx.needs_input_grad), None
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3, g * 5
+
+
+BESIDES = {
+    "globals": lambda x, w: ReadsGlobals.apply(x, Settings(4.0, w)),
+    "effect": lambda x, w: Tells.apply(x * w) * w,
+    "defaults": lambda x, w: Defaults.apply(x) + Defaults.apply(w, 3.0),
+    "one tensor twice": lambda x, w: Pair.apply(x, x) * w,
+    "instance": lambda x, w: Pair().apply(x, w),
+    "view": lambda x, w: Saved.apply(x.view(5, 1), w.view(1, 5)).t(),
+}
+
+
+@pytest.mark.parametrize("backend", ("eager", *BACKENDS))
+@pytest.mark.parametrize("name", BESIDES)
+def test_what_a_function_reads_and_does(name, backend):
+    def run(fn):
+        found = []
+        for factor in (2.0, 2.0, 7.0):
+            SETTINGS.factor, SETTINGS.weight = factor, torch.tensor(factor + 1, requires_grad=True)
+            found += [*observed(fn, *inputs())[0], SETTINGS.weight.grad]
+        found += CALLS
+        CALLS.clear()
+        return found
+    fs.reset()
+    graphs = fs.counters["stats"]["unique_graphs"]
+    got = run(fs.compile(BESIDES[name], backend=backend, fullgraph=True))
+    assert fs.counters["stats"]["unique_graphs"] - graphs <= 2
+    for a, b in zip(got, run(BESIDES[name]), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 # ---------------------------------------------------------------- operators

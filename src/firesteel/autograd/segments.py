@@ -19,14 +19,14 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from firesteel.graph.sizenodes import sizes_in
-from firesteel.seams import SEAMS
+from firesteel.seams import is_seam_function
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym
 
 
 def is_seam(node: Node) -> bool:
-    return node.op == "call_function" and node.target in SEAMS
+    return node.op == "call_function" and is_seam_function(node.target)
 
 
 def has_seams(gm: GraphModule) -> bool:

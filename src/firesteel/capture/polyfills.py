@@ -247,6 +247,19 @@ def run_within(fn: Callable[..., Any], context: Any) -> Callable[..., Any]:
     return run
 
 
+def apply_forward(cls: Any, ctx: Any, *args: Any) -> Any:
+    """torch.autograd.Function.apply without gradients."""
+    with torch.no_grad():
+        if cls.setup_context is SETUP_CONTEXT:
+            return cls.forward(ctx, *args)
+        out = cls.forward(*args)
+        cls.setup_context(ctx, args, out)
+        return out
+
+
+SETUP_CONTEXT = torch.autograd.function._SingleLevelFunction.setup_context
+
+
 # -- torch: operators that take functions --------------------------------------------------------------------------------
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Iterable[Any] = ()) -> Any:
     return true_fn(*operands) if pred else false_fn(*operands)

@@ -63,6 +63,8 @@ class RandomGenerator(Value):
             return m.constant_object(torch.Generator)
         if callable(getattr(torch.Generator, name, None)):
             return GeneratorMethod(self, name)
+        if not hasattr(torch.Generator, name):
+            raise m.raise_real(AttributeError(f"'torch._C.Generator' object has no attribute {name!r}"))
         return super().getattr(m, name)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
-from firesteel.seams import SEAMS
+from firesteel.seams import is_seam_function
 
 if TYPE_CHECKING:
     from firesteel.capture.emit import Emitter
@@ -98,7 +98,7 @@ class Body:
                 raise Break("call", name="a function transform whose function makes a parameter")
             self.lifted: list[Node] = []
             nodes = m.record.nodes[mark[0][0]:]
-            if any(node.target in SEAMS for node in nodes if node.op == "call_function"):
+            if any(is_seam_function(node.target) for node in nodes if node.op == "call_function"):
                 raise Break("call", name="a function transform with hooks or seeds inside")
             self.module = self._module(nodes, len(leaves), result)
         finally:
