@@ -126,7 +126,7 @@ for _kind, _row in {
                              "Keep the value a tensor, or set fs.config.capture_scalar_outputs."),
     "data_read": BreakKind("{name} reads the data of a tensor{text}, which is known at run time only.",
                            "Call it outside of the compiled function, or give it numbers instead of tensors."),
-    "numpy": BreakKind("{name} hands the data of a tensor to NumPy.", "Use the function of torch that does the same, or call NumPy outside."),
+    "numpy": BreakKind("{name} hands data to NumPy.", "Use the function of torch that does the same, or call NumPy outside."),
     "data_shape": BreakKind("The output size of {name} depends on data.", "Set fs.config.capture_dynamic_output_shape_ops, or call it outside."),
     "attribute": BreakKind("Attribute {name} of {value} is not captured.", "Read it outside of the compiled function and pass the value."),
     "object": BreakKind("An object of type {name} is not captured.", "Pass tensors, numbers, containers or modules instead."),

@@ -153,7 +153,7 @@ PROGRAMS = {
     "opcode": (opcode, "import of colorsys"), "call": (call, "getcwd"), "output": (output, "print writes output"),
     "asked": (asked, "for a reason"), "disabled": (is_disabled, "disabled is marked with fs.disable: it logs"),
     "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"),
-    "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "Tensor.numpy"),
+    "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "numpy.sort"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
     "operator": (an_operator, "memoryview"), "store": (store, "attribute requires_grad"), "iterate": (iterate, "memoryview"),
     "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "lock"), "depth": (depth, "nested deeper"),

@@ -194,10 +194,24 @@ def overlaps(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     """Rule 9: does a mutated input share its storage with another input?"""
     written = set(mutated)
     owner: dict[int, tuple[int, int]] = {}
+    foreign: list[tuple[int, int, bool]] = []       # start, end, written; memory that is not torch's (an array of NumPy) may have two storages
     for index, value in enumerate(inputs):
         for number, part in enumerate(parts_of(value)):
             if isinstance(part, torch.Tensor):
-                first = owner.setdefault(part.untyped_storage()._cdata, (index, number))
+                storage = part.untyped_storage()
+                first = owner.setdefault(storage._cdata, (index, number))
                 if first != (index, number) and (first[0] in written or index in written):
                     return True
+                if not storage.resizable():
+                    foreign.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), index in written))
+    return len(foreign) > 1 and meet(foreign)
+
+
+def meet(spans: list[tuple[int, int, bool]]) -> bool:
+    """Do two of the spans (start, end, written) meet, of which one is written?"""
+    ends = {False: 0, True: 0}      # of those that begin before
+    for start, end, written in sorted(spans):
+        if start < ends[True] or written and start < ends[False]:
+            return True
+        ends[written] = max(ends[written], end)
     return False

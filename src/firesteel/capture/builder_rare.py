@@ -13,11 +13,13 @@ import typing
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture.builder import BASES, WRAPPERS, guard, opaque, wrap_fixed, wrap_object
 from firesteel.capture.source import Attr, Call, Item, Source
+from firesteel.capture.values.arrays import ArrayValue
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.class_objects import AliasValue
 from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
@@ -40,6 +42,16 @@ if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
 _type: Any
+
+# -- NumPy --------------------------------------------------------------------------------------------------------------
+@WRAPPERS.row(np.ndarray)
+def wrap_array(m: Machine, obj: np.ndarray, source: Source) -> Value:
+    guard(m, source, "type", np.ndarray)
+    return ArrayValue(obj, source)
+
+
+BASES.add(np.dtype, wrap_fixed)         # there is one object of each that torch knows
+
 
 # -- iterators, and what is made by a call --------------------------------------------------------------------------------
 def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.capture import polyfills
+from firesteel.capture.values.arrays import copied_array, is_array
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.capture.values.class_statements import make_class_of
@@ -517,6 +518,8 @@ for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False,
 def call_tensor(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """torch.tensor of symbols keeps them: a tensor of each, stacked as the lists are."""
     data = m.look(args[0] if args else kwargs["data"])
+    if is_array(m, args, kwargs):
+        return copied_array(m, args, kwargs)
     if not holds_symbol(m, data):
         return call_graph(m, "call_function", torch.tensor, args, kwargs)
     wish = kwargs.get("dtype")

@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from firesteel.capture import marks
@@ -420,6 +421,8 @@ class NumpyFunction(CallableObject):
         return f"numpy.{self.fn.__name__}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if any(m.look(value).python_type() is np.ndarray for value in (*args, *kwargs.values())):
+            raise Break("numpy", name=self.describe())
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
