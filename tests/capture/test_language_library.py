@@ -315,3 +315,30 @@ def test_random_of_python_follows_its_seed():
         expected = fn(x)
         random.seed(seed)
         same(compiled(x), expected)
+
+
+def test_warnings_that_are_recorded_inside():
+    """Once, the list was still empty where the program looked at it."""
+    def f(x):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            warnings.warn("careful", stacklevel=2)
+        return x + len(seen)
+
+    assert capture(f)[0](torch.zeros(1)).item() == 1
+
+
+def test_warnings_that_are_errors():
+    def f(x):
+        try:
+            warnings.warn("careful", stacklevel=2)
+        except UserWarning:
+            return x - 1
+        return x + 1
+
+    compiled, _ = capture(f)
+    for action, expected in (("ignore", 1), ("error", -1), ("ignore", 1)):
+        with warnings.catch_warnings():
+            warnings.resetwarnings()
+            warnings.simplefilter(action)
+            assert compiled(torch.zeros(1)).item() == expected

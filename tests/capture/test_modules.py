@@ -1,4 +1,5 @@
 """Modules in captured code: what is made, changed, shared and replaced, before, between and inside of compiled calls."""
+import collections
 import copy
 import io
 import pickle
@@ -501,3 +502,46 @@ def test_state_dict_inside_has_its_metadata():
     module = nn.Linear(2, 2)
     out = fs.compile(f, backend="eager", fullgraph=True)(module, torch.ones(2))
     assert out[1] == 1 and out[2]._metadata == module.state_dict()._metadata
+
+
+def test_tables_of_the_users_kind():
+    """As libraries do that gather parameters when they are read."""
+    read = []
+
+    class Gathering(collections.OrderedDict):
+        def __getitem__(self, key):
+            read.append(key)
+            return super().__getitem__(key)
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for part in module.modules():
+        part._parameters = Gathering(part._parameters)
+
+    def f(module, x):
+        return module(x) * len(list(module.parameters()))
+
+    x = torch.ones(4)
+    expected, n = f(module, x), len(read)
+    compiled = fs.compile(f, backend="eager", fullgraph=True)
+    for _ in range(2):
+        read.clear()
+        torch.testing.assert_close(compiled(module, x), expected)
+        assert len(read) == n > 0
+
+
+class MakesAtFirstCall(nn.modules.lazy.LazyModuleMixin, nn.Module):
+    """A lazy module whose parameters are not there at all before."""
+
+    def initialize_parameters(self, x):
+        self.weight = nn.Parameter(torch.full(x.shape, 0.5))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_lazy_module_without_placeholders_for_its_parameters():
+    module = MakesAtFirstCall()
+    compiled = fs.compile(module, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 0.5))
+    assert list(module.state_dict()) == ["weight"]

@@ -66,9 +66,9 @@ class Entry:
 
 
 def makes_parameters(inputs: tuple[Any, ...]) -> bool:
-    """Is one of the inputs a lazy module whose parameters wait for its first call?"""
+    """Is one of the inputs a lazy module that waits for its first call?"""
     modules = (m for x in inputs if isinstance(x, torch.nn.Module) for m in x.modules())
-    return any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in modules)
+    return any(isinstance(m, LazyModuleMixin) and "_initialize_hook" in vars(m) for m in modules)
 
 
 class Region:

@@ -13,7 +13,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture.effects import REPLAY
-from firesteel.capture.source import Fixed
+from firesteel.capture.guards import Guard
+from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
@@ -49,8 +50,23 @@ def replay(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value:
 
 for _fn in (logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error, logging.Logger.critical,
             logging.Logger.log, logging.Logger.exception, logging.debug, logging.info, logging.warning, logging.error, logging.critical,
-            logging.log, warnings.warn, warnings._filters_mutated):     # type: ignore[attr-defined]  # after a change of the filters
+            logging.log, warnings._filters_mutated):     # type: ignore[attr-defined]  # after a change of the filters
     CALLS.add(_fn, functools.partial(lambda m, args, kwargs, fn: replay(m, fn, args, kwargs), fn=_fn))
+
+
+def may_raise(module: Any) -> bool:
+    """Is there a filter that makes errors of warnings?"""
+    return any(given[0] == "error" for given in module.filters)
+
+
+@CALLS.row(warnings.warn)
+def call_warn(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Where warnings are recorded or raised, the program goes on with what came of it."""
+    recorded = any(effect.target.source == Fixed(vars(warnings)) for effect in m.effects.entries)      # globals of the module were set
+    if may_raise(warnings) or recorded:
+        raise Break("call", name="warnings.warn where warnings are recorded or raised")
+    m.guard(Guard(Call(Fixed(warnings), may_raise), "equals", False))
+    return replay(m, warnings.warn, args, kwargs)
 
 
 class MadeCache(Value):

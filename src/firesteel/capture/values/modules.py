@@ -5,6 +5,7 @@ Calling one without hooks calls its forward; with hooks, torch's own `_call_impl
 """
 from __future__ import annotations
 
+import collections
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +56,11 @@ class ModuleValue(ObjectValue):
             if entries is None:
                 continue
             touched = m.same_object(entries)        # the program reads, and may have changed, the table itself
+            if touched is None and type(entries) not in (dict, collections.OrderedDict):
+                touched = self.own_attribute(m, table)          # a dict of the user's kind
             if touched is not None:
-                found = touched.find(m, ConstValue(name))
-                if found is not None:
-                    return found
+                if m.truth_now(touched.contains(m, ConstValue(name))):
+                    return touched.getitem(m, ConstValue(name))
             elif name in entries:
                 return m.read_table(self, table, name, entries[name])
         if mro_lookup(self.cls, "__getattr__") is not torch.nn.Module.__getattr__:
