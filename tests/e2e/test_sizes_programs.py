@@ -120,6 +120,12 @@ PROGRAMS = {
     "computed repeats": (lambda x, r: torch.repeat_interleave(x, r, dim=0) * 2, lambda n: (R(n, 3), ints(n, high=4))),
     "unique": (lambda x: x.unique() * 2, lambda n: (ints(n),)),
     "least and greatest size": (lambda x, y: torch.zeros(min(x.shape[0], y.shape[0]), max(x.shape[0], 5)), lambda n: (R(n), R(7))),
+    "as many as the difference": (lambda x, y: x[: y.shape[0] - y.shape[1]] * 2, lambda n: (R(32, 3), R(n, 13 - n))),
+    "a quarter": (lambda x: x[x.shape[0] // 4 : x.shape[0] // 2] * 2, ROWS),
+    "parts of nearly one size": (lambda x: [t * 2 for t in torch.tensor_split(x, 3)], ROWS),
+    "filled up to a multiple": (lambda x: F.pad(x, (0, 0, 0, -x.shape[0] % 4)).view((x.shape[0] + -x.shape[0] % 4) // 4, 4, 4).cumsum(1), ROWS),
+    "linspace": (lambda x: x * torch.linspace(0, 1, x.shape[0])[:, None], ROWS),
+    "flattened": (lambda x: x.flatten(1) * 2, lambda n: (R(n, 3, n + 1),)),
     "even size": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, lambda n: (R(2 * n),)),
 }
 
@@ -128,9 +134,9 @@ PROGRAMS = {
 TWICE = {"as_strided"}
 # Programs that are others for a size of 1: a reshape shows what else it copies, C++ code of a gradient has a way of its own, a layout
 # that is not row-major is another one.
-OTHER_AT_1 = {"as_strided", "reshape", "repeat", "pad reflect", "scan", "products", "statistics", "factors", "computed repeats"}
+OTHER_AT_1 = {"linspace", "filled up to a multiple", "as_strided", "reshape", "repeat", "pad reflect", "scan", "products", "statistics", "factors", "computed repeats"}
 # ... and of 0: there is no part to return, C++ code asks whether there are elements.
-OTHER_AT_0 = {"chunk", "repeat", "scan", "attention", "products", "statistics", "dropout"}
+OTHER_AT_0 = {"linspace", "filled up to a multiple", "chunk", "repeat", "scan", "attention", "products", "statistics", "dropout"}
 
 
 def step(fn, args):

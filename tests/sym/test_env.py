@@ -177,3 +177,30 @@ def test_answers_hold_on_all_admitted_values(env):
                 admitted += 1
                 assert [E.evaluate(q, values) for q in questions] == answers
     assert admitted > 0
+
+
+def test_guards_are_merged_into_bounds():
+    env = ShapeEnv()
+    a, b = env.create_symbol(5, "a", 0), env.create_symbol(6, "b", 0)
+    assert not env.guards()         # no size is negative
+    assert env.decide(E.ne(a * b, 0)) and env.decide(E.ne(a, 1)) and env.decide(b <= 12) and env.decide(b <= 8)
+    assert sorted(guard.text() for guard in env.guards()) == ["s0 >= 2", "s1 <= 8", "s1 >= 1"]
+
+
+def test_the_general_answer_needs_no_guard():
+    env = ShapeEnv()
+    n = env.create_symbol(4, "n", 0)
+    with env.in_general():
+        assert not env.decide_or(E.eq(n, 1), False) and not env.decide_or(E.eq(n - 3, 1), False)
+        assert env.decide_or(E.ne(n, 0), True)
+    assert not env.guards()
+    assert not env.decide_or(E.eq(n, 1), False) and len(env.guards()) == 1
+
+
+@pytest.mark.parametrize("question, answer", [
+    (lambda n: n // 2 <= n, True), (lambda n: (n // 2) * 2 <= n, True), (lambda n: n < (n // 4) * 4, False),
+    (lambda n: E.eq((n + (-n) % 4) // 4 * 4, n + (-n) % 4), True)], ids=["half", "even part", "part of four", "filled up"])
+def test_quotients_are_understood(question, answer):
+    env = ShapeEnv()
+    n = env.create_symbol(7, "n", 0)
+    assert env.known(question(n)) is answer

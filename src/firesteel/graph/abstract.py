@@ -77,8 +77,11 @@ class AbstractWorld:
         shape, strides = ([to_symint(s, env) if type(s) is Expr else s for s in sizes] for sizes in (spec.shape, spec.strides))
         offset = to_symint(spec.offset, env) if type(spec.offset) is Expr else spec.offset
         # a storage size of 0: nobody reads it, and torch would compute the real one in symbols, which costs 35 us
-        return _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device,
-                     False, False, None, False, False, None, 0)
+        tensor = _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device,
+                       False, False, None, False, False, None, 0)
+        if spec.strides == contiguous_strides(spec.shape):
+            env.by_hints(tensor.is_contiguous)      # torch remembers that it is, and asks for no size of 0 or 1 later
+        return tensor
 
     def from_specs(self, result: Any) -> Any:
         """A rule's result as the operator's: tensors for Specs, SymInts for Exprs."""

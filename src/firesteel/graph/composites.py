@@ -338,3 +338,13 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     if reduction == 1:
         return (loss / torch.tensor(list(target_lengths)).to(loss.dtype).clamp_min(1)).mean()
     return loss.sum() if reduction == 2 else loss if batched else loss.squeeze(0)
+
+
+# ---------------------------------------------------------------- shapes of several tensors
+
+@symbolic_row(torch.broadcast_tensors)
+def broadcast_tensors(*tensors: Any) -> Any:
+    """Of one shape: nothing is asked."""
+    tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    shapes = [[from_sym(size) for size in t.shape] for t in tensors]
+    return tuple(t.expand(t.shape) for t in tensors) if all(shape == shapes[0] for shape in shapes) else NotImplemented

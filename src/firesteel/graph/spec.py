@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from firesteel.graph.sizes import hint_or_0, product, static, where_known
 from firesteel.graph.sizes import layout_less as less
 from firesteel.graph.sizes import layout_same as same
-from firesteel.graph.sizes import hint_or_0, product, static, where_known
 from firesteel.sym.expr import Expr, Size, row_major
 
 Shape = tuple[Size, ...]
@@ -231,7 +231,7 @@ def elementwise_order(shape: Shape, operands: list[Spec]) -> list[int]:
 def _broadcast_strides(op: Spec, shape: Shape) -> Shape:
     missing = len(shape) - len(op.shape)
     return (0,) * missing + tuple(
-        0 if (stride != 0 and size is not full and same(size, 1) and not same(full, 1)) else stride
+        0 if (stride != 0 and size is not full and same(size, 1) and (type(full) is Expr or full != 1)) else stride
         for size, stride, full in zip(op.shape, op.strides, shape[missing:]))
 
 

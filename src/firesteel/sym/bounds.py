@@ -272,6 +272,17 @@ class Bounds:
             product = multiply(factor, poly(bound))
             if product is not None:
                 return plus(rest, product)
+        return self._without_a_quotient(terms)
+
+    def _without_a_quotient(self, terms: Poly) -> Poly | None:
+        """n*k*(x//k) lies between n*(x - k + 1) and n*x."""
+        for monomial, count in terms.items():
+            if len(monomial) != 1 or monomial[0].op != "floordiv":
+                continue
+            x, k = (_plain(arg) for arg in monomial[0].args)
+            if type(k) is int and k > 0 and count % k == 0 and all(monomial[0] not in other for other in terms if other is not monomial):
+                n = count // k
+                return plus({m: c for m, c in terms.items() if m is not monomial}, plus(poly(x), {(): 1 - k} if n > 0 else {}), n)
         return None
 
     def symbolic_bound(self, atom: Expr, upper: bool) -> Size | None:

@@ -22,7 +22,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from firesteel.errors import DataDependentError, InternalError, Location
@@ -40,10 +40,10 @@ from firesteel.sym.expr import (
     ne,
     not_,
     postorder,
-    python_text,
     substitute,
     symbol,
 )
+from firesteel.sym.guard import Guard, least
 from firesteel.sym.poly import from_poly, plus, poly, scale
 from firesteel.sym.rewrite import Context
 
@@ -59,18 +59,6 @@ class Symbol:
     lo: int | None
     hi: int | None
     number: int                 # order of creation
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """`expr` must be true for the compiled code to be valid; asked for at `location` because of `why`."""
-    expr: Expr
-    location: Location | None = field(default=None, compare=False)
-    why: str = field(default="", compare=False)
-
-    def text(self, names: Mapping[str, str] | None = None) -> str:
-        """Python source of the check; `names` says how each symbol is spelled."""
-        return python_text(self.expr, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +96,8 @@ class ShapeEnv:
         self._values: dict[str, Number] = {}    # hints by symbol name
         self.nodes: dict = {}                   # of sym.symint: value -> its node
         self.frozen = False
-        self._general = False
+        self._general = self._by_hints = False
+        self._in_general: set[Expr] = set()     # questions that had a general answer
         self.generation = 0                     # grows with each replacement of a symbol
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
         self._lazy_context: Context | None = None
@@ -196,7 +185,7 @@ class ShapeEnv:
         answer = bool(evaluate(simple, self._values))
         factors = _factors_of_0(simple) if answer == (simple.op == "ne") else None
         if factors:
-            return all([self.decide(ne(factor, 0), why) for factor in factors]) == answer
+            return all(self.decide(ne(factor, 0), why) for factor in factors) == answer
         self._record(simple if answer else not_(simple), why)
         return answer
 
@@ -232,8 +221,15 @@ class ShapeEnv:
         known = self.known(condition)
         if known is not None:
             return known
+        if self._general and condition in self._in_general:
+            return otherwise
         simple = self.simplify(condition)
-        if not self.is_backed(simple) or self._general and (bool(evaluate(simple, self._values)) == otherwise or self._happens(simple)):
+        if not self.is_backed(simple):
+            return otherwise
+        if self._by_hints:
+            return bool(evaluate(simple, self._values))
+        if self._general and (bool(evaluate(simple, self._values)) == otherwise or self._happens(simple)):
+            self._in_general.add(condition)     # type: ignore[arg-type]  # what is known is no question
             return otherwise
         return self.decide(condition)
 
@@ -251,6 +247,14 @@ class ShapeEnv:
             yield
         finally:
             self._general = before
+
+    def by_hints(self, ask: Callable[[], Any]) -> None:
+        """Has `ask` asked questions with `decide_or`, whose answers do not matter: they come from the hints."""
+        before, self._by_hints = self._by_hints, True
+        try:
+            ask()
+        finally:
+            self._by_hints = before
 
     def evaluate_sym_node(self, node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> bool:
         """The door by which torch's own Python code asks (`guard_or_false` and the like)."""
@@ -505,18 +509,8 @@ class ShapeEnv:
         """The least list that implies all answers, given the equalities that replaced a symbol: declared ranges and recorded
         answers, rewritten in the symbols that are left, merged, and without those that follow from the others."""
         equalities = [guard for guard in self._recorded if guard in self._defining]
-        declared = list(self._declared_ranges())
-        others = [*declared, *[guard for guard in self._recorded if guard not in self._defining]]
-        ranges, rest = _merge_ranges([self._rewrite(guard) for guard in others])
-        while len(rest) > len(rest := [guard for guard in rest if not _moves_an_end(ranges, guard)]):
-            pass        # `!= 1` moves an end only once `!= 0` has
-        context = Context({leaf: tuple(side and side[0] for side in sides) for leaf, sides in ranges.items()})
-        fixed = dict(pair for pair in map(_fixed_value, rest) if pair is not None)
-        rest = [guard for guard in dict.fromkeys(rest) if context.simplify(guard.expr) is not True and
-                (guard.expr.op == "eq" or context.simplify(substitute(guard.expr, fixed)) is not True)]
-        certain = {guard for guard in declared if _simple_bound(guard.expr)[1:] == (0, False)}      # type: ignore[index]  # no size is negative
-        bounds = [side[1] for sides in ranges.values() for side in sides if side is not None and side[1] not in certain]
-        return [*equalities, *bounds, *rest]
+        others = [self._rewrite(guard) for guard in self._recorded if guard not in self._defining]
+        return [*equalities, *least(list(map(self._rewrite, self._declared_ranges())), others)]
 
     def _declared_ranges(self) -> Iterator[Guard]:
         for info in self.symbols.values():
@@ -577,35 +571,6 @@ def _with_parts(size: Any, whole: Mapping[Expr, Expr]) -> Any:
     return made[size] if type(size) is Expr else size
 
 
-def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
-    """symbol -> [(lo, guard) or None, (hi, guard) or None] with the tightest numbers; and the guards that are no ranges."""
-    ranges: dict[Expr, list] = {}
-    rest = []
-    for guard in guards:
-        found = _simple_bound(guard.expr) if type(guard.expr) is Expr else None
-        if found is None:
-            rest.append(guard)
-            continue
-        leaf, bound, upper = found
-        sides = ranges.setdefault(leaf, [None, None])
-        if sides[upper] is None or (bound < sides[upper][0] if upper else bound > sides[upper][0]):
-            sides[upper] = (bound, guard)
-    return ranges, rest
-
-
-def _moves_an_end(ranges: dict[Expr, list], guard: Guard) -> bool:
-    """Does it say that a symbol is not the end of its range?  Then the range is made smaller."""
-    if type(guard.expr) is not Expr or guard.expr.op != "ne":
-        return False
-    for leaf, value in (guard.expr.args, guard.expr.args[::-1]):
-        for upper, side in enumerate(ranges.get(leaf, ())):
-            if side is not None and value.op == "const" and value.attr == side[0]:
-                bound = side[0] - 1 if upper else side[0] + 1
-                ranges[leaf][upper] = (bound, Guard(le(leaf, bound) if upper else ge(leaf, bound), guard.location, guard.why))
-                return True
-    return False
-
-
 def _factors_of_0(question: Expr) -> tuple[Expr, ...] | None:
     """The factors of a product that is compared with 0."""
     sides = [as_size(arg) for arg in question.args]
@@ -613,26 +578,6 @@ def _factors_of_0(question: Expr) -> tuple[Expr, ...] | None:
         return None
     terms = list(poly(sides[0] if type(sides[0]) is Expr else sides[1]))
     return terms[0] if len(terms) == 1 and len(terms[0]) > 1 else None
-
-
-def _fixed_value(guard: Guard) -> tuple[Expr, Any] | None:
-    """(expression, number) of a guard that says they are equal."""
-    if type(guard.expr) is not Expr or guard.expr.op != "eq":
-        return None
-    left, right = guard.expr.args
-    return (left, right.attr) if right.op == "const" else (right, left.attr) if left.op == "const" else None
-
-
-def _simple_bound(expr: Expr) -> tuple[Expr, int, bool] | None:
-    """(symbol, number, is it an upper bound?) of `s <= 5` and `s >= 5`."""
-    if expr.op != "le":
-        return None
-    left, right = expr.args
-    if left.op == "symbol" and right.op == "const":
-        return left, right.attr, True
-    if left.op == "const" and right.op == "symbol":
-        return right, left.attr, False
-    return None
 
 
 def _dtype_of(value: Any) -> str:

@@ -177,6 +177,20 @@ def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
     return tuple(shared)
 
 
+@rule("floordiv", "(r + y % d) // d -> (r + y) // d - y // d where d divides r + y")
+def floordiv_with_mod(c: Context, x: Size, d: Size) -> Size | None:
+    """What is filled up to a multiple: (n + -n % 4) // 4."""
+    if type(d) is not int:
+        return None
+    for monomial, count in poly(x).items():
+        if count == 1 and len(monomial) == 1 and monomial[0].op == "mod" and plain(monomial[0].args[1]) == d:
+            y = plain(monomial[0].args[0])
+            whole = c.add(from_poly({m: n for m, n in poly(x).items() if m is not monomial}), y)
+            if c.bounds.divisor(whole) % d == 0:
+                return c.sub(c.floordiv(whole, d), c.floordiv(y, d))
+    return None
+
+
 @rule("floordiv", "x // d -> q where lo//d == hi//d == q")
 def floordiv_constant(c: Context, x: Size, d: Size) -> Size | None:
     if type(d) is not int:

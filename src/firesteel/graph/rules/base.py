@@ -54,12 +54,16 @@ def wrap_dims(dims: Iterable[int], ndim: int) -> list[int]:
     return result
 
 
+CHOICES = frozenset(("where", "min", "max", "abs"))
+
+
 def clamp_size(value: Size, low: Size | None, high: Size | None) -> Size:
-    """The value, not below `low` nor above `high`.  Where only run time knows which it is, the result is a min or max."""
+    """The value, not below `low` nor above `high`.  Where only run time knows which it is, or the value is a choice by symbols already, the
+    result is a min or max."""
     for bound, choose, below in ((low, max_, True), (high, min_, False)):
         if bound is None or bound is value:
             continue
-        if unknown(value, bound):
+        if unknown(value, bound) or type(value) is Expr and value.op in CHOICES:
             value = current.env.simplify(choose(value, bound))
         elif less(value, bound) if below else less(bound, value):
             value = bound

@@ -12,7 +12,7 @@ import torch
 from firesteel.graph.rules.base import check, clamp_size, rule, wrap_dim, wrap_dims
 from firesteel.graph.sizes import current, expands_alone, fixed, layout_less, layout_same, less, must, must_match, product, same, unknown
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_contiguous, like
-from firesteel.sym.expr import Size, and_, ge, le, lt, ne, where
+from firesteel.sym.expr import Expr, Size, and_, free_symbols, ge, le, lt, ne, where
 
 
 def _viewed(x: Spec, shape: Shape, strides: Shape, offset: Size | None = None) -> Spec:
@@ -212,8 +212,9 @@ def _slice_bound(bound: Size, size: Size) -> Size:
 
 
 def _counted_from_end(bound: Size, size: Size) -> Size:
-    """Negative bounds count from the end; where only run time knows the sign, both cases stay in the expression."""
-    if unknown(bound) and current.env.known(ge(bound, 0)) is None:
+    """Negative bounds count from the end; where the sign is known at run time only, or is that of a difference, which may change
+    between calls, both cases stay in the expression."""
+    if type(bound) is Expr and (len(free_symbols(bound)) > 1 or unknown(bound)) and current.env.known(ge(bound, 0)) is None:
         return where(lt(bound, 0), bound + size, bound)
     return bound + size if less(bound, 0) else bound
 
