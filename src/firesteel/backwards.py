@@ -77,7 +77,7 @@ def takes_gradients(gm: GraphModule) -> bool:
 class History:
     """All that a backward from some tensors would reach: leaves in the order in which the engine gets to them."""
     leaves: list[torch.Tensor]
-    outside: bool               # is there more, from before the region?
+    outside: list[Any]          # functions that stand for more, from before the region
     python: bool                # are there functions of the user's, whose gradients may be anything?
 
 
@@ -100,8 +100,8 @@ def history_of(roots: Sequence[torch.Tensor]) -> History:
                     count += 1
                     first = float("-inf") if is_accumulator(after) else -after._sequence_nr()
                     heapq.heappush(ready, (first, count, after))
-    own = [type(fn).__name__ for fn in waiting if isinstance(fn, torch._C._FunctionBase)]
-    return History(list(leaves.values()), "_ResultOfOperatorBackward" in own, bool(own))
+    own = [fn for fn in waiting if isinstance(fn, torch._C._FunctionBase)]
+    return History(list(leaves.values()), [fn for fn in own if type(fn).__name__ == "_ResultOfOperatorBackward"], bool(own))
 
 
 def is_accumulator(fn: Any) -> bool:

@@ -345,3 +345,26 @@ def test_ten_steps_with_a_scheduler(cls: Any, settings: dict, backend: str) -> N
     same([p.detach() for p in ours[0].parameters()], [p.detach() for p in theirs[0].parameters()])
     same(copy.copy(ours[1].state_dict()), copy.copy(theirs[1].state_dict()))
     assert counters["stats"]["unique_graphs"] == 2      # without states, and with
+
+
+def test_a_scaler_keeps_its_states_by_the_optimisers_id() -> None:
+    def prepare() -> Any:
+        s = World()
+        opt, scaler = torch.optim.SGD(s.model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+
+        def step() -> Any:
+            opt.zero_grad()
+            loss = s.model(s.x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(opt)
+            norm = nn.utils.clip_grad_norm_(s.model.parameters(), 1.0)
+            scaler.step(opt)
+            scaler.update()
+            return loss.detach(), norm
+        return s, step
+
+    (ours, step), (theirs, eager) = prepare(), prepare()
+    compiled = fs.compile(step)
+    for _ in range(2):
+        same(compiled(), eager())
+        same(ours.left(), theirs.left())

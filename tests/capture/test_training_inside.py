@@ -92,6 +92,22 @@ def test_grad_through_a_history_from_outside() -> None:
     assert torch.allclose(compiled(x * 5, x), torch.full((3,), 11.0))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+def test_grad_of_a_tensor_with_a_history(backend: str) -> None:
+    layer = torch.nn.Linear(3, 1)
+
+    def fn(h: torch.Tensor) -> torch.Tensor:
+        slope, = torch.autograd.grad(layer(h).sin().sum(), h, create_graph=True)
+        return slope.square().sum()
+
+    x = torch.randn(2, 3, requires_grad=True)
+    found = []
+    for run in (fn, fs.compile(fn, backend=backend, fullgraph=True)):
+        result = run(x * 2)
+        found.append((result.detach(), *torch.autograd.grad(result, [x, *layer.parameters()])))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("backend", ["eager", "native"])
 def test_checkpoint(backend: str) -> None:
     layer = torch.nn.Linear(3, 3)

@@ -17,6 +17,8 @@ OPTIMIZERS = {
     "adam": (torch.optim.Adam, {"foreach": False}),
     "adam_foreach": (torch.optim.Adam, {"foreach": True}),
     "adamw": (torch.optim.AdamW, {"foreach": False, "amsgrad": True}),
+    "adamw_fused": (torch.optim.AdamW, {"fused": True}),
+    "sgd_fused": (torch.optim.SGD, {"fused": True, "momentum": 0.9}),
     "adamw_foreach": (torch.optim.AdamW, {"foreach": True, "weight_decay": 0.1}),
 }
 

@@ -92,6 +92,7 @@ class DictValue(Container):
         raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        key = key.as_key(m, self)
         hashed = key.hash_key(m)
         old = self.entries.get(hashed, MISSING)
         m.guard_key(self, key, hashed, old is not MISSING)
@@ -102,6 +103,7 @@ class DictValue(Container):
     def delitem(self, m: Machine, key: Value) -> None:
         if self.find(m, key) is None:
             raise m.raise_real(KeyError(key.constant() if key.is_constant() else key.describe()))
+        key = key.as_key(m, self)
         hashed = key.hash_key(m)
         self.change(m, {k: e for k, e in self.entries.items() if k != hashed}, "delitem", key)
 

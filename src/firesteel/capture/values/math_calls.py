@@ -112,3 +112,18 @@ def call_round(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], SymNumber) and digits.is_constant():
         return symbolic_call(m, round, [args[0]] if digits.constant() is None else [args[0], digits])
     return fold(m, round, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
+
+
+# -- numbers that torch takes as tensors too ----------------------------------------------------------------------------
+def _with_tensor_rate(fn: Callable[..., Any]) -> Handler:
+    """A fused step of an optimiser: a symbolic learning rate is given as a tensor, since as a number it would be fixed."""
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        rate = m.look(kwargs["lr"]) if "lr" in kwargs else None
+        if isinstance(rate, SymNumber):
+            kwargs = {**kwargs, "lr": call_graph(m, "call_function", torch.scalar_tensor, [rate], {"dtype": ConstValue(torch.float64)})}
+        return call_graph(m, "call_function", fn, args, kwargs)
+    return call
+
+
+for _fn in (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_):
+    CALLS.add(_fn, _with_tensor_rate(_fn))

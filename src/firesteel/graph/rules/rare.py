@@ -265,3 +265,15 @@ def complex_to_real(x: Spec, dim: Sequence[int], normalization: int, last_dim_si
 def fake_quantize(x: Spec, *settings: Any) -> tuple[Spec, Spec]:
     """The values, and where they lay within the range."""
     return like(x), like(x, dtype=torch.bool)
+
+
+# ---------------------------------------------------------------- steps of optimisers
+
+def _fused_step(lists: int) -> Any:
+    """The first lists of arguments come back changed."""
+    return lambda *args, **kwargs: tuple([list(specs) for specs in args[:lists]])
+
+
+for _names, _lists in (("_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr", 5),
+                       ("_fused_sgd _fused_sgd.tensor_lr _fused_adagrad _fused_adagrad.tensor_lr", 3)):
+    rule(_names)(_fused_step(_lists))

@@ -149,7 +149,7 @@ class Builder:
 
     def read_only(self, out: Any) -> Any:
         """The Specs of a node's results, None in place of those that nobody reads; of lists all are read."""
-        if self.used is None or not isinstance(out, tuple) or hasattr(out, "strides") or any(isinstance(part, (list, tuple)) and not hasattr(part, "strides") for part in out):
+        if self.used is None or not is_group(out) or any(map(is_group, out)):
             return out
         return tuple([spec if n in self.used else None for n, spec in enumerate(out)])
 
@@ -158,11 +158,16 @@ class Builder:
             return None, [None]
         if isinstance(out, Expr):
             return out, [out.attr]
-        if isinstance(out, (tuple, list)) and not hasattr(out, "strides"):
+        if is_group(out):
             parts = [self._outputs(o) for o in out]
             return tuple(p[0] for p in parts), [n for p in parts for n in p[1]]
         buffer = self.buffer(out)
         return Tensor.of(buffer, _from_start(out)), [buffer.name]
+
+
+def is_group(out: Any) -> bool:
+    """Several results; a Spec is a tuple too."""
+    return isinstance(out, (tuple, list)) and not hasattr(out, "strides")
 
 
 _devices: dict[torch.device, str] = {}
