@@ -100,6 +100,7 @@ class Break(Exception):
     def __init__(self, kind: str, location: Location | None = None, error: DataDependentError | None = None, **values: object):
         row = BREAKS[kind]
         self.error = error      # what it is under fullgraph=True, where that says more
+        self.inside = False     # did a function break that a builtin called, which needs its result at once?
         self.kind, self.location, self.hint = kind, location, row.hint
         self.sentence = row.sentence.format(**values)
         super().__init__(self.sentence)

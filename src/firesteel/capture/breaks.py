@@ -298,7 +298,7 @@ def unique(names: list[str]) -> list[str]:
 
 def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
     """One frame that goes on at `index` with `stack`, and above it values whose texts are `extra`."""
-    live = live_slots(f.code, index) | (live_in_handler(f) if f is not m.frames[-1] else frozenset())
+    live = live_slots(f.code, index) | (live_elsewhere(f) if f is not m.frames[-1] else frozenset())
     slots, kinds, values = written_values(e, f, live, stack)
     kinds += [VALUE] * len(extra)
     values += extra
@@ -327,7 +327,7 @@ def suspended_frame(e: Emitter, generator: GeneratorValue) -> tuple[FrameSpec, l
     """The frame of a generator that stands at a yield; what is sent to it comes on top of the stack."""
     f = generator.frame
     stands = SUSPENDED if generator.started() else UNSTARTED
-    slots, kinds, values = written_values(e, f, live_slots(f.code, f.pc) | live_in_handler(f), f.stack[:-1])
+    slots, kinds, values = written_values(e, f, live_slots(f.code, f.pc) | live_elsewhere(f), f.stack[:-1])
     return FrameSpec(f.code, f.pc, f.scope, slots, tuple(kinds), "push", None, stands), values
 
 
@@ -355,10 +355,12 @@ def write_generators(e: Emitter, m: Machine) -> None:
             write_generator(e, generator, e.expr(generator))
 
 
-def live_in_handler(f: Frame) -> frozenset[str]:
-    """What the handler around the call that a frame waits for reads."""
-    handler = f.instr().handler
-    return live_slots(f.code, handler.target.index) if handler is not None else frozenset()
+def live_elsewhere(f: Frame) -> frozenset[str]:
+    """What a frame that waits for a call reads if it does not go on behind the call: in the handler around it, or behind the loop over a
+    generator that gives nothing more."""
+    instr = f.instr()
+    places = [place.target.index for place in (instr.handler, instr) if place is not None and place.target is not None]
+    return frozenset[str]().union(*(live_slots(f.code, place) for place in places))
 
 
 def is_handled(item: Value) -> bool:

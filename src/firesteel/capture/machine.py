@@ -54,7 +54,7 @@ from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.contexts import ALWAYS_GUARDED, STATES, Changes, Key, get_state, set_state
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
-from firesteel.capture.values.generators import GeneratorValue, exhausted
+from firesteel.capture.values.generators import AGAIN, GeneratorValue, exhausted
 from firesteel.capture.values.iterators import SequenceIterator
 from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.world import MakeWorld
@@ -156,6 +156,8 @@ class Machine(Reader):
                 except Break as stop:
                     self.rollback(mark)         # an iterator may have been advanced, say, before the trouble came
                     frame.pc = instr.index
+                    if stop.inside and instr.opname in AGAIN and AGAIN[instr.opname](self, frame):
+                        continue
                     if stop.location is None:
                         stop.location = self.location()
                     raise
@@ -209,7 +211,8 @@ class Machine(Reader):
         mark = self.checkpoint()
         try:
             return self._finish(fn.call(self, args, kwargs))
-        except Break:
+        except Break as stop:
+            stop.inside = True
             self.rollback(mark)
             raise
 
@@ -269,7 +272,8 @@ class Machine(Reader):
             if error is not None:
                 self.unwind(UserRaise(error), base)
             value = self.run(base)
-        except Break:
+        except Break as stop:
+            stop.inside = True
             self.rollback(mark)
             raise
         return value if generator.frame is not None else None
@@ -477,7 +481,8 @@ class Machine(Reader):
     # -- places ----------------------------------------------------------------------------------------------------
     def location(self) -> Location | None:
         """The user's line that is being executed: the innermost one outside of torch and the standard library, if there is one."""
-        frames = [f for f in reversed(self.frames) if not f.code.co_filename.startswith("<") and f.code.co_filename != polyfills.__file__]
+        ours = [f for f in reversed(self.frames) if f.code.co_filename != polyfills.__file__]
+        frames = [f for f in ours if not f.code.co_filename.startswith("<")] or ours      # code that was typed in has no file
         frame = next((f for f in frames if not is_trusted_scope(f.scope)), frames[0] if frames else None)
         if frame is None:
             return None

@@ -8,6 +8,7 @@ What always holds: they give what the original gives, element by element and jus
 # ruff: noqa: A002  (names of parameters are the originals')
 from __future__ import annotations
 
+import collections
 import functools
 import heapq
 import itertools
@@ -195,6 +196,92 @@ def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial
     for item in iterator:
         total = function(total, item)
     return total
+
+
+# -- builtins that call functions or run generators: used where something breaks inside of these --------------------------------------------
+def zip_steps(*iterators: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        row = []
+        for iterator in iterators:
+            for item in iterator:
+                row.append(item)
+                break
+            else:
+                return
+        yield tuple(row)
+
+
+def map_steps(function: Callable[..., Any], *iterators: Iterator[Any]) -> Iterator[Any]:
+    for row in zip_steps(*iterators):
+        yield function(*row)
+
+
+def filter_steps(function: Callable[[Any], Any] | None, iterator: Iterator[Any]) -> Iterator[Any]:
+    for item in iterator:
+        if item if function is None else function(item):
+            yield item
+
+
+def enumerate_steps(iterator: Iterator[Any], place: int) -> Iterator[Any]:
+    for item in iterator:
+        yield place, item
+        place += 1
+
+
+def sum_steps(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    for item in iterable:
+        start = start + item
+    return start
+
+
+def any_steps(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:       # noqa: SIM110  (this is any)
+        if item:
+            return True
+    return False
+
+
+def all_steps(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:       # noqa: SIM110  (this is all)
+        if not item:
+            return False
+    return True
+
+
+def list_steps(iterable: Iterable[Any], /) -> list[Any]:
+    return [item for item in iterable]      # noqa: C416  (this is list)
+
+
+def drained(function: Callable[..., Any], iterable: Iterable[Any], *rest: Any, **settings: Any) -> Any:
+    """For functions that take all elements before they do anything else."""
+    return function([item for item in iterable], *rest, **settings)      # noqa: C416  (elements that come step by step)
+
+
+def extend_steps(items: list[Any], iterable: Iterable[Any]) -> None:
+    for item in iterable:
+        items.append(item)      # noqa: PERF402  (this is extend)
+
+
+def next_steps(iterator: Iterator[Any], *default: Any) -> Any:
+    for item in iterator:
+        return item
+    return default[0] if default else finished(iterator)
+
+
+def finished(iterator: Iterator[Any]) -> Any:
+    """Raises the StopIteration with which an iterator ended just now (generators.py)."""
+
+
+def sorted_steps(iterable: Iterable[Any], /, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> list[Any]:
+    items = [item for item in iterable]     # noqa: C416  (elements that come step by step)
+    if key is None:
+        return sorted(items, reverse=reverse)
+    keys = [key(item) for item in items]
+    return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__, reverse=reverse)]
+
+
+STEPWISE: dict[Any, Callable[..., Any]] = {sum: sum_steps, any: any_steps, all: all_steps, list: list_steps, sorted: sorted_steps, next: next_steps}
+DRAINING = frozenset({tuple, set, frozenset, dict, min, max, collections.deque, collections.OrderedDict})
 
 
 def itemgetter(item: Any, *items: Any) -> Callable[[Any], Any]:

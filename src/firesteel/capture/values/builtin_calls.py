@@ -20,6 +20,7 @@ from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, is_n
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
+from firesteel.capture.values.generators import GeneratorValue, given
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
@@ -399,11 +400,14 @@ def call_iter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(next)
 def call_next(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    runs = isinstance(args[0], GeneratorValue) and args[0].frame is not None
     item = m.next_now(args[0])
     if item is not None:
         return item
     if len(args) > 1:
         return args[1]
+    if runs:
+        return given(m, args[0], None)      # type: ignore[arg-type]  # a generator
     raise UserRaise(ExceptionValue(StopIteration, []))
 
 

@@ -24,7 +24,7 @@ from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, find_call
+from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, call_row, find_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 from firesteel.table import Table
@@ -129,7 +129,7 @@ class ClassValue(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.cls)
         if row is not None:
-            return row(m, args, kwargs)
+            return call_row(m, self.cls, row, args, kwargs)
         return instantiate(m, self.cls, args, kwargs)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:

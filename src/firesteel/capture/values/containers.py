@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from firesteel.capture import polyfills
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh, run_for_program
 from firesteel.errors import Break
@@ -345,7 +346,14 @@ def list_append(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Valu
 
 @METHODS.row((ListValue, "extend"))
 def list_extend(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    self.inplace(m, "+", args[0])
+    mark = m.checkpoint()
+    try:
+        self.inplace(m, "+", args[0])
+    except Break as stop:
+        if not stop.inside:
+            raise
+        m.rollback(mark)
+        return m.constant_object(polyfills.extend_steps).call(m, [self, args[0]], {})
     return NONE
 
 

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from firesteel.capture import marks
+from firesteel.capture import marks, polyfills
 from firesteel.capture.effects import DELETED
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Attr, Fixed, Item, Source
 from firesteel.capture.values.base import CallableObject, ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
 from firesteel.capture.values.containers import TupleValue
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
 from firesteel.table import Table
@@ -405,13 +406,30 @@ class BuiltinValue(CallableObject):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = find_call(self.fn)
         if row is not None:
-            return row(m, args, kwargs)
+            return call_row(m, self.fn, row, args, kwargs)
         for native in NATIVE_CALLS.values() if isinstance(self.fn, NATIVE_METHODS) else ():
             if (found := native(m, self.fn, args, kwargs)) is not None:
                 return found
         if not is_pure(self.fn):
             raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
+
+
+def call_row(m: Machine, fn: Any, row: Handler, args: Args, kwargs: Kwargs) -> Value:
+    """A row of CALLS.  Where a function or a generator of the program breaks that the builtin runs, a Python loop takes its place, so that the
+    break is a split like any other."""
+    if fn not in polyfills.STEPWISE and fn not in polyfills.DRAINING:
+        return row(m, args, kwargs)
+    mark = m.checkpoint()
+    try:
+        return row(m, args, kwargs)
+    except Break as stop:
+        if not stop.inside or fn in polyfills.DRAINING and not (args and isinstance(args[0], IteratorValue)):
+            raise
+    m.rollback(mark)
+    if fn in polyfills.DRAINING:
+        return m.constant_object(polyfills.drained).call(m, [m.constant_object(fn), *args], kwargs)
+    return m.constant_object(polyfills.STEPWISE[fn]).call(m, args, kwargs)
 
 
 class NumpyFunction(CallableObject):

@@ -8,14 +8,17 @@ written as a real one with its state beside it (`suspended.py`), and read back a
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from firesteel.capture import polyfills
+from firesteel.capture.liveness import live_slots
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import Args, Kwargs
-from firesteel.capture.values.iterators import IteratorValue
+from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, IteratorValue, MapIterator, ZipIterator
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -109,6 +112,13 @@ def given(m: Machine, generator: GeneratorValue, item: Value | None) -> Value:
     raise UserRaise(ExceptionValue(StopIteration, [] if result is NONE else [result]))
 
 
+@CALLS.row(polyfills.finished)
+def call_finished(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], GeneratorValue):
+        return given(m, args[0], None)
+    raise UserRaise(ExceptionValue(StopIteration, []))
+
+
 @METHODS.row("send")
 def generator_send(m: Machine, self: GeneratorValue, args: Args) -> Value:
     if self.frame is not None and not self.started() and args[0] is not NONE:
@@ -187,6 +197,8 @@ def _sent(m: Machine, iterator: Value, value: Value) -> Value | None:
 def iterate_into(m: Machine, f: Frame, i: Instr) -> None:
     """FOR_ITER"""
     iterator = f.stack[-1]
+    if isinstance(iterator, EnumerateIterator) and isinstance(iterator.part, (MapIterator, FilterIterator, GeneratorValue)):
+        iterator = in_steps(m, f)       # a real one that comes out of a break could not be looked into
     if isinstance(iterator, GeneratorValue) and m.push_generator(iterator, NONE):
         return
     item = m.next_now(iterator)
@@ -195,6 +207,49 @@ def iterate_into(m: Machine, f: Frame, i: Instr) -> None:
         f.pc = i.target.index
     else:
         f.stack.append(item)
+
+
+# -- where something breaks inside of an iterator -------------------------------------------------------------------------
+def in_steps(m: Machine, f: Frame) -> Value:
+    """A generator that takes the iterator's place in a loop, so that a break inside of it is a split like any other; the iterator itself where
+    there is none.  What else holds the iterator sees it advance, since its parts do; but for the count of an enumerate."""
+    iterator = f.stack[-1]
+    steps = STEPS.get(type(iterator))
+    if steps is not None and not (isinstance(iterator, EnumerateIterator) and is_held(m, iterator)):
+        f.stack[-1] = m.call_now(m.constant_object(steps[0]), steps[1](iterator), {})
+    return f.stack[-1]
+
+
+def is_held(m: Machine, iterator: Value) -> bool:
+    """Has a frame got it in a variable that it will read again?"""
+    slots = [value for frame in m.frames for name, value in frame.slots.items() if name in live_slots(frame.code, frame.pc)]
+    return any(value is iterator or getattr(value, "content", None) is iterator for value in slots)
+
+
+# iterator -> (generator function that gives the same, its arguments)
+STEPS: dict[type, tuple[Any, Any]] = {
+    ZipIterator: (polyfills.zip_steps, lambda iterator: iterator.parts),
+    MapIterator: (polyfills.map_steps, lambda iterator: [iterator.fn, *iterator.parts]),
+    FilterIterator: (polyfills.filter_steps, lambda iterator: [iterator.fn, iterator.part]),
+    EnumerateIterator: (polyfills.enumerate_steps, lambda iterator: [iterator.part, iterator.count])}
+
+
+def loop_in_steps(m: Machine, f: Frame) -> bool:
+    before = f.stack[-1]
+    return in_steps(m, f) is not before
+
+
+def drain(m: Machine, f: Frame) -> bool:
+    """A list of its elements takes the iterator's place."""
+    if not isinstance(f.stack[-1], IteratorValue):
+        return False
+    m.constant_object(polyfills.list_steps).call(m, [f.stack.pop()], {})
+    return True
+
+
+# instruction in which something broke that an iterator runs -> what to do before it is executed again; False where there is nothing to do
+AGAIN: dict[str, Callable[[Machine, Frame], bool]] = {
+    "FOR_ITER": loop_in_steps, "LIST_EXTEND": drain, "SET_UPDATE": drain, "UNPACK_SEQUENCE": drain, "UNPACK_EX": drain}
 
 
 def exhausted(caller: Frame, result: Value) -> None:
