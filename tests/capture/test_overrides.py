@@ -326,3 +326,33 @@ def test_the_default_device_is_guarded():
         with torch.device(name):
             assert compiled(torch.ones(1, device="cpu"))[0].device.type == name
     assert len(backend.graphs) == 2
+
+
+# -- parameters and properties of subclasses ----------------------------------------------------------------------------
+class Bare(torch.Tensor):
+    pass
+
+
+def test_parameter_of_a_subclass_is_a_parameter():
+    def f(p):
+        return p * 2 if isinstance(p, torch.nn.Parameter) else p * 3
+    compiled, _ = capture(f, fullgraph=True)
+    plain = torch.ones(1)
+    for made in (torch.nn.Parameter(plain.as_subclass(Bare)), plain.as_subclass(Bare), plain, torch.nn.Parameter(plain)):
+        assert compiled(made).item() == f(made).item()
+
+
+class Properties(torch.Tensor):
+    HANDLED = {torch.Tensor.shape.__get__: (7,)}
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.ndim.__get__:
+            return 10
+        return cls.HANDLED[func] if func in cls.HANDLED else super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_properties_are_told_apart_in_an_override():
+    def f(x):
+        return x.ndim, x.shape, (x + 1).sum().as_subclass(torch.Tensor)
+    same(capture(f, fullgraph=True)[0](torch.ones(2).as_subclass(Properties)), (10, (7,), torch.tensor(4.0)))

@@ -168,7 +168,7 @@ for _type in RANDOM:
 for _form in dict.fromkeys([typing.TypeVar, typing.ParamSpec, typing.ParamSpecArgs, typing.ParamSpecKwargs, typing.TypeVarTuple,
                             *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
                             type(typing.Union), type(typing.Union[int, str]), types.UnionType,
-                            inspect.Signature, inspect.Parameter, re.Pattern, re.Match, contextvars.ContextVar,
+                            inspect.Signature, inspect.Parameter, types.GetSetDescriptorType, re.Pattern, re.Match, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):
     if _form is not type and _form not in WRAPPERS:
         WRAPPERS.add(_form, wrap_fixed)

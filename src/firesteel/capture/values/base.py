@@ -266,7 +266,12 @@ class CallableObject(Value):
         return self.fn
 
     def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.fn)
+        return self.fn if isinstance(self.fn, types.MethodWrapperType) else ObjectKey(self.fn)
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        """Bound builtins are equal that are made anew at each look: torch.Tensor.ndim.__get__."""
+        known = op in ("==", "!=") and isinstance(other, CallableObject)
+        return m.fresh(m.run_real(m.operators[op], self.fn, other.fn)) if known else None     # type: ignore[attr-defined]
 
     def truth(self, m: Machine) -> bool:
         return True

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.capture import polyfills
+from firesteel.capture.guards import Guard
+from firesteel.capture.source import Attr
 from firesteel.capture.values.arrays import copied_array, is_array
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
@@ -73,7 +75,18 @@ def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
         return boolean(isinstance(obj, classes))
     known = args[0].python_type()
+    if isinstance(args[0], TensorValue) and torch.nn.Parameter in classes and is_marked(m, args[0]):
+        return boolean(True)
     return boolean(any(follows(m, args[0], c) if is_protocol(c) else is_subclass(known, c) for c in classes))
+
+
+def is_marked(m: Machine, tensor: TensorValue) -> bool:
+    """A parameter of another class than Parameter has an attribute that says so."""
+    if tensor.source is None or type(tensor.real) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    marked = getattr(tensor.real, "_is_param", None)
+    m.guard(Guard(tensor.source, "no_attr", "_is_param") if marked is None else Guard(Attr(tensor.source, "_is_param"), "equals", marked))
+    return bool(marked)
 
 
 def is_protocol(cls: Any) -> bool:
