@@ -5,21 +5,24 @@ values is restored around it, by these rules.
 
  1. *An input that comes back is the same object.*  It is returned as the caller passed it, after rule 7.
  2. *A view of an input is made again from the caller's tensor*, by the same view operators, outside of our autograd
-    function.  So `_base`, `grad_fn`, the version counter and later in-place writes are eager's.
+    function.  So `_base`, `grad_fn`, the version counter and later in-place writes are eager's.  Each tensor on the way is made once:
+    two results that are views of one detached tensor are so again.
  3. *Outputs that share the storage of an intermediate* are made from one tensor: the graph returns the intermediate (as a
     hidden output where the user does not get it), and the views of it are made again as in rule 2.
- 4. *A single view of an intermediate* follows rule 3 where it requires grad, because a view that an autograd function
-    returns may not be written in place.  Without grad nobody can tell, and the graph returns it.
+ 4. *A single view of an intermediate* follows rule 3 too: that it is a view can be seen, and one that an autograd function
+    returned could not be written in place.
  5. *One tensor returned twice is one object twice.*
- 6. *A view is made again with the history it has in eager.*  One that autograd saw is recorded; one taken under no_grad is made
-    with recording off (it then still claims to require grad: so does eager's); one that does not require grad, because there was a
-    detach, is a view of a detached alias; and one that shares memory with its base but was written with a history of its own
-    (`x.detach().copy_(w)`) is a view of a detached alias, into which the graph's value is copied with recording on.
+ 6. *A view is made again with the history it has in eager.*  Each operator on the way runs under the grad mode of its own time, so
+    that a view taken under no_grad has none (and still claims to require grad: so does eager's), and one behind a detach is a view of a
+    detached tensor.  A tensor that is no view, but shares memory and was written with a history of its own (`x.detach().copy_(w)`), then
+    receives the graph's value by a recorded copy.  A view that a custom function returned is made inside of a function of that name, whose
+    gradient goes to the graph's value.
  7. *A mutated input receives its final value by `copy_`*, once, after the graph ran, so that the caller's tensor has the new
-    data and a newer version.  Where autograd saw the write (its grad_fn changed), the copy is recorded, and gradients flow
+    data.  Where autograd saw the write (its grad_fn changed), the copy is recorded, and gradients flow
     into the graph's output; else it is made with recording off; where even the version did not change (a write through
-    `.data`), the copy goes through `.data`.
- 8. *Order*: the graph, then the writes of rule 7, then the views of rules 2 and 3, which thus see the written data.
+    `.data`), the copy goes through `.data`.  Versions, of fresh outputs too, are then raised to what eager's would be.
+ 8. *Order*: the graph, then the writes of rule 7, then the views of rules 2 and 3, which thus see the written data.  A view that such a write made
+    invalid, by eager's rules, is made before it, and so is invalid too.
  9. *Inputs that share storage with a mutated input* can not be told apart in a functional graph.  When the storages of a
     call overlap so, the captured program itself is run, by eager; `counters["aot"]["overlapping_inputs"]` says how often.
 10. *A mutated input whose old value the backward reads* is copied in the forward (partition.py); eager would refuse, or had
@@ -27,17 +30,20 @@ values is restored around it, by these rules.
 11. *One tensor passed twice* is one input of the graph (aot.py removes the second).
 12. *A tensor subclass that wraps tensors* follows rules 1, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
     memory with an input or another output, the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
-13. *A result whose history the program has used up* (by a backward of its own, or by overwriting what that needs) requires grad as in eager;
+13. *What changes an input otherwise* (its sizes and strides in place, `set_`, `resize_`, `requires_grad_`, `detach_`) makes the captured
+    program run in eager, counted as `reshaped_inputs` and `requires_grad_changes`; so do results that share memory without being views
+    (`set_` to an input's storage: `unfollowed_aliases`) and leaves that the program makes (`leaves_made_inside`).
+14. *A result whose history the program has used up* (by a backward of its own, or by overwriting what that needs) requires grad as in eager;
     a backward from it raises what eager raises.
 
 `Plan` is the data for this; `Plan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
 
     writes  = [Write(input=0, value=0, how="grad")]
-    results = [Input(0), Replay(0), Fresh(1), Replay(1)]        # replay computes x[0] and y.T from x and y
+    results = [Input(0), Replay(0), Fresh(1), Replay(1)]        # the views are x[0] and y.T, made of x and y
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,14 +102,17 @@ class Write:
     how: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class View:
-    """One replayed view: `make(inputs, values)` applies the view operators; `how` is one of the four ways of rule 6.  Last is the
-    forward output that an "own" view receives."""
-    make: Callable[..., torch.Tensor]
-    how: str                        # "recorded", "quiet", "detached" or "own"
-    value: int = -1
-    text: str = ""                  # for people: "i[0].t()", over Input.text and Fresh.text
+    """One tensor made again: `call(parent, values)` under grad mode `recorded`; before the writes where `early`.  `own` is the forward output that it
+    then receives with a history of its own (rule 6)."""
+    parent: Result
+    call: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]
+    recorded: bool
+    early: bool = False
+    own: int = -1
+    version: int = 0                # where it counts its writes alone (`.data`)
+    text: str = ""                  # of the call, for people
 
 
 @dataclass
@@ -113,8 +122,11 @@ class Plan:
     results: list[Result]
     writes: list[Write] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
+    rises: dict[int, int] = field(default_factory=dict)         # input -> by how much its version rises beyond the one copy (rule 7)
+    versions: dict[int, int] = field(default_factory=dict)      # forward output -> its version, where it was written
+    plain: list[int] = field(default_factory=list)              # forward outputs that a view operator gives, and that are no views for the caller
+    spent: dict[int, str] = field(default_factory=dict)         # rule 14: forward output -> what torch says
     num_values: int = 0                 # outputs of the forward, without what is saved
-    spent: dict[int, str] = field(default_factory=dict)     # rule 13: forward output -> what torch says
     assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]  # until `prepare`
 
     def prepare(self) -> Plan:
@@ -126,48 +138,98 @@ class Plan:
         hidden = {w.value for w in self.writes if w.how != "grad"}
         return set(range(self.num_values)) - hidden
 
+    def finish(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """The function that makes fresh outputs what they are in eager, before one of them is saved: no views, and with eager's versions.  None where
+        there is nothing to do."""
+        plain, versions = self.plain, list(self.versions.items())
+        if not plain and not versions:
+            return None
+
+        def finish(values: Sequence[Any]) -> list[Any]:
+            finished = list(values)
+            for k in plain:
+                finished[k] = finished[k].detach()
+            set_versions([(finished[k], version) for k, version in versions])
+            return finished
+        return finish
+
+    def text_of(self, result: Result) -> str:
+        """For people: how a result comes about, over Input.text and Fresh.text."""
+        if not isinstance(result, Replay):
+            return result.text()
+        view = self.views[result.index]
+        return f"{self.text_of(view.parent)}.{view.text}"
+
     def _compile(self) -> Callable[[Sequence[Any], Sequence[Any]], tuple]:
         """The function (inputs, values) -> results, as Python text: this runs at every call."""
-        if not self.views and self.results == [Fresh(k) for k in range(self.num_values)]:
+        recorded = [w for w in self.writes if w.how == "grad"]
+        if not self.views and not recorded and not self.rises and not self.spent and self.results == [Fresh(k) for k in range(self.num_values)]:
             return lambda inputs, values: tuple(values)
-        body = "".join(f"{result.text()}, " for result in self.results)
-        constants = [r for r in self.results if isinstance(r, Constant) and not isinstance(r.value, (int, float, bool, str, type(None)))]
-        if constants:
-            return self._assemble_slowly
-        scope: dict[str, Any] = {"views": self.views, "make_views": make_views}
-        replay = "    r = make_views(views, i, v)\n" if self.views else ""
-        exec(f"def assemble(i, v):\n{replay}    return ({body})\n", scope)
+        constants = [r.value for r in self.results if isinstance(r, Constant)]
+        scope: dict[str, Any] = {"calls": [view.call for view in self.views],
+                                 "recording": torch.is_grad_enabled, "record": torch._C._set_grad_enabled,
+                                 "writes": recorded, "write_recorded": write_recorded, "rise": raise_versions, "constants": constants,
+                                 "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}
+        early = [k for k, view in enumerate(self.views) if view.early]
+        lines = ["v = with_spent(spent, v)"] if self.spent else []
+        lines += [*self._rewind(early), *self._view_lines(early), *(["record(before)"] if early else [])]
+        lines += ["write_recorded(writes, i, v)"] * bool(recorded)
+        lines += [f"rise([{''.join(f'(i[{k}], {by}), ' for k, by in self.rises.items())}])"] * bool(self.rises) + self._wind(early)
+        lines += self._view_lines([k for k, view in enumerate(self.views) if not view.early])
+        numbers = iter(range(len(constants)))
+        body = "".join(f"constants[{next(numbers)}], " if isinstance(r, Constant) else f"{r.text()}, " for r in self.results)
+        if self.views:
+            inside = [f"    {line}" for line in lines]
+            lines = [f"r = [None] * {len(self.views)}", "before = recording()", "try:", *inside, "finally:", "    record(before)"]
+        exec("\n    ".join(["def assemble(i, v):", *lines, f"return ({body})\n"]), scope)
         return scope["assemble"]
 
-    def _assemble_slowly(self, inputs: Sequence[Any], values: Sequence[Any]) -> tuple:
-        made = make_views(self.views, inputs, values)
-        places = {Fresh: lambda r: values[r.value], Input: lambda r: inputs[r.index],
-                  Replay: lambda r: made[r.index], Constant: lambda r: r.value}
-        return tuple(places[type(result)](result) for result in self.results)
+    def _view_lines(self, places: Sequence[int]) -> list[str]:
+        lines, mode = [], None
+        for k in places:
+            view = self.views[k]
+            if view.recorded is not mode:
+                lines.append(f"record({view.recorded})")
+                mode = view.recorded
+            lines.append(f"r[{k}] = calls[{k}]({view.parent.text()}, v)")
+            if view.own >= 0:
+                lines += ["record(True)", f"r[{k}].copy_(v[{view.own}])", f"record({mode})"]
+            if view.version:
+                lines.append(f"set_versions([(r[{k}], {view.version})])")
+        return lines
+
+    def _rewind(self, early: Sequence[int]) -> list[str]:
+        """Brings versions to what they were before the last write that rule 8 is about: unrecorded ones have been made."""
+        return [f"rise([({text}, -1)])" for text in self._written_roots(early)]
+
+    def _wind(self, early: Sequence[int]) -> list[str]:
+        return [f"rise([({text}, 1)])" for text in self._written_roots(early)]
+
+    def _written_roots(self, early: Sequence[int]) -> list[str]:
+        unrecorded = {Input(w.input) for w in self.writes if w.how == "no_grad"}
+        roots = dict.fromkeys(self._root(self.views[k]) for k in early)
+        return [root.text() for root in roots if root in unrecorded or isinstance(root, Fresh)]
+
+    def _root(self, view: View) -> Result:
+        while isinstance(view.parent, Replay):
+            view = self.views[view.parent.index]
+        return view.parent
 
 
-def with_spent(plan: Plan, inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Rule 13; and rule 7 for writes of such values, which autograd saw."""
-    made = [spent(value, plan.spent[k]) if k in plan.spent else value for k, value in enumerate(values)]
-    write_recorded([w for w in plan.writes if w.value in plan.spent], inputs, made)
-    return made
+def with_spent(words: Mapping[int, str], values: Sequence[Any]) -> list[Any]:
+    """Rule 14."""
+    return [spent(value, words[k]) if k in words else value for k, value in enumerate(values)]
 
 
-def make_views(views: Sequence[View], inputs: Sequence[Any], values: Sequence[Any]) -> list[torch.Tensor]:
-    """Rules 2 to 4 and 6."""
-    recording = torch.is_grad_enabled()
-    made = []
-    for view in views:
-        if view.how == "recorded" or not recording:
-            made.append(view.make(inputs, values))
-        elif view.how == "quiet":
-            with torch.no_grad():
-                made.append(view.make(inputs, values))
-        else:
-            made.append(view.make(inputs, values, detached=True))
-            if view.how == "own":
-                made[-1].copy_(values[view.value])
-    return made
+def set_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
+    """Inference tensors have no version."""
+    kept = [pair for pair in pairs if not pair[0].is_inference()]
+    if kept:
+        torch._C._autograd._unsafe_set_version_counter(*zip(*kept))
+
+
+def raise_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
+    set_versions([(tensor, tensor._version + by) for tensor, by in pairs if not tensor.is_inference()])
 
 
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:

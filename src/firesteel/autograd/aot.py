@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from firesteel import artifacts
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
+from firesteel.autograd.alias import overlaps
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
@@ -35,6 +36,7 @@ from firesteel.backwards import takes_gradients
 from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.functional import Unfollowable
 from firesteel.graph.functions import SymbolicFunctions
 from firesteel.graph.guest import GraphCompiler, hosted
 from firesteel.graph.passes import clean
@@ -137,12 +139,12 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
         return run_by_eager("untraceable_backwards", str(error), eager)
+    except Unfollowable as error:
+        return run_by_eager(error.counter, str(error), eager)
     with timed("clean"):
         clean(joint.gm)
-    if joint.reshaped_inputs:
-        return run_by_eager("reshaped_inputs", f"inputs {joint.reshaped_inputs} change their sizes or strides in place", eager)
-    if joint.aliases:
-        return run_by_eager("aliasing_subclasses", joint.aliases, eager)
+    if joint.refusal is not None:
+        return run_by_eager(*joint.refusal, eager)
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
@@ -446,7 +448,14 @@ class Traced:
             return outputs
         env = ShapeEnv() if self.dynamic else None
         examples = unique if env is None else with_symbols(unique, env)
-        return Variant(compile_program(program, examples, self.compilers, eager=program), results, size_check(env))
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+                run = compile_program(program, examples, self.compilers, eager=program)
+        except RuntimeError:
+            if not overlaps(unique, range(len(unique))):
+                raise
+            run = run_by_eager("overlapping_inputs", "inputs share memory, and the program has an error that may depend on it", program)
+        return Variant(run, results, size_check(env))
 
 
 @dataclass(frozen=True)

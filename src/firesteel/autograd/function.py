@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 
 from firesteel.artifacts import counters
-from firesteel.autograd.alias import Plan, overlaps, with_spent, write_recorded, write_unrecorded
+from firesteel.autograd.alias import Plan, overlaps, write_unrecorded
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
 
 Compiled = Callable[..., Sequence[Any]]
@@ -121,7 +121,7 @@ def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
 def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
     """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
     the graph runs with recording off; views of inputs are made again with the caller's mode."""
-    forward, assemble, writes, spent = plain_call(forward), plan.assemble, plan.writes, plan.spent
+    forward, assemble, writes, finish = plain_call(forward), plan.assemble, plan.writes, plan.finish()
     recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def run(*inputs):
@@ -134,11 +134,11 @@ def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
             values = forward(*inputs)
             if writes:
                 write_unrecorded(writes, inputs, values)
+            if finish is not None:
+                values = finish(values)
         finally:
             if before:
                 record(True)
-        if spent:
-            values = with_spent(plan, inputs, values)
         return assemble(inputs, values)
     return guarded(plan, run, eager)
 
@@ -146,20 +146,14 @@ def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
 def training(graph: TrainingGraph) -> Callable:
     """The callable for a graph with gradients."""
     plan = graph.plan
-    assemble, writes, function = plan.assemble, plan.writes, make_function(graph)
-    recorded = [w for w in writes if w.how == "grad" and w.value not in plan.spent]
+    assemble, function = plan.assemble, make_function(graph)
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
 
     def run(*inputs):
         if peek_transform() is not None or forward_ad._current_level >= 0:
             return tuple(eager(*inputs))
-        values = apply(*inputs)
-        if recorded:
-            write_recorded(recorded, inputs, values)
-        if plan.spent:
-            values = with_spent(plan, inputs, values)
-        return assemble(inputs, values)
+        return assemble(inputs, apply(*inputs))
     return guarded(plan, run, graph.eager)
 
 
@@ -167,7 +161,7 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
     """The autograd function of one graph.  Its forward returns a value for each forward output, None for those that only a
     write without recording reads."""
     forward, writes = plain_call(graph.forward), [w for w in graph.plan.writes if w.how != "grad"]
-    hidden = [w.value for w in writes]
+    hidden, finish = [w.value for w in writes], graph.plan.finish()
     count, tensors_end = graph.plan.num_values, graph.plan.num_values + graph.num_saved_tensors
     sizes, quiet, copied, draws_random = graph.num_saved_sizes, graph.non_differentiable, graph.copied, graph.draws_random
 
@@ -183,6 +177,8 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
                 write_unrecorded(writes, inputs, values)
                 for k in hidden:
                     values[k] = None
+            if finish is not None:
+                values = finish(values)
             ctx.save_for_backward(*results[count:tensors_end])
             if sizes:
                 ctx.sizes = results[tensors_end:]

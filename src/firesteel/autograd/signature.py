@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from firesteel.autograd.alias import Constant, Replay, Result
+from firesteel.autograd.alias import Constant, Result
 from firesteel.autograd.joint import Joint
 
 
@@ -66,5 +66,5 @@ def output_text(joint: Joint, result: Result, primals: Sequence[str], names: Seq
     """A result of the program, in the names of the graph."""
     if isinstance(result, Constant):
         return repr(result.value)
-    text = joint.plan.views[result.index].text if isinstance(result, Replay) else result.text()
+    text = joint.plan.text_of(result)
     return re.sub(r"([iv])\[(\d+)\]", lambda found: (primals if found[1] == "i" else names)[int(found[2])], text)

@@ -35,7 +35,7 @@ from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.ops import Facts, facts
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
-from firesteel.graph.tensor import AbstractTensor, tensors_in, to_spec
+from firesteel.graph.tensor import DATA, AbstractTensor, tensors_in, to_spec
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
@@ -61,6 +61,7 @@ class AbstractWorld:
         self.env = env
         self._mode = AbstractMode(self)
         self._ways: dict[int, tuple[Way, Facts]] = {}
+        self.leaves_made = 0        # how many tensors became leaves that require grad: by requires_grad_, or as views taken under no_grad
         self.draws = 0      # how often random numbers were drawn
 
     def make(self, spec: Spec) -> AbstractTensor:
@@ -109,6 +110,10 @@ class AbstractWorld:
             return run_foreach
         return HANDLERS.get(fact.op) or KINDS[fact.kind]
 
+    def set_data(self, tensor: AbstractTensor, value: Any) -> None:
+        """tensor.data = value"""
+        set_spec(tensor, value.spec if type(value) is AbstractTensor else spec_of(value))
+
     # ------------------------------------------------------------ what capture needs
 
     def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[Any, ...] | None = None, strides: Collection[int] = ()) -> AbstractTensor:
@@ -122,11 +127,13 @@ class AbstractWorld:
         else:
             spec = self._spec_with_symbols(tensor, source_text, dims, strides)
             wrapped, fresh = self.make(spec), lambda: self.make(spec)
-        if tensor.requires_grad:
+        if type(wrapped) is AbstractTensor and is_bare_view(tensor):
+            wrapped = bare_view(wrapped, tensor)
+        elif tensor.requires_grad:
             wrapped.requires_grad_(True)
             if not tensor.is_leaf:      # a result of an operator, which may be written in place
                 with torch.enable_grad():
-                    wrapped = _ResultOfOperator.apply(wrapped, fresh)
+                    wrapped = ResultOfOperator.apply(wrapped, fresh)
         for mark in ("_is_param", "_is_buffer"):
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
@@ -190,7 +197,20 @@ def take_saved_tensor_hooks() -> list[tuple[Callable, Callable]]:
     return found
 
 
-class _ResultOfOperator(torch.autograd.Function):
+def is_bare_view(tensor: torch.Tensor) -> bool:
+    """Is it a view without a history?  Eager has sentences of its own for writes to such a tensor."""
+    return tensor._is_view() and (not tensor.requires_grad or tensor.is_leaf)
+
+
+def bare_view(plain: AbstractTensor, example: torch.Tensor) -> torch.Tensor:
+    """The tensor, which requires no grad, as a view like the example: taken under no_grad of one that requires grad, or of one that does not."""
+    quiet = example.requires_grad and example._base.requires_grad       # type: ignore[union-attr]  # a view has a base
+    with torch.set_grad_enabled(not quiet):
+        view = aten.alias.default(plain.requires_grad_(quiet))
+    return view.requires_grad_(example.requires_grad)
+
+
+class ResultOfOperator(torch.autograd.Function):
     """Gives a tensor that autograd knows as a result, in any strides."""
 
     @staticmethod
@@ -341,7 +361,7 @@ def set_spec(tensor: AbstractTensor, spec: Spec) -> None:
     """Changes the metadata of a tensor in place, below autograd."""
     value = tensor.world.make(spec)
     with tensor.world._mode:        # outside of a mode, torch loads its distributed tensors, and with them much else, to ask for their class
-        tensor.data = value
+        DATA.__set__(tensor, value)
     tensor.spec, tensor.value = spec, None
 
 

@@ -28,6 +28,14 @@ aten = torch.ops.aten
 Emit = Callable[..., Node]      # emit(op, *args, **kwargs): appends a node, its Spec found by rule
 
 
+class Unfollowable(Exception):
+    """A program that no trace can follow, although eager runs it."""
+
+    def __init__(self, counter: str, reason: str):
+        super().__init__(reason)
+        self.counter = counter
+
+
 class Cell:
     """A storage and its present value.  `source` is the number of the input it came from, None for what the program made."""
 
@@ -45,13 +53,24 @@ class Step(NamedTuple):
     before: Spec
 
 
-@dataclass(slots=True)
+class Via(NamedTuple):
+    """How a tensor came out of another that it shares memory with: by which call, which of its results it is, and whether autograd was recording."""
+    parent: Place
+    op: Any
+    args: tuple
+    kwargs: dict
+    item: int | None
+    recorded: bool
+
+
+@dataclass(slots=True, eq=False)
 class Place:
-    """Where a tensor lies.  `node` shows it as of the cell's `version`."""
+    """Where a tensor lies.  `node` shows it as of the cell's `version`.  `via` is None for what an operator made anew."""
     cell: Cell
     steps: tuple[Step, ...]
     node: Node
     version: int
+    via: Via | None = None
 
 
 def spec_of_node(node: Node) -> Spec:
@@ -176,13 +195,25 @@ PUT_BACK.add(aten.select.int, _scatter(aten.select_scatter.default))
 PUT_BACK.add(aten.diagonal.default, _scatter(aten.diagonal_scatter.default))
 
 
+def _apart(base: Node, emit: Emit) -> Node:
+    """The base as a tensor with a storage of its own, whose elements can be addressed by strides: that of an input begins elsewhere, and torch
+    refuses to scatter into one that requires grad."""
+    if base.op != "placeholder":
+        return base
+    if not is_dense(spec_of_node(base)):
+        raise Unfollowable("strided_writes", "an input with holes is written through strides")
+    return emit(aten.clone.default, base)
+
+
 @PUT_BACK.row(aten.as_strided.default)
 def _strided(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    base = _apart(base, emit)
     return emit(aten.as_strided_scatter.default, base, value, *_shifted(step, base))
 
 
 @PUT_BACK.row(aten.unfold.default)
 def _unfolded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+    base = _apart(base, emit)
     spec = spec_of_node(base)
     dim, size, stride = step.args
     d = wrap_dim(dim, len(spec.shape))

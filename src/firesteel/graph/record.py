@@ -27,7 +27,7 @@ from firesteel.graph.abstract import (
     to_spec,
 )
 from firesteel.graph.autofunctional import functional_form
-from firesteel.graph.functional import Place, Step, parts, show, spec_of_node
+from firesteel.graph.functional import Place, Step, Unfollowable, Via, parts, show, spec_of_node
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import current, same, static
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense
@@ -72,18 +72,21 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         return _record_parts(world, fact, args, kwargs, specs)
     result = world.make(specs)
     place = base.record
-    if fact.empty:
-        result.record = Place(place.cell, place.steps, place.node, place.version)
-        return result
-    node = world.to_node(base)
     rest = tuple(_plain(a) for a in args[1:])
     plain = {k: _plain(v) for k, v in kwargs.items()}
+    via = Via(place, fact.op, rest, plain, None, torch.is_grad_enabled())
+    world.leaves_made += not via.recorded and base.requires_grad
+    if fact.empty:
+        result.record = Place(place.cell, place.steps, place.node, place.version, via)
+        return result
+    node = world.to_node(base)
     if fact.op is aten.as_strided.default:
         result.record = _place_strided(world, place, specs)
+        result.record.via = via
         return result
     op = SOLID.get(fact.op, fact.op)
     view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
-    result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version)
+    result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version, via)
     return result
 
 
@@ -110,10 +113,13 @@ def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, spe
     results = [world.make(s) for s in specs]
     place = base.record
     node = world.node(fact.op, tuple(world.to_node(a) for a in args), {k: world.to_node(v) for k, v in kwargs.items()}, results)
-    steps = parts(fact.op, base.spec, [_plain(a) for a in args[1:]], {k: _plain(v) for k, v in kwargs.items()}, specs)
+    plain_args, plain_kwargs = tuple(_plain(a) for a in args[1:]), {k: _plain(v) for k, v in kwargs.items()}
+    steps = parts(fact.op, base.spec, plain_args, plain_kwargs, specs)
     for i, (result, (op, rest)) in enumerate(zip(results, steps)):
         item = world.node(operator.getitem, (node, i), {}, result)
-        result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version)
+        via = Via(place, fact.op, plain_args, plain_kwargs, i, torch.is_grad_enabled())
+        world.leaves_made += not via.recorded and base.requires_grad
+        result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version, via)
     return results
 
 
@@ -126,6 +132,7 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     values = call_rule(twin, args, kwargs)
     target = args[fact.writes[0]]       # type: ignore[index]  # a name only where the kind is "out"
     check_written(fact, target, values)
+    _check_own_overlap(fact, target)
     nodes = tuple(world.to_node(a) for a in args)
     node_kwargs = {k: world.to_node(v) for k, v in kwargs.items()}
     result = world.from_specs(values)
@@ -268,6 +275,20 @@ KINDS: dict[str, Way] = {
 RECORDERS: Table[Way] = Table("recorder of an operator", "graph/record.py")
 
 
+def _check_own_overlap(fact: Facts, target: Any) -> None:
+    """Most operators refuse to write to a tensor of which several elements are one in memory; what the others do, a functional graph cannot."""
+    if type(target) is not AbstractTensor or not any(type(s) is int and s == 0 and n != 1 for n, s in zip(target.spec.shape, target.spec.strides)):
+        return
+    if fact.op in OVERLAP_TAKEN:
+        raise Unfollowable("overlapping_writes", f"{fact.op} writes to a tensor of which several elements are one in memory")
+    raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                       "Please clone() the tensor before performing the operation.")
+
+
+OVERLAP_TAKEN = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
+                           aten.index_put_.default})
+
+
 def _check_overlap(target: AbstractTensor, source: Any) -> None:
     """Eager refuses to copy between two dense views of one storage that share elements in another order or only in part."""
     if type(source) is not AbstractTensor or source is target or source.record.cell is not target.record.cell:
@@ -285,6 +306,9 @@ def _check_overlap(target: AbstractTensor, source: Any) -> None:
 def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """The new value is the source, expanded and converted; it does not depend on the old one."""
     target, source = args[:2]
+    if type(source) is AbstractTensor and source.record.cell is target.record.cell and source.spec == target.spec:
+        return target       # the same memory
+    _check_own_overlap(fact, target)
     _check_overlap(target, source)
     node = world.to_node(source)
     have, want = spec_of_node(node), target.spec
@@ -306,6 +330,7 @@ def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 @RECORDERS.row(aten.fill_.Scalar, aten.zero_.default)
 def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     target = args[0]
+    _check_own_overlap(fact, target)
     value = args[1] if len(args) > 1 else 0
     spec = target.spec
     world.assign(target, world.emit(aten.full.default, list(spec.shape), _plain(value), dtype=spec.dtype, device=spec.device))

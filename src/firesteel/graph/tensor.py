@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from firesteel.graph.abstract import AbstractWorld
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+DATA: Any = torch.Tensor.data       # torch's own attribute
 
 
 class AbstractTensor(torch.Tensor):
@@ -55,6 +56,19 @@ class AbstractTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         raise DataAccess("data_ptr")
+
+    @property
+    def data(self) -> Any:
+        return DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self.world.set_data(self, value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> AbstractTensor:
+        self.world.leaves_made += requires_grad and not self.requires_grad
+        super().requires_grad_(requires_grad)
+        return self
 
     def _literal(self, operator: str) -> torch.Tensor:
         if self.value is None:

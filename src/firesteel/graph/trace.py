@@ -37,7 +37,7 @@ from firesteel.errors import InternalError, Location
 from firesteel.graph.abstract import HANDLERS, AbstractWorld, Way, call_rule
 from firesteel.graph.build import append_call, make_module
 from firesteel.graph.foreach import is_foreach, run_foreach
-from firesteel.graph.functional import Cell, Place, Step, show, spec_of_node, write
+from firesteel.graph.functional import Cell, Place, Step, Unfollowable, show, spec_of_node, write
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.ops import EMPTY_VIEWS, Facts, facts
 from firesteel.graph.record import KINDS, RECORDERS, record_composite, record_decomposition
@@ -318,6 +318,11 @@ class TraceWorld(AbstractWorld):
 
     # ------------------------------------------------------------ operators
 
+    def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if torch.is_inference_mode_enabled():
+            raise Unfollowable("inference_inside", "what is made under inference mode has neither versions nor a history")
+        return super().run(op, args, kwargs)
+
     def _find_way(self, fact: Facts) -> Way:
         """How an operator is recorded.  A decomposition may decline by returning NotImplemented."""
         decomposition = self.decompositions.get(fact.op)
@@ -366,6 +371,9 @@ class TraceWorld(AbstractWorld):
                 self._sizes[from_sym(result)] = item        # type: ignore[index]  # as in _bind
         return items
 
+    def set_data(self, tensor: AbstractTensor, value: Any) -> None:
+        raise Unfollowable("reshaped_inputs", "x.data = y moves a tensor to another storage")
+
     def assign(self, target: AbstractTensor, node: Node) -> None:
         """Writes a node's value into a tensor, converted to its dtype."""
         spec = spec_of_node(node)
@@ -380,12 +388,17 @@ def _written_place(target: AbstractTensor) -> Place:
     """Where a write to the tensor goes.  Behind an expand, several elements of a view are one of the storage: there the part that
     is written is found by its strides, which must not overlap themselves."""
     place, spec = target.record, target.spec
-    if not any(step.op is aten.expand.default for step in place.steps):
+    if not any(step.op is aten.expand.default and not _keeps_shape(step) for step in place.steps):
         return place
     if any(type(s) is int and s == 0 and n != 1 for n, s in zip(spec.shape, spec.strides)):
         return place        # refused by the row of expand
     step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
     return Place(place.cell, (step,), place.node, -1)
+
+
+def _keeps_shape(step: Step) -> bool:
+    shape = step.before.shape
+    return len(step.args[0]) == len(shape) and all(type(n) is int and n == -1 or n is size or n == size for n, size in zip(step.args[0], shape))
 
 
 # ---------------------------------------------------------------- the function

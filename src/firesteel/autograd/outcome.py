@@ -1,0 +1,454 @@
+"""What a program did: its results and writes, sorted by the rules of alias.py.
+
+`Outcome(world, program, inputs)` runs a program inside a trace and looks at the abstract tensors that came out.  Autograd is at work on them, so
+that they know what eager's tensors would: which is a view of which (`_base`), whether there is a history, versions.  Out come the
+forward's values and the `Plan` that makes the caller's results of them and of the inputs.
+
+A tensor that shares memory with another is made again: `Place.via` tells by which calls it came out of an input or out of a tensor that the
+graph returns, and under which grad mode.  Each tensor on the way is made once, so that two results which are views of one tensor that
+nobody returned are so again.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.autograd.function import BackwardCFunction
+from torch.fx import Node
+
+from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
+from firesteel.graph.functional import Cell, Place, Via
+from firesteel.graph.ops import EMPTY_VIEWS
+from firesteel.graph.tensor import AbstractTensor
+from firesteel.graph.trace import TraceWorld
+from firesteel.graph.wrappers import is_wrapper, parts_of
+from firesteel.sym.expr import Expr
+from firesteel.sym.symint import from_sym
+
+aten = torch.ops.aten
+Program = Callable[..., Sequence[Any]]
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+set_versions: Callable[..., None] = torch._C._autograd._unsafe_set_version_counter
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program shows one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
+    ("output"), or what output `place` is a view of ("base")."""
+    kind: str
+    place: int
+
+    def find(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        if self.kind == "input":
+            return inputs[self.place]
+        return outputs[self.place] if self.kind == "output" else outputs[self.place]._base
+
+
+# ---------------------------------------------------------------- what autograd knows of a tensor
+
+def is_stale(tensor: torch.Tensor) -> bool:
+    """Is it a view whose base was written since in a way that eager forbids?  Then to ask for its history is an error, then and here."""
+    try:
+        tensor.grad_fn  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Has autograd recorded how the tensor came about?  A view that was taken under no_grad requires grad but has no history."""
+    return tensor.requires_grad and not is_stale(tensor) and tensor.grad_fn is not None
+
+
+def owner_of(tensor: torch.Tensor) -> Any:
+    """The tensor whose history a view follows: its base, or itself where it is none (what detach gives is none)."""
+    return tensor._base if tensor._is_view() else tensor
+
+
+def follows(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Does a view's history consist of views alone?  What a custom function returns has one of its own."""
+    history, end = view.grad_fn, base.grad_fn
+    while history is not None and history is not end:
+        if isinstance(history, BackwardCFunction):
+            return False
+        history = history.next_functions[0][0] if history.next_functions else None
+    return True
+
+
+def share_versions(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two tensors count their writes together?  `.data` gives a tensor that counts alone, `detach` does not."""
+    before = a._version, b._version
+    set_versions((a,), (before[0] + 1,))
+    moved = b._version != before[1]
+    set_versions((a,), (before[0],))
+    return moved
+
+
+@dataclass
+class Value:
+    """One output of the forward, by its nodes: one, or one for each part of a wrapper.  `tensor` is what autograd knows of it (None for sizes
+    and for unseen bases), `made` the wrapper."""
+    nodes: list[Any]
+    tensor: Any = None
+    origin: Any = None
+    made: Any = None
+
+    @property
+    def differentiable(self) -> bool:
+        return self.tensor is not None and is_tracked(self.tensor)
+
+    @property
+    def quiet(self) -> bool:
+        """Could it carry a gradient, and does not?  A base that the program does not show never does."""
+        seen = self.tensor if self.tensor is not None or not isinstance(self.nodes[0], Node) else self.nodes[0].meta["val"]
+        untracked = isinstance(seen, torch.Tensor) and (self.tensor is None or not is_tracked(seen))
+        return untracked and (seen.is_floating_point() or seen.is_complex())
+
+
+# ---------------------------------------------------------------- the outcome
+
+@dataclass(frozen=True)
+class Before:
+    """An input when the program began."""
+    places: list[Place]                 # of its parts
+    cells: list[tuple[Cell, int]]       # of its parts, with their versions
+    history: Any
+    version: int
+    requires_grad: bool
+
+
+class Outcome:
+    """A builder: complete once made."""
+
+    def __init__(self, world: TraceWorld, program: Program, inputs: Sequence[Any]):
+        self.world, self.inputs = world, inputs
+        self.values: list[Value] = []
+        self.views: list[View] = []
+        self.refusal: tuple[str, str] | None = None     # (counter, reason): only eager can run the program
+        tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
+        before = {i: Before([p.record for p in parts_of(t)], [(p.record.cell, p.record.cell.version) for p in parts_of(t)],
+                            t.grad_fn, t._version, t.requires_grad) for i, t in tensors.items()}
+        leaves = world.leaves_made
+        self.owner: dict[Cell, int] = {cell: i for i, b in before.items() for cell, _ in b.cells}
+        self.rebuilt: dict[Place, Result] = {t.record: Input(i) for i, t in tensors.items() if type(t) is AbstractTensor}
+        outputs = list(program(*inputs))
+        self.plan = Plan(len(inputs), [], [], self.views)
+        for i, t in tensors.items():
+            self._look_at_input(i, t, before[i])
+        self.made: dict[int, Result] = {id(t): Input(i) for i, t in reversed(tensors.items())}
+        self.sizes: dict[Expr, int] = {}
+        self.members = self._members(outputs)
+        self.rooted: set[Cell] = set()
+        self.seen: dict[Place, torch.Tensor] = self._seen(tensors.values(), outputs)
+        self.plan.results = [self._result(output, place) for place, output in enumerate(outputs)]
+        self.plan.num_values = len(self.values)
+        self.made_leaves = world.leaves_made != leaves
+        if self.made_leaves and has_leaves_beyond([v.tensor for v in self.values if v.differentiable], self.inputs):
+            self._refuse("leaves_made_inside", "a result depends on a leaf that the program made")
+
+
+    def _refuse(self, counter: str, reason: str) -> None:
+        self.refusal = self.refusal or (counter, reason)
+
+    # ------------------------------------------------------------ inputs (rule 7)
+
+    def _look_at_input(self, index: int, tensor: torch.Tensor, before: Before) -> None:
+        parts = parts_of(tensor)
+        if [part.record for part in parts] != before.places:
+            self._refuse("reshaped_inputs", f"input {index} changes its sizes or strides in place")
+        elif tensor.requires_grad != before.requires_grad and tensor.grad_fn is before.history or is_changed_to_leaf(tensor, before.history):
+            self._refuse("requires_grad_changes", f"requires_grad of input {index} is changed")
+        elif any(cell.version != version for cell, version in before.cells):
+            self._write(index, tensor, before)
+        elif tensor.grad_fn is not before.history:
+            self._refuse("reshaped_inputs", f"a view of input {index} changes its sizes, strides or storage in place")
+        elif tensor._version != before.version:     # a view of it changed its sizes in place, say
+            self.plan.rises[index] = tensor._version - before.version
+
+    def _write(self, index: int, tensor: torch.Tensor, before: Before) -> None:
+        recorded = tensor.requires_grad and tensor.grad_fn is not before.history
+        rise = tensor._version - before.version
+        how = "grad" if recorded else "no_grad" if rise else "data"
+        self.plan.writes.append(Write(index, self._add_tensor(tensor, tensor if recorded else None, Origin("input", index)), how))
+        if rise > 1:
+            self.plan.rises[index] = rise - 1
+        if any(overlaps_itself(part) for part in parts_of(tensor)):
+            self._refuse("overlapping_inputs", f"input {index} is written, and elements of it are one in memory")
+
+    # ------------------------------------------------------------ outputs (rules 1 to 6)
+
+    def _seen(self, inputs: Iterable[Any], outputs: Sequence[Any]) -> dict[Place, torch.Tensor]:
+        """The tensors that can be asked, by their places: outputs, what they are views of, and inputs."""
+        shown = [t for t in outputs if type(t) is AbstractTensor]
+        return {t.record: t for t in (*shown, *map(owner_of, shown), *inputs) if type(t) is AbstractTensor}
+
+    def _members(self, outputs: list[Any]) -> dict[Cell, list[tuple[int, AbstractTensor]]]:
+        """The outputs that lie in each storage which the program made, each once, with their places."""
+        members: dict[Cell, dict[int, tuple[int, AbstractTensor]]] = {}
+        for place, output in enumerate(outputs):
+            for part in parts_of(output):
+                if type(part) is AbstractTensor and part.record.cell not in self.owner:
+                    members.setdefault(part.record.cell, {}).setdefault(id(part), (place, part))
+        return {cell: list(group.values()) for cell, group in members.items()}
+
+    def _result(self, output: Any, place: int) -> Result:
+        if type(output) in _SYMBOLIC:
+            size = from_sym(output)
+            return Fresh(self._size(size)) if type(size) is Expr else Constant(size)
+        if not isinstance(output, torch.Tensor) or type(output) is not AbstractTensor and not is_wrapper(output):
+            return Constant(output)
+        if id(output) not in self.made:
+            find: Any = self._wrapper_result if is_wrapper(output) else self._tensor_result
+            self.made[id(output)] = find(output, Origin("output", place))
+        return self.made[id(output)]
+
+    def _wrapper_result(self, output: Any, origin: Origin) -> Result:
+        """A wrapper of fresh tensors.  Views of wrappers are not made again (rule 12)."""
+        cells = [part.record.cell for part in parts_of(output)]
+        if len(set(cells)) != len(cells) or any(cell in self.owner or len(self.members[cell]) > 1 for cell in cells):
+            self._refuse("aliasing_subclasses", f"output {origin.place}, a {type(output).__name__}, shares memory with an input or another output")
+        return Fresh(self._add_tensor(output, output, origin))
+
+    def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
+        cell = output.record.cell
+        if cell not in self.owner and len(self.members[cell]) == 1 and not output._is_view() and fills(output):
+            return self._fresh(output, origin)
+        if cell in self.owner and is_wrapper(self.inputs[self.owner[cell]]):
+            self._refuse("aliasing_subclasses", f"output {origin.place} shares memory with a part of input {self.owner[cell]}")
+        if cell not in self.owner and cell not in self.rooted:
+            self._root(cell)
+        if is_stale(output):
+            return self._rebuild_early(output.record)
+        base = owner_of(output)
+        if output.requires_grad and not self.seen.get(base.record, base).requires_grad:     # an input may be a leaf that is a view
+            self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
+        if output is not base and is_tracked(output) and not follows(output, base):
+            return self._attached(output, base, origin)
+        return self._with_history(output, origin) if output is base else self._view_of(base, output, origin)
+
+    def _fresh(self, output: AbstractTensor, origin: Origin) -> Fresh:
+        value = self._add(self.world.to_node(output), output, origin)
+        if is_view_call(self.values[value].nodes[0]):
+            self.plan.plain.append(value)
+        if output.requires_grad and not is_tracked(output):
+            self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
+        if output._version:
+            self.plan.versions[value] = output._version
+        return Fresh(value)
+
+    def _root(self, cell: Cell) -> None:
+        """Lets the graph return what the outputs in a storage are made from: the one tensor that they are views of, or what the storage began as."""
+        self.rooted.add(cell)
+        owners = {owner.record: (owner, place, owner is t) for place, t in reversed(self.members[cell]) for owner in [owner_of(t)]}
+        start = root_of(self.members[cell][0][1].record)
+        place = next(iter(owners)) if len(owners) == 1 and fills(next(iter(owners.values()))[0]) else start
+        if place in owners:
+            tensor, output, shown = owners[place]
+            self.rebuilt[place] = self._fresh(tensor, Origin("output" if shown else "base", output))
+        else:
+            self.rebuilt[place] = Fresh(self._add(cell.node, None, None))
+
+    def _view_of(self, base: AbstractTensor, output: AbstractTensor, origin: Origin) -> Result:
+        if base.record not in self.rebuilt:
+            self._with_history(base, Origin("base", origin.place))
+        return self._rebuild(output.record)
+
+    def _with_history(self, tensor: AbstractTensor, origin: Origin) -> Result:
+        """A tensor that is no view.  One that shares memory and was written with a history of its own receives the graph's value (rule 6)."""
+        known = tensor.record in self.rebuilt
+        made = self._rebuild(tensor.record)
+        if known or not isinstance(made, Replay):
+            return made
+        if is_tracked(tensor):
+            self.views[made.index].own = self._add(self.world.to_node(tensor), tensor, origin)
+        elif tensor.requires_grad:
+            self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
+        return made
+
+    def _call_at(self, place: Place) -> tuple[Callable[[torch.Tensor, Sequence[Any]], torch.Tensor], int]:
+        """The call that leads to a place, and the version of what it gives, where that counts its writes alone: then the call was `.data`."""
+        via, tensor = place.via, self.seen.get(place)
+        assert via is not None
+        if via.op is not aten.detach.default or tensor is None:
+            return self._call(via), 0
+        before: Place | None = via.parent
+        while before is not None and before not in self.seen:
+            before = before.via.parent if before.via is not None else None
+        if before is None or share_versions(self.seen[before], tensor):
+            return self._call(via), 0
+        return _data, tensor._version
+
+    # ------------------------------------------------------------ making again
+
+    def _rebuild_early(self, place: Place) -> Result:
+        """As `_rebuild`, before the writes."""
+        made = result = self._rebuild(place)
+        while isinstance(made, Replay):
+            self.views[made.index].early = True
+            made = self.views[made.index].parent
+        return result
+
+    def _rebuild(self, place: Place) -> Result:
+        """The tensor at a place, made of what is there by the calls that led to it."""
+        way = []
+        while place not in self.rebuilt:
+            if place.via is None:
+                self._refuse("unfollowed_aliases", "an output shares memory with a tensor that it was not made of by views")
+                return Constant(None)
+            way.append(place)
+            place = place.via.parent
+        for step in reversed(way):
+            via = step.via
+            assert via is not None
+            call, version = self._call_at(step)
+            self.views.append(View(self.rebuilt[via.parent], call, via.recorded, version=version, text=self._text(via)))
+            self.rebuilt[step] = Replay(len(self.views) - 1)
+        return self.rebuilt[way[0] if way else place]
+
+    def _attached(self, output: AbstractTensor, base: AbstractTensor, origin: Origin) -> Result:
+        """A view with a history that is not that of views (rule 6)."""
+        self._view_of(base, base, origin)
+        calls, place = [], output.record
+        while place is not base.record and place.via is not None:
+            if place.via.op not in EMPTY_VIEWS:
+                calls.append(self._call(place.via))
+            place = place.via.parent
+        value = self._add(self.world.to_node(output), output, origin)
+        name: str = output.grad_fn.name()       # type: ignore[union-attr]  # it is tracked
+        self.views.append(View(self.rebuilt[base.record], attach_by(name, calls[::-1], value), True, text=f"{name}()"))
+        self.rebuilt[output.record] = Replay(len(self.views) - 1)
+        return self.rebuilt[output.record]
+
+    def _call(self, via: Via) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
+        """(tensor, the forward's values) -> the view.  Sizes that are symbols are read from the values."""
+        op, args, kwargs, item = via.op, self._at(via.args), {k: self._at(v) for k, v in via.kwargs.items()}, via.item
+        if _has_at(args) or _has_at(tuple(kwargs.values())):
+            found: Any = lambda t, v: op(t, *_fill(args, v), **{k: _fill(a, v) for k, a in kwargs.items()})
+        else:
+            found = lambda t, v: op(t, *args, **kwargs)
+        return found if item is None else lambda t, v: found(t, v)[item]
+
+    def _text(self, via: Via) -> str:
+        item = "" if via.item is None else f"[{via.item}]"
+        return f"{via.op._opname.strip('_')}({', '.join(str(self._at(a)) for a in via.args)}){item}"
+
+    def _at(self, value: Any) -> Any:
+        if type(value) is Expr:
+            return At(self._size(value))
+        return type(value)(self._at(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+    # ------------------------------------------------------------ values
+
+    def _size(self, size: Expr) -> int:
+        if size not in self.sizes:
+            self.values.append(Value([self.world.size_node(size)]))
+            self.sizes[size] = len(self.values) - 1
+        return self.sizes[size]
+
+    def _add(self, node: Node, tensor: AbstractTensor | None, origin: Origin | None) -> int:
+        self.values.append(Value([self._own(node)], tensor, origin))
+        return len(self.values) - 1
+
+    def _add_tensor(self, made: torch.Tensor, tensor: torch.Tensor | None, origin: Origin | None) -> int:
+        """As `_add`, for a tensor of any kind."""
+        nodes: list[Any] = []
+        for part in parts_of(made):
+            node = self._own(self.world.to_node(part))
+            nodes.append(self.world.emit(aten.clone.default, node) if node in nodes else node)
+        self.values.append(Value(nodes, tensor, origin, made))
+        return len(self.values) - 1
+
+    def _own(self, node: Node) -> Node:
+        """The node, or a copy where it is an input or returned already."""
+        if node.op in ("placeholder", "get_attr") or any(node is other for value in self.values for other in value.nodes):
+            return self.world.emit(aten.clone.default, node)
+        return node
+
+
+def has_leaves_beyond(tensors: Sequence[torch.Tensor], inputs: Sequence[Any]) -> bool:
+    """Does the history of one of the tensors end at a leaf that is no input?"""
+    known = {id(t) for t in inputs if isinstance(t, torch.Tensor)}
+    histories: list[Any] = [t.grad_fn for t in tensors]
+    starts = {t.grad_fn for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and not is_stale(t)}
+    seen = set(starts)
+    while histories:
+        node = histories.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            return True
+        histories += [n for n, _ in node.next_functions]
+    return False
+
+
+def is_changed_to_leaf(tensor: torch.Tensor, history: Any) -> bool:
+    """Was it the result of an operator before, and is no more (`detach_`)?"""
+    return history is not None and not is_stale(tensor) and tensor.grad_fn is None
+
+
+def is_view_call(node: Node) -> bool:
+    """Does the node give a view, as autograd sees it?"""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return isinstance(node.target, OpOverload) and node.target._schema.arguments[0].alias_info is not None
+
+
+def overlaps_itself(tensor: AbstractTensor) -> bool:
+    """Only eager knows which writes it allows to such a tensor."""
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(tensor.spec.shape, tensor.spec.strides))
+
+
+def fills(tensor: AbstractTensor) -> bool:
+    """Does it begin where its storage begins, and show all of it?"""
+    whole = tensor.record.cell.spec
+    return tensor.spec.offset == whole.offset and tensor.spec.numel() == whole.numel()
+
+
+def root_of(place: Place) -> Place:
+    while place.via is not None:
+        place = place.via.parent
+    return place
+
+
+# ---------------------------------------------------------------- calls at run time
+
+@dataclass(frozen=True)
+class At:
+    """An argument that is read from the forward's values at run time."""
+    value: int
+
+    def __str__(self) -> str:
+        return f"v[{self.value}]"
+
+
+def _has_at(value: Any) -> bool:
+    return type(value) is At or isinstance(value, (list, tuple)) and any(map(_has_at, value))
+
+
+def _fill(value: Any, values: Sequence[Any]) -> Any:
+    if type(value) is At:
+        return values[value.value]
+    return type(value)(_fill(v, values) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def _data(tensor: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+    return tensor.data
+
+
+def attach_by(name: str, calls: Sequence[Callable], value: int) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
+    """A call that makes a view which is a result of an autograd function called `name`, as the user's is."""
+    def forward(ctx: Any, base: torch.Tensor, source: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+        for call in calls:
+            base = call(base, values)
+        return base
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+        return None, gradient, None
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(name.removesuffix("Backward"), (torch.autograd.Function,), methods)
+    return lambda tensor, values: function.apply(tensor, values[value], values)
