@@ -7,6 +7,7 @@ within a program a barrier stands between a store and a load of the same element
 """
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -278,9 +279,26 @@ def _scope() -> dict[str, Any]:
     return {name: scope[name] for name in ("tl", "libdevice", *HELPER_NAMES)}
 
 
+def check_carried(text: str) -> None:
+    """A name that is set before a loop and again inside must keep its type in Triton: it is an accumulator, made from itself."""
+    for function in ast.walk(ast.parse(text)):
+        before: set[str] = set()
+        for statement in function.body if isinstance(function, ast.FunctionDef) else ():
+            for assign in ast.walk(statement) if isinstance(statement, ast.For) else ():
+                if isinstance(assign, ast.Assign):
+                    read = {node.id for node in ast.walk(assign.value) if isinstance(node, ast.Name)}
+                    assert all(name not in before or name in read for name in _names(assign)), f"a loop sets anew: {ast.unparse(assign)}"
+            before |= {name for node in ast.walk(statement) if isinstance(node, ast.Assign) for name in _names(node)}
+
+
+def _names(assign: ast.Assign) -> list[str]:
+    return [target.id for target in assign.targets if isinstance(target, ast.Name)]
+
+
 def run(kernel: GpuKernel, tensors: Mapping[str, torch.Tensor], symbols: Mapping[str, int | float] = {}) -> int:
     """Runs a kernel; the value of the error flag."""
     scope = _scope()
+    check_carried(kernel.text)
     exec(kernel.text, scope)
     error = torch.zeros(1, dtype=torch.int64)
     scratch = [torch.zeros(max(evaluate(n, symbols), 1), dtype=DTYPES[d]) for d, n in kernel.scratch]

@@ -188,3 +188,15 @@ def test_scans_of_integers(op, dtype, length):
     nest = Nest("scan", (Axis("i", 3),), (Phase("scan", (Axis("r", length),), (running,), (Store("y", index, acc(running)),)),))
     gpu_nests.run(nest, {"x": X, "y": buffer("y", y)}, {"x": x, "y": y})
     assert torch.equal(y, REDUCE_OPS[op].running(x, 1))
+
+
+def test_a_loop_behind_a_sweep_of_one_tile():
+    x, y, z = llvm_nests.randn(600, 300), torch.empty(600, 300), torch.empty(600, 5000)
+    X, Y = buffer("x", x), buffer("y", y)
+    total = Reduce("s", "sum", load(X, (axis("i"), axis("r"))), "f32")
+    phases = (Phase("reduce", (Axis("r", 300),), (total,)),
+              Phase("map", (Axis("k", 300),), (), (Store("y", (axis("i"), axis("k")), S.mul(load(X, (axis("i"), axis("k"))), acc(total))),)),
+              Phase("map", (Axis("m", 5000),), (), (Store("z", (axis("i"), axis("m")), acc(total)),)))
+    gpu_nests.run(Nest("rows", (Axis("i", 600),), phases), {"x": X, "y": Y, "z": buffer("z", z)}, {"x": x, "y": y, "z": z})
+    llvm_nests.near(y, x * x.sum(1, keepdim=True), 1e-4)
+    llvm_nests.near(z, x.sum(1, keepdim=True).expand(600, 5000), 1e-4)

@@ -120,6 +120,7 @@ class Code:
         self.masks: dict[int, str | None] = {POINTS: None, SWEEP: None}     # which elements exist; None: all
         self.valid: dict[Expr, str] = {}        # check_index -> the mask of good indices
         self.can_fail = False
+        self.sweeps = 0                         # opened so far
         self.once = ""                          # a scalar condition under which stores are made
 
     # ------------------------------------------------------------ text
@@ -174,12 +175,14 @@ class Code:
         """The points of the open sweep from `start` on; those from `end` on do not exist (None: all do)."""
         assert self.sweep is not None
         arange = f"tl.arange(0, {self.sweep.block})" + ("" if self.narrow else ".to(tl.int64)")
-        self.line(f"r = {f'({start} + {arange})' if start else arange}[None, :]")
+        self.sweeps += 1
+        r = "r" if self.sweeps == 1 else f"r_{self.sweeps}"       # each its own: a name that a loop carries keeps its shape
+        self.line(f"{r} = {f'({start} + {arange})' if start else arange}[None, :]")
         self.masks[SWEEP] = None
         if end is not None:
-            self.line(f"r_mask = r < {end}")
-            self.masks[SWEEP] = "r_mask"
-        self._split_index("r", self.sweep.axes, SWEEP)
+            self.line(f"{r}_mask = {r} < {end}")
+            self.masks[SWEEP] = f"{r}_mask"
+        self._split_index(r, self.sweep.axes, SWEEP)
 
     def _split_index(self, index: str, axes: Sequence[Axis], dims: int) -> None:
         """The axes from their flattened number, innermost fastest; each is written where it is first needed."""
