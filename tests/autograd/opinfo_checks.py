@@ -55,7 +55,8 @@ def in_part(name, parts, part):
 def samples_of(op, dtype, count):
     """Up to `count` samples: the first, and others spread over the first twelve."""
     torch.manual_seed(0)
-    found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd), 12))
+    differentiable = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), 12))
     if len(found) <= count:
         return found
     return [found[k * (len(found) - 1) // max(1, count - 1)] for k in range(count)]

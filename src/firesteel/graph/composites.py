@@ -258,6 +258,14 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> A
 
 # ---------------------------------------------------------------- others
 
+@symbolic_row(torch.masked_select, Tensor.masked_select)
+def masked_select(input: Tensor, mask: Tensor, *, out: Any = None) -> Any:      # noqa: A002
+    if out is not None or mask.dtype is not torch.bool or max(input.dim(), mask.dim()) == 0:
+        return NotImplemented
+    x, where = torch.broadcast_tensors(input, mask)
+    return x[where]
+
+
 @symbolic_row(torch.sgn, Tensor.sgn)
 def sgn(input: Tensor, *, out: Any = None) -> Any:      # noqa: A002
     return NotImplemented if out is not None or input.is_complex() else torch.sign(input)
@@ -299,10 +307,17 @@ def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:      # noqa: 
 
 @symbolic_row(torch.combinations)
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:     # noqa: A002
-    if input.dim() != 1 or r != 2:
+    """How many there are depends on the size alone; for more than two the graph finds it out when it runs."""
+    if input.dim() != 1 or r < 1:
         return NotImplemented
     size = input.shape[0]
-    return input[triangle(size, size, 0 if with_replacement else 1, device=input.device).t()]
+    if r == 1:
+        return input.reshape(-1, 1).clone()
+    if r == 2:
+        return torch.stack([input[at] for at in triangle(size, size, 0 if with_replacement else 1, device=input.device)], 1)
+    places: Any = torch.meshgrid([aten.arange(size, device=input.device)] * r, indexing="ij")
+    chosen = torch.stack([a <= b if with_replacement else a < b for a, b in zip(places, places[1:])]).all(0)
+    return input[chosen.nonzero()].contiguous()
 
 
 def triangle(*sizes: Any, device: Any) -> Tensor:
@@ -312,8 +327,11 @@ def triangle(*sizes: Any, device: Any) -> Tensor:
 
 @FUNCTIONS.row(F.one_hot)
 def one_hot(tensor: Tensor, num_classes: Any = -1) -> Any:
-    if type(num_classes) is not torch.SymInt or tensor.dtype is not torch.int64:
+    """Without a number of classes the largest one is read."""
+    if tensor.dtype is not torch.int64 or type(num_classes) is not torch.SymInt and num_classes != -1:
         return NotImplemented
+    if type(num_classes) is int:
+        num_classes = _read(tensor.max()) + 1
     return (tensor.unsqueeze(-1) == aten.arange(num_classes, device=tensor.device)).to(torch.int64)
 
 
@@ -345,6 +363,6 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
 @symbolic_row(torch.broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> Any:
     """Of one shape: nothing is asked."""
-    tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     shapes = [[from_sym(size) for size in t.shape] for t in tensors]
     return tuple(t.expand(t.shape) for t in tensors) if all(shape == shapes[0] for shape in shapes) else NotImplemented

@@ -242,7 +242,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     if fact.op is aten.set_.source_Tensor:
         source = args[1].record
         target.record = Place(source.cell, source.steps, source.node, source.version)
-    elif fact.op is aten.resize_.default:
+    elif fact.op in (aten.resize_.default, aten.resize_as_.default):
         if not same(spec.numel(), before.numel()):
             raise NotImplementedError("resize_ to another number of elements")
         if spec != before:

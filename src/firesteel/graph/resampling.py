@@ -57,6 +57,8 @@ RESAMPLERS = {
 def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
                 recompute_scale_factor: bool | None = None, antialias: bool = False) -> Any:
     """What is wrong, or has no row, is left to the function itself."""
+    if mode == "area" and has_symbols(input):
+        return _averaged(input, size, scale_factor) if align_corners is None and not antialias else NotImplemented
     op, has_corners = RESAMPLERS.get((input.dim(), mode, antialias), (None, False))
     given = _each(size if size is not None else scale_factor, input.dim() - 2)
     if op is None or given is None or (size is None) == (scale_factor is None) or (align_corners is not None and not has_corners):
@@ -67,6 +69,16 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
         sizes = [torch.sym_int(n * scale) for n, scale in zip(input.shape[2:], given)]
         scales = scales if recompute_scale_factor else [float(scale) for scale in given]
     return op(input, sizes, *([bool(align_corners)] if has_corners else []), *scales)
+
+
+def _averaged(x: Tensor, size: Any, scale_factor: Any) -> Any:
+    given = _each(size if size is not None else scale_factor, x.dim() - 2)
+    if given is None or (size is None) == (scale_factor is None) or not 3 <= x.dim() <= 5:
+        return NotImplemented
+    sizes = given if size is not None else [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], given)]
+    if x.dim() == 3:
+        return aten._adaptive_avg_pool2d(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
+    return (aten._adaptive_avg_pool2d if x.dim() == 4 else aten._adaptive_avg_pool3d)(x, sizes)
 
 
 def _each(value: Any, count: int) -> list[Any] | None:
@@ -80,6 +92,8 @@ def _upsample_with_scales(op: Any, has_corners: bool) -> Callable[..., Any]:
     def upsample(input: Tensor, output_size: Any, *rest: Any, **named: Any) -> Any:     # noqa: A002
         corners = [named["align_corners"] if "align_corners" in named else rest[0]] if has_corners and (rest or "align_corners" in named) else []
         scales = named["scale_factors"] if "scale_factors" in named else rest[-1] if len(rest) > len(corners) - ("align_corners" in named) else None
+        if len(corners) == has_corners and output_size is not None and "scale_factors" in named and scales is None:
+            return op(input, output_size, *corners)
         if len(corners) != has_corners or output_size is not None or not isinstance(scales, (list, tuple)) or len(scales) != input.dim() - 2:
             return NotImplemented
         sizes = [torch.sym_int(n * scale) for n, scale in zip(input.shape[2:], scales)]
@@ -121,16 +135,37 @@ def _adaptive_max_pool(count: int) -> Callable[..., Any]:
     """Along a dimension whose size is kept (None) there is nothing to pool: it becomes one of the batch."""
     def pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:     # noqa: A002
         sizes = _each(output_size, count)
-        if return_indices or sizes is None or None not in sizes or input.dim() not in (count + 1, count + 2):
+        if sizes is None or None not in sizes or input.dim() not in (count + 1, count + 2):
             return NotImplemented
         kept, pooled = [d - count for d in range(count) if sizes[d] is None], [n for n in sizes if n is not None]
-        if not pooled:
-            return input.clone()
-        x = input.movedim(kept, list(range(len(kept))))
+        front = list(range(len(kept)))
+        x = input.movedim(kept, front)
         inner = x.shape[-len(pooled) - 1:]
-        y = (F.adaptive_max_pool1d, F.adaptive_max_pool2d)[len(pooled) - 1](x.reshape(-1, *inner), pooled)
-        return y.reshape(*x.shape[:-len(pooled)], *pooled).movedim(list(range(len(kept))), kept).contiguous()
+        flat = x.reshape(-1, *inner)
+        best, places = _POOLS[len(pooled)](flat, pooled)
+        best, places = (t.reshape(*x.shape[:x.dim() - len(pooled)], *pooled).movedim(front, kept).contiguous() for t in (best, places))
+        return (best, _flat_places(places, input, sizes)) if return_indices else best
     return pool
+
+
+_POOLS: dict[int, Callable[..., Any]] = {
+    0: lambda x, sizes: (x.clone(), torch.zeros_like(x, dtype=torch.int64)),
+    1: lambda x, sizes: F.adaptive_max_pool1d(x, sizes, True),
+    2: lambda x, sizes: F.adaptive_max_pool2d(x, sizes, True),
+}
+
+
+def _flat_places(places: Tensor, x: Tensor, sizes: list[Any]) -> Tensor:
+    """Places among the pooled dimensions as places among all of them."""
+    flat, step = torch.zeros_like(places), 1
+    for d in range(-1, -1 - len(sizes), -1):
+        size = x.shape[d]
+        if sizes[d] is None:
+            at = aten.arange(size, device=x.device).reshape([-1] + [1] * (-1 - d))
+        else:
+            at, places = places % size, places // size
+        flat, step = flat + at * step, step * size
+    return flat
 
 
 symbolic_row(F.adaptive_max_pool2d)(_adaptive_max_pool(2))

@@ -5,6 +5,7 @@ whatever asks for data (`bool`, `item`, `tolist`, ...) is a Break.
 """
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Attr
@@ -357,6 +359,23 @@ def method_type(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> 
         cls = args[0].constant()
         args = [ConstValue(f"{cls.__module__}.{cls.__name__}"), *args[1:]]
     return call_graph(m, "call_method", "type", [tensor, *args], kwargs)
+
+
+@TENSOR_METHODS.row("resize_")
+def method_resize(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return _resized(m, tensor, "resize_", tree_leaves([value.as_arg(m)[1] for value in args]), args, kwargs)
+
+
+@TENSOR_METHODS.row("resize_as_")
+def method_resize_as(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
+    return _resized(m, tensor, "resize_as_", args[0].as_arg(m)[1].shape, args, kwargs)
+
+
+def _resized(m: Machine, tensor: TensorValue, name: str, sizes: Any, args: Args, kwargs: Kwargs) -> Value:
+    """A storage that gets other elements is no part of a graph."""
+    if not ask(bool, math.prod(sizes) == math.prod(tensor.abstract.shape)):
+        raise Break("call", name=f"Tensor.{name} to another number of elements")
+    return call_graph(m, "call_method", name, [tensor, *args], kwargs)
 
 
 @TENSOR_METHODS.row("item")

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional
 
 from firesteel.capture import marks
+from firesteel.capture.guards import Guard
 from firesteel.capture.polyfills import CHECKED
-from firesteel.capture.source import Fixed
+from firesteel.capture.source import Fixed, StorageOffset
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
 from firesteel.capture.values.functions import function_value
@@ -86,6 +87,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     node_kwargs, real_kwargs = {}, {}
     for name, value in kwargs.items():
         node_kwargs[name], real_kwargs[name] = value.as_arg(m)
+    if name_of(target).rpartition(".")[2] in TELLS_OFFSET:
+        guard_offset(m, args, kwargs)
     fn = getattr(real_args[0], target) if kind == "call_method" else target
     symbols = len(m.world.env.symbols) if m.world.env is not None else 0
     out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
@@ -101,6 +104,21 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
         node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that makes the call again gives the same symbols
     return m.wrap_output(out, node)
+
+
+# functions that count places from the start of a tensor's storage
+TELLS_OFFSET = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
+
+
+def guard_offset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> None:
+    """The tensor, or the one it is a view of, lies at the same place of its storage in later calls.  No other function's result depends on that."""
+    strided = len(args) > 1 or kwargs
+    if not args or strided and "storage_offset" not in kwargs and len(args) < 4:
+        return
+    tensor = getattr(args[0], "abstract", None)
+    owner: Any = None if tensor is None else m.record.owner(tensor._base if tensor._is_view() else tensor)
+    if owner is not None and owner.source is not None:
+        m.guard(Guard(StorageOffset(owner.source), "equals", owner.real.storage_offset()))
 
 
 def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
