@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from harness import capture
+from harness import capture, same
 
 import firesteel as fs
 
@@ -106,6 +106,51 @@ def test_grad_of_a_tensor_with_a_history(backend: str) -> None:
         result = run(x * 2)
         found.append((result.detach(), *torch.autograd.grad(result, [x, *layer.parameters()])))
     torch.testing.assert_close(*found)
+
+
+def several(w: torch.Tensor, v: torch.Tensor) -> Any:
+    y = (w ** 3 * v)
+    first, second = torch.autograd.grad([y, y.sum()], (w, v), [torch.ones(3), None], create_graph=True)
+    again = torch.autograd.grad(outputs=first.sum(), inputs=[v, w], retain_graph=True)
+    return first, second, again, torch.autograd.grad(first, w, torch.eye(3), is_grads_batched=True)
+
+
+def unused(w: torch.Tensor, v: torch.Tensor) -> Any:
+    y = (w * 2).sum()
+    return torch.autograd.grad(y, [w, v], allow_unused=True, retain_graph=True), torch.autograd.grad(y, [w, v], materialize_grads=True)
+
+
+def hooked(w: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.autograd.grad((w * v).sum(), [w, v])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("fn", [several, unused, hooked], ids=lambda f: f.__name__)
+def test_settings_of_grad(fn: Callable[..., Any], backend: str) -> None:
+    w, v = (torch.arange(3.0).add(n).requires_grad_() for n in (1, 2))
+    if fn is hooked:
+        w.register_hook(lambda g: g * 3)
+    same(fs.compile(fn, backend=backend, fullgraph=True)(w, v), fn(w, v))
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_errors_of_grad(fullgraph: bool) -> None:
+    def unused(w: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.autograd.grad((w * 2).sum(), [w, v])
+
+    def not_scalar(w: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.autograd.grad(w * v, w)
+
+    def without(w: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.autograd.grad((w * v).sum(), v.detach())
+
+    for fn in (unused, not_scalar, without):
+        told = []
+        for run in (fn, fs.compile(fn, fullgraph=fullgraph)):
+            with pytest.raises(RuntimeError) as error:
+                run(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
+            told.append(str(error.value))
+        same(*told)
 
 
 @pytest.mark.parametrize("backend", ["eager", "native"])

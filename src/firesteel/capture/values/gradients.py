@@ -4,7 +4,8 @@ The abstract tensors have torch's own history, so gradients are one node (`backw
 the leaves found by walking that history.  The rest of it is done as torch's AccumulateGrad does:
 
 1. A leaf without a gradient gets a fresh one, an effect; else its gradient is added to, in place; under create_graph, out of place.
-2. Hooks of a leaf are inlined: those of the gradient before it is accumulated, the others behind that, leaf after leaf in the engine's order.
+2. Hooks of a leaf are inlined: those of the gradient before it is accumulated or given back, the others behind that, leaf after leaf in the
+   engine's order.
 3. That a leaf is one, and how many hooks it has, is guarded.
 4. A history that is not all in the graph (a tensor that came in has one from before; a hook on an intermediate makes a seam) is a break.
 """
@@ -20,10 +21,11 @@ from firesteel.backwards import History, fresh_gradient, gradients, history_of
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call, Item
 from firesteel.capture.values.base import Value
-from firesteel.capture.values.const import FALSE, NONE, ConstValue
+from firesteel.capture.values.const import FALSE, NONE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
 from firesteel.capture.values.hooks import InputHandle
+from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
@@ -99,18 +101,95 @@ def tensors_in(m: Machine, value: Value, name: str) -> list[Any]:
     return found
 
 
+GRAD_ARGUMENTS = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched",
+                  "materialize_grads")
+
+
 @CALLS.row(torch.autograd.grad)
 def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    given = dict(zip(("outputs", "inputs"), args)) | kwargs
     name = "torch.autograd.grad"
-    if "outputs" in given and "inputs" in given:
-        inputs = tensors_in(m, given["inputs"], name)
-        found = known_history(m, tensors_in(m, given["outputs"], name), name, inputs)
-        reached = set(map(id, found.leaves))
-        for leaf in inputs:
-            if id(leaf.abstract) in reached and leaf_value(m, leaf.abstract, name).source is not None and any(leaf_facts(leaf.real)[1:]):
-                raise Break("call", name=f"{name} of a tensor with hooks")
-    return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
+    if (found := m.overridden("call_function", torch.autograd.grad, args, kwargs)) is not None:
+        return found
+    given = {key: m.look(value) for key, value in (dict(zip(GRAD_ARGUMENTS, args)) | kwargs).items()}
+    if not {"outputs", "inputs"} <= given.keys() or m.truth_now(given.get("only_inputs", TRUE)) is False:
+        raise Break("abstract_failure", name=name, text="such arguments")
+    inputs = given["inputs"]
+    roots, wanted = tensors_in(m, given["outputs"], name), tensors_in(m, dict_values(m, inputs), name)
+    history = known_history(m, roots, name, wanted)
+    hooks = {leaf: hooks_on_gradient(m, leaf, history, name) for leaf in wanted}
+    if m.truth_now(given.get("is_grads_batched", FALSE)):
+        if any(hooks.values()) or isinstance(inputs, DictValue):
+            raise Break("call", name=f"{name} of a batch, of such inputs")
+        return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
+    keep, create = settings_of(m, given)
+    tangents = tangents_in(m, given.get("grad_outputs", NONE), roots)
+    check_start(roots, tangents, name)
+    if not wanted or not all(tensor.abstract.requires_grad for tensor in wanted):
+        raise Break("abstract_failure", name=name, text="inputs must require a gradient")
+    made = taken(m, roots, tangents, wanted, keep, create)
+    before = torch.is_grad_enabled()
+    if any(hooks.values()):
+        m.set_states([(("grad",), create)])
+        made = [through_hooks(m, gradient, hooks[tensor]) for tensor, gradient in zip(wanted, made)]
+        m.set_states([(("grad",), before)])
+    return as_asked(m, inputs, wanted, made, given, name)
+
+
+def dict_values(m: Machine, inputs: Value) -> Value:
+    return TupleValue([value for _, value in inputs.know_all(m).values()]) if isinstance(inputs, DictValue) else inputs
+
+
+def hooks_on_gradient(m: Machine, tensor: TensorValue, history: History, name: str) -> list[Value]:
+    if any(tensor.abstract is leaf for leaf in history.leaves):
+        return hooks_of(m, leaf_value(m, tensor.abstract, name), gradient_hooks)
+    if tensor.source is not None:
+        m.guard(Guard(Call(tensor.source, leaf_facts), "equals", leaf_facts(tensor.real)))
+        if tensor.real._backward_hooks:
+            raise Break("call", name=f"{name} of a tensor with hooks")
+    return []
+
+
+def as_asked(m: Machine, inputs: Value, wanted: list[TensorValue], made: list[Value], given: Kwargs, name: str) -> Value:
+    """What grad returns, given its settings for inputs that the outputs do not depend on."""
+    zeros, unused = m.truth_now(given.get("materialize_grads", FALSE)), given.get("allow_unused", NONE)
+    if unused is not NONE and zeros and not m.truth_now(unused) or not zeros and NONE in made and (unused is NONE or not m.truth_now(unused)):
+        raise Break("abstract_failure", name=name, text="the outputs do not depend on an input")
+    if zeros:
+        made = [call_graph(m, "call_function", torch.zeros_like, [tensor], {}) if gradient is NONE else gradient
+                for tensor, gradient in zip(wanted, made)]
+    if not isinstance(inputs, DictValue):
+        return TupleValue(made)
+    return DictValue({hashed: (key, gradient) for (hashed, (key, _)), gradient in zip(inputs.know_all(m).items(), made)})
+
+
+# -- what both do -------------------------------------------------------------------------------------------------------
+def settings_of(m: Machine, given: Kwargs) -> tuple[bool, bool]:
+    """(retain_graph, create_graph)"""
+    create = m.truth_now(m.look(given.get("create_graph", FALSE)))
+    retain = m.look(given.get("retain_graph", NONE))
+    return create if retain is NONE else m.truth_now(retain), create
+
+
+def tangents_in(m: Machine, given: Value, roots: list[TensorValue]) -> list[Value]:
+    if given is NONE:
+        return [NONE] * len(roots)
+    return [given] if isinstance(given, TensorValue) else [m.look(item) for item in m.iterate(given)]
+
+
+def taken(m: Machine, roots: list[TensorValue], tangents: list[Value], wanted: list[TensorValue], keep: bool, create: bool) -> list[Value]:
+    """The gradients, by one node."""
+    found = call_graph(m, "call_function", gradients, [TupleValue([*roots]), TupleValue(tangents), TupleValue([*wanted]),
+                                                       ConstValue(keep), ConstValue(create)], {})
+    return [m.look(item) for item in m.iterate(found)]
+
+
+def through_hooks(m: Machine, gradient: Value, hooks: list[Value]) -> Value:
+    for hook in hooks if gradient is not NONE else ():
+        changed = m.call_now(hook, [gradient], {})
+        gradient = gradient if changed is NONE else changed
+        if not isinstance(gradient, TensorValue):
+            raise Break("call", name="a hook that gives no gradient")
+    return gradient
 
 
 # -- backward -----------------------------------------------------------------------------------------------------------
@@ -126,20 +205,14 @@ def call_backward(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     names = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
     given = dict(zip(names, args)) | kwargs
     roots = tensors_in(m, given["tensors"], "torch.autograd.backward")
-    tangents = m.look(given.get("grad_tensors", NONE))
     if m.look(given.get("grad_variables", NONE)) is not NONE:
         raise Break("call", name="torch.autograd.backward with grad_variables")
-    if tangents is NONE:
-        return backward(m, roots, [NONE] * len(roots), given)
-    several = not isinstance(tangents, TensorValue)
-    return backward(m, roots, [m.look(item) for item in m.iterate(tangents)] if several else [tangents], given)
+    return backward(m, roots, tangents_in(m, m.look(given.get("grad_tensors", NONE)), roots), given)
 
 
 def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given: Kwargs) -> Value:
     name = "Tensor.backward"
-    create = m.truth_now(m.look(given.get("create_graph", FALSE)))
-    retain = m.look(given.get("retain_graph", NONE))
-    keep = create if retain is NONE else m.truth_now(retain)
+    keep, create = settings_of(m, given)
     check_start(roots, tangents, name)
     history = known_history(m, roots, name)
     wanted = m.look(given.get("inputs", NONE))
@@ -148,9 +221,7 @@ def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given:
     if not leaves and not retained:
         return NONE
     before = torch.is_grad_enabled()
-    found = call_graph(m, "call_function", gradients, [TupleValue([*roots]), TupleValue(tangents), TupleValue([*leaves, *retained]),
-                                                       ConstValue(keep), ConstValue(create)], {})
-    made = [m.look(item) for item in m.iterate(found)]
+    made = taken(m, roots, tangents, [*leaves, *retained], keep, create)
     if any(gradient is NONE for gradient in made[len(leaves):]):
         raise Break("call", name=f"{name} that does not reach a tensor that retains its gradient")
     shared = None if create or history.python else shared_memory(m, made)
@@ -171,6 +242,8 @@ def shared_memory(m: Machine, made: list[Value]) -> set[int]:
 
 def check_start(roots: list[TensorValue], tangents: list[Value], name: str) -> None:
     """What torch checks first: where it would complain, the call is made for real, and does."""
+    if len(roots) != len(tangents):
+        raise Break("abstract_failure", name=name, text="as many gradients as tensors are needed")
     for root, tangent in zip(roots, tangents):
         shape = root.abstract.shape
         if tangent is NONE:
@@ -180,8 +253,6 @@ def check_start(roots: list[TensorValue], tangents: list[Value], name: str) -> N
                 and len(shape) == tangent.abstract.dim() and all(ask(bool, a == b) for a, b in zip(shape, tangent.abstract.shape))
         if not right or not root.abstract.requires_grad:
             raise Break("abstract_failure", name=name, text="what it starts from has no gradient, or one of another shape")
-    if len(roots) != len(tangents):
-        raise Break("abstract_failure", name=name, text="as many gradients as tensors are needed")
 
 
 def wanted_leaves(m: Machine, wanted: Value, name: str) -> list[TensorValue]:
@@ -194,12 +265,7 @@ def wanted_leaves(m: Machine, wanted: Value, name: str) -> list[TensorValue]:
 
 def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, shared: set[int] | None) -> None:
     """Rules 1 and 2."""
-    given = gradient
-    for hook in hooks_of(m, leaf, gradient_hooks):
-        changed = m.call_now(hook, [gradient], {})
-        gradient = gradient if changed is NONE else changed
-        if not isinstance(gradient, TensorValue):
-            raise Break("call", name="a hook that gives no gradient")
+    given, gradient = gradient, through_hooks(m, gradient, hooks_of(m, leaf, gradient_hooks))
     old = m.look(leaf.getattr(m, "grad")) if leaf.abstract.is_leaf else m.effects.written(leaf, "grad") or NONE
     if old is NONE:
         kept = gradient is given and shared is not None and m.world.memory(gradient.abstract) not in shared \

@@ -125,5 +125,6 @@ def _with_tensor_rate(fn: Callable[..., Any]) -> Handler:
     return call
 
 
-for _fn in (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_):
-    CALLS.add(_fn, _with_tensor_rate(_fn))
+for _name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+    if hasattr(torch, _name) and "tensor_lr" in getattr(torch.ops.aten, _name).overloads():
+        CALLS.add(getattr(torch, _name), _with_tensor_rate(getattr(torch, _name)))
