@@ -7,6 +7,7 @@ fs.config.dump_dir is set, its time is in fs.stage_times().
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,24 @@ def _run_by_torch(gm: torch.fx.GraphModule) -> Callable[..., tuple]:
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     counters["native"]["fallbacks"] += len(calls)
     artifacts.log("perf", lambda: f"a graph of {len(calls)} calls computes on several kinds of devices, or on one without kernels: torch runs it")
+    keep_layouts(gm)
     return gm.forward
+
+
+def keep_layouts(gm: torch.fx.GraphModule) -> None:
+    """Puts results into the strides for which the graph was traced: a library may choose others on its device than was foretold, and
+    views were recorded for those."""
+    made = [node for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+            and not any(result.alias_info for result in node.target._schema.returns)]
+    parts = [user for node in made for user in node.users if user.target is operator.getitem]
+    for node in (*made, *parts):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and val.layout is torch.strided and all(type(s) is int for s in val.stride()):
+            with gm.graph.inserting_after(node):
+                kept = gm.graph.call_function(host.laid_out, (node, tuple(val.stride())))
+            kept.meta = dict(node.meta)
+            node.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+    gm.recompile()
 
 
 @TARGETS.row("cpu")

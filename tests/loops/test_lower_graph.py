@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from optable import Val, graph_of
 from torch.fx import Graph, GraphModule
 
+from firesteel import pipeline
 from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.graph.abstract import AbstractWorld
@@ -461,3 +462,17 @@ def compare(actual, expected):
     for got, want in zip(actual, expected):
         torch.testing.assert_close(got, want.detach(), rtol=1e-4, atol=1e-5)
         assert got.stride() == want.stride()
+
+
+def test_a_graph_that_torch_runs_keeps_the_layouts_it_was_traced_with():
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    conv = graph.call_function(torch.ops.aten.convolution.default, (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1))
+    conv.meta["val"] = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    view = graph.call_function(torch.ops.aten.view.default, (graph.call_function(torch.ops.aten.permute.default, (conv, [0, 2, 3, 1])), [32, 3]))
+    graph.output((view,))
+    gm = torch.fx.GraphModule({}, graph)
+    pipeline.keep_layouts(gm)
+    x, w = torch.randn(2, 5, 4, 4), torch.randn(3, 5, 1, 1)
+    (found,) = gm(x, w)
+    torch.testing.assert_close(found, torch.nn.functional.conv2d(x, w).permute(0, 2, 3, 1).reshape(32, 3))

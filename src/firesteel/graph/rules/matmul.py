@@ -132,12 +132,14 @@ def _as_image(x: Spec) -> Spec:
 
 
 def _convolved_strides(shape: Shape, x: Spec, weight: Spec) -> Shape:
-    """Strides of a convolution's results: channels-last where input or weight are.  Signals are convolved as images, the input made contiguous."""
+    """Strides of a convolution's results: channels-last where input or weight are, but not of doubles on a GPU.  Signals are convolved as
+    images, the input made contiguous."""
     if len(shape) == 3:
         x = x if is_contiguous(x) else fresh(x)
         image = _convolved_strides((*shape[:2], 1, shape[2]), _as_image(x), _as_image(weight))
         return (*image[:2], image[3])
-    last = len(shape) in (4, 5) and (suggests_channels_last(x) or suggests_channels_last(weight))
+    plain = len(shape) not in (4, 5) or (x.device.type == "cuda" and x.dtype is torch.float64)
+    last = not plain and (suggests_channels_last(x) or suggests_channels_last(weight))
     return channels_last_strides(shape) if last else contiguous_strides(shape)
 
 
