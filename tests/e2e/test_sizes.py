@@ -304,3 +304,16 @@ def test_sizes_that_rules_once_took_for_numbers(name):
         torch.testing.assert_close(compiled(make(n)).shape, fn(make(n)).shape)
         x = make(n)
         torch.testing.assert_close(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("lay_out", [lambda n: torch.randn(4, n).t(), lambda n: torch.randn(2, n, 4).permute(2, 0, 1),
+                                     lambda n: torch.randn(n, 3, n + 1, 4).to(memory_format=torch.channels_last)], ids=["transposed", "permuted", "channels"])
+def test_gradients_lie_as_in_eager(lay_out):
+    fn = lambda x: (x.relu() * 2).sigmoid()
+    compiled = fs.compile(fn, dynamic=True, fullgraph=True)
+    for n in (5, 7, 3):
+        x = lay_out(n).requires_grad_()
+        (got,), (want,) = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, fn))
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    assert fs.counters["stats"]["unique_graphs"] == 1

@@ -33,10 +33,17 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does 
 
 
 @dataclass(frozen=True)
+class Dense:
+    """Strides over symbolic sizes: dense in this order of dimensions."""
+    order: tuple[int, ...]          # slowest first
+    back: tuple[int, ...]           # the inverse of the order
+
+
+@dataclass(frozen=True)
 class Tangent:
     """What the backward graph expects for one forward output."""
     value: int                      # which forward output
-    strides: tuple | None           # as traced; None where they hold symbols, and then contiguous is what is meant
+    strides: tuple | Dense | None   # as traced; None where they hold symbols and are contiguous
     pack: Pack | None = None        # where the output is a tensor subclass
     parts: tuple = ()               # the strides of its parts
 
@@ -247,11 +254,13 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
     return arrived, fitted
 
 
-def fit(tangent: torch.Tensor, strides: tuple | None) -> torch.Tensor:
+def fit(tangent: torch.Tensor, strides: tuple | Dense | None) -> torch.Tensor:
     if tangent.is_conj() or tangent.is_neg():
         tangent = tangent.resolve_conj().resolve_neg()
     if strides is None:
         return tangent.contiguous()
+    if type(strides) is Dense:
+        return tangent.permute(strides.order).contiguous().permute(strides.back)
     if tangent.stride() == strides:
         return tangent
     return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)

@@ -25,14 +25,15 @@ from torch.fx import GraphModule, Node
 
 from firesteel.artifacts import timed
 from firesteel.autograd.alias import Plan
-from firesteel.autograd.function import Tangent
+from firesteel.autograd.function import Dense, Tangent
 from firesteel.autograd.outcome import Origin, Outcome, Program
 from firesteel.backwards import engine, is_spent
 from firesteel.errors import DataDependentError, FiresteelError
 from firesteel.graph.abstract import ResultOfOperator, bare_view, is_bare_view
 from firesteel.graph.build import make_module
 from firesteel.graph.rules.base import DataAccess
-from firesteel.graph.spec import Spec, contiguous_strides, is_dense
+from firesteel.graph.sizes import static
+from firesteel.graph.spec import Spec, contiguous_strides, dense_order, is_dense
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
@@ -214,15 +215,20 @@ def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Se
     return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
 
-def tangent_spec(output: Spec) -> tuple[Spec, tuple[int, ...] | None]:
+def tangent_spec(output: Spec) -> tuple[Spec, tuple | Dense | None]:
     """The gradient of an output is expected with the output's strides, if these cover memory without holes, else contiguous.
-    Where strides hold symbols, contiguous is all that the runtime can check: then the second is None."""
+    Second: what the runtime makes of those that arrive; where strides hold symbols, an order of dimensions."""
     contiguous = contiguous_strides(output.shape)
-    strides = output.strides
-    fixed = all(type(s) is int for s in strides)
-    if strides != contiguous and not (fixed and is_dense(output)):
-        strides = contiguous
-    return output._replace(strides=strides, offset=0), strides if all(type(s) is int for s in strides) else None      # type: ignore[return-value]
+    if output.strides == contiguous:
+        return output._replace(offset=0), contiguous if static(contiguous) else None
+    if static(output.strides):
+        strides = output.strides if is_dense(output) else contiguous
+        return output._replace(strides=strides, offset=0), strides if static(strides) else None
+    order = dense_order(output)
+    if order is None:
+        return output._replace(strides=contiguous, offset=0), contiguous if static(contiguous) else None
+    order.reverse()
+    return output._replace(offset=0), Dense(tuple(order), tuple(order.index(d) for d in range(len(order))))
 
 
 def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads: list[Any], leaves: list[Any]) -> Joint:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-_library = torch.library.Library("firesteel", "FRAGMENT")       # what is defined lives as long as this object
+library = torch.library.Library("firesteel", "FRAGMENT")       # what is defined lives as long as this object
 _ALIAS = re.compile(r"Tensor\(\w+!?(?: -> [^)]*)?\)")
 _defined: set[str] = set()      # names of forms
 
@@ -30,8 +30,8 @@ def functional_form(op: OpOverload, absent: frozenset[str] = frozenset()) -> OpO
     name = _new_name(f"functional_{schema.name.replace('::', '_')}_{op._overloadname}{''.join(f'_without_{a}' for a in sorted(absent))}")
     arguments = _ALIAS.sub("Tensor", _arguments(str(schema)))
     tags = tuple(tag for tag in op.tags if tag != getattr(torch.Tag, "inplace", None))
-    _library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tags)
-    _library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
+    library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tags)
+    library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
     return getattr(torch.ops.firesteel, name).default
 
 

@@ -2,7 +2,8 @@
 
 Torch's own code takes sizes as numbers, and hands whole layers to library calls that work eagerly only.  Unrolled, the steps between
 the products are fused like any other code.  A kind of cell is a row of `CELLS`: from the input's share of the gates, the state and the
-state's share of the gates to the new state, whose first part is the output.  Packed sequences are left to torch.
+state's share of the gates to the new state, whose first part is the output.  Where the length of the sequence is a symbol, and for
+packed sequences, whose lengths are data, the layers are one call: `recurrent_library.py`.
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firesteel.graph.functions import FUNCTIONS
+from firesteel.graph.recurrent_library import over_symbolic_time
 from firesteel.table import Table
 
 State = tuple[Tensor, ...]
@@ -51,25 +53,64 @@ def _layer_function(kind: str) -> Callable[..., Any]:
     """torch.lstm and the like: layers over a sequence."""
     def layers(input: Tensor, hx: Any, params: Any, has_biases: Any, num_layers: int, dropout: float, train: bool, bidirectional: bool,
                batch_first: Any = None) -> Any:
+        if isinstance(has_biases, (list, tuple)):       # torch.lstm(data, batch_sizes, hx, params, has_biases, ...)
+            return _packed(kind, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         if batch_first is None or isinstance(params, Tensor) or isinstance(hx, Tensor) != (kind != "lstm") or input.dim() != 3:
-            return NotImplemented           # a packed sequence, or a mistake
-        states = list(zip(*[part.unbind(0) for part in (hx if kind == "lstm" else (hx,))]))
-        directions = 2 if bidirectional else 1
-        weights = _weights(params, has_biases, num_layers * directions)
-        if weights is None or len(states) != len(weights):
+            return NotImplemented           # a mistake
+        states = tuple(hx) if kind == "lstm" else (hx,)
+        weights = _weights(params, has_biases, num_layers * (2 if bidirectional else 1))
+        if weights is None or states[0].shape[0] != len(weights):
             return NotImplemented
-        x, ends = input.transpose(0, 1) if batch_first else input, []
-        for layer in range(num_layers):
-            outputs = []
-            for n in range(layer * directions, (layer + 1) * directions):
-                output, end = _run(CELLS[kind], x, states[n], weights[n], reverse=n % directions == 1)
-                outputs.append(output)
-                ends.append(end)
-            x = torch.cat(outputs, 2) if bidirectional else outputs[0]
-            if dropout and train and layer < num_layers - 1:
-                x = torch.dropout(x, dropout, train)
-        return (x.transpose(0, 1) if batch_first else x, *[torch.stack(part) for part in zip(*ends)])
+        x = input.transpose(0, 1) if batch_first else input
+        if type(x.shape[0]) is torch.SymInt:
+            output, *ends = _by_library(kind, x, states, params, bool(has_biases), num_layers, dropout if train else 0.0, bool(bidirectional))
+        else:
+            output, *ends = _unrolled(kind, x, states, weights, num_layers, dropout if train else 0.0)
+        return (output.transpose(0, 1) if batch_first else output, *ends)
     return layers
+
+
+def _packed(kind: str, data: Tensor, batch_sizes: Tensor, hx: Any, params: Sequence[Tensor], has_biases: Any, num_layers: int, dropout: float,
+            train: bool, bidirectional: bool) -> Any:
+    states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    return _by_library(kind, data, states, params, bool(has_biases), num_layers, dropout if train else 0.0, bool(bidirectional), batch_sizes)
+
+
+def _by_library(kind: str, x: Tensor, states: State, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float, bidirectional: bool,
+                batch_sizes: Tensor | None = None) -> State:
+    """One call, or one for each layer where random numbers are drawn between them."""
+    if dropout and num_layers > 1:
+        each, directions, ends = len(params) // num_layers, 2 if bidirectional else 1, []
+        for n in range(num_layers):
+            start = tuple(part[n * directions:(n + 1) * directions] for part in states)
+            x, *end = _by_library(kind, x, start, params[n * each:(n + 1) * each], has_biases, 1, 0.0, bidirectional, batch_sizes)
+            x = torch.dropout(x, dropout, True) if n < num_layers - 1 else x
+            ends.append(end)
+        return (x, *[torch.cat(part) for part in zip(*ends)])
+
+    def unrolled(x: Tensor, states: State, params: Sequence[Tensor]) -> State:
+        weights = _weights(params, has_biases, num_layers * (2 if bidirectional else 1))
+        assert weights is not None and batch_sizes is None
+        return _unrolled(kind, x, states, weights, num_layers, 0.0)
+    settings = (kind, has_biases, num_layers, bidirectional)
+    return over_symbolic_time(settings, x, states, params, batch_sizes, unrolled if batch_sizes is None else None)
+
+
+def _unrolled(kind: str, x: Tensor, states: State, weights: list[tuple[Any, ...]], num_layers: int, dropout: float) -> State:
+    """All layers, time first: outputs, and last states."""
+    starts = list(zip(*[part.unbind(0) for part in states]))
+    directions = len(weights) // num_layers
+    ends = []
+    for layer in range(num_layers):
+        outputs = []
+        for n in range(layer * directions, (layer + 1) * directions):
+            output, end = _run(CELLS[kind], x, starts[n], weights[n], reverse=n % directions == 1)
+            outputs.append(output)
+            ends.append(end)
+        x = torch.cat(outputs, 2) if directions == 2 else outputs[0]
+        if dropout and layer < num_layers - 1:
+            x = torch.dropout(x, dropout, True)
+    return (x, *[torch.stack(part) for part in zip(*ends)])
 
 
 def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> list[tuple[Any, ...]] | None:

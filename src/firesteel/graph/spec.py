@@ -130,15 +130,20 @@ def follows(spec: Spec, shape: Shape, fastest_first) -> bool:
     return True
 
 
-def _surely_dense(spec: Spec) -> bool:
-    """Is it dense whatever the sizes are?  Nothing is asked: each stride has to be the product of the sizes before it."""
+def dense_order(spec: Spec) -> list[int] | None:
+    """Its dimensions, fastest first, if it is dense whatever the sizes are.  Nothing is asked: each stride has to be the product of the
+    sizes before it."""
     order = sorted(range(len(spec.shape)), key=lambda d: (hint_or_0(spec.strides[d]), hint_or_0(spec.shape[d])))
     step: Size = 1
     for dim in order:
         if spec.strides[dim] != step:
-            return False
+            return None
         step = step * spec.shape[dim]
-    return True
+    return order
+
+
+def _surely_dense(spec: Spec) -> bool:
+    return dense_order(spec) is not None
 
 
 def is_dense(spec: Spec) -> bool:

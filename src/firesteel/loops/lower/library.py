@@ -50,7 +50,7 @@ LIBRARY = frozenset([
     # writes at places that data says
     "embedding_dense_backward", "scatter_add", "index_put", "index_add", "scatter_reduce", "_embedding_bag", "_embedding_bag_backward",
     # sequences
-    "_ctc_loss", "_ctc_loss_backward",
+    "_ctc_loss", "_ctc_loss_backward", "firesteel::recurrent", "firesteel::recurrent_backward",
     # results whose value or size Python needs
     "_local_scalar_dense", "nonzero", "masked_select",
 ])

@@ -1,0 +1,75 @@
+"""Recurrent layers over sequences of many lengths: one graph, eager's values and gradients; packed sequences too."""
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import firesteel as fs
+
+LAYERS = {
+    "lstm": lambda: nn.LSTM(3, 4, bidirectional=True),
+    "gru": lambda: nn.GRU(3, 4, batch_first=True),
+    "rnn": lambda: nn.RNN(3, 4, nonlinearity="relu", bias=False),
+    "projected": lambda: nn.LSTM(3, 4, proj_size=2),
+    "dropped": lambda: nn.GRU(3, 4, 2, dropout=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+    torch.manual_seed(0)
+
+
+def flat(out):
+    return [t for part in out for t in (part if isinstance(part, tuple) else (part,))]
+
+
+def step(fn, layer, *args):
+    args = [a.clone().requires_grad_(a.is_floating_point()) for a in args]
+    torch.manual_seed(1)
+    results = flat(fn(*args))
+    wanted = [a for a in args if a.requires_grad] + list(layer.parameters())
+    return results, torch.autograd.grad(sum((t * t.sin()).sum() for t in results), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_graph_for_all_lengths(name):
+    layer = LAYERS[name]()
+    compiled = fs.compile(lambda x: layer(x), dynamic=True, fullgraph=True)
+    for n in (5, 7, 2, 1):
+        x = torch.randn((2, n, 3) if name == "gru" else (n, 2, 3))
+        torch.testing.assert_close(step(compiled, layer, x), step(layer, layer, x), rtol=1e-4, atol=1e-5)
+    assert fs.counters["stats"]["unique_graphs"] == 1 and fs.counters["native"]["fallbacks"] == 0
+
+
+def test_the_length_becomes_a_symbol():
+    layer = nn.GRU(3, 4)
+    compiled = fs.compile(lambda x: layer(x)[0], fullgraph=True)
+    for n in (3, 5, 6, 8, 2):
+        x = torch.randn(n, 2, 3)
+        torch.testing.assert_close(compiled(x), layer(x)[0], rtol=1e-4, atol=1e-5)
+    assert fs.counters["stats"]["unique_graphs"] == 2
+
+
+def test_second_order():
+    layer = nn.GRU(3, 4)
+    fn = lambda x: layer(x)[0].square().sum()
+    compiled = fs.compile(fn, dynamic=True, fullgraph=True)
+    x = torch.randn(4, 2, 3, requires_grad=True)
+    got, want = (torch.autograd.grad(torch.autograd.grad(f(x), x, create_graph=True)[0].square().sum(), x) for f in (compiled, fn))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_packed(kind):
+    layer = kind(3, 4, batch_first=True)
+
+    def run(x, lengths):
+        outputs, _ = layer(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return (pad_packed_sequence(outputs, batch_first=True)[0],)
+    compiled = fs.compile(run)
+    for n in (4, 5):
+        args = torch.randn(3, n, 3), torch.tensor([n, 1, n - 1])
+        torch.testing.assert_close(step(compiled, layer, *args), step(run, layer, *args), rtol=1e-4, atol=1e-5)
