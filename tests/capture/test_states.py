@@ -2,6 +2,7 @@
 nothing left behind."""
 import pytest
 import torch
+from harness import capture
 
 import firesteel as fs
 
@@ -118,3 +119,52 @@ def test_parameters_that_change_between_calls_are_cast_anew(backend):
         with torch.no_grad():
             layer.weight.add_(1.0)
     assert len(set(seen)) == 3
+
+
+# -- states that a program asks for ---------------------------------------------------------------------------------------
+ASKED = {
+    "anomaly": (torch.is_anomaly_enabled, torch.set_anomaly_enabled, True, False),
+    "threads": (torch.get_num_threads, torch.set_num_threads, 1, torch.get_num_threads()),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high", "highest"),
+    "casting to": (lambda: torch.get_autocast_dtype("cpu"), lambda dtype: torch.set_autocast_dtype("cpu", dtype), torch.float16, torch.bfloat16),
+    "cast weights kept": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False, True),
+    "cudnn": (lambda: torch.backends.cudnn.enabled, torch._C._set_cudnn_enabled, False, True),
+    "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, torch._C._set_cublas_allow_tf32, True, False),
+    "warnings": (torch.is_warn_always_enabled, torch.set_warn_always, True, False),
+    "threads of backward": (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled, False, True),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_a_program_asks_for_is_guarded(name):
+    ask, change, other, usual = ASKED[name]
+    compiled, backend = capture(lambda x: (x + 1, ask()), fullgraph=True)
+    try:
+        for value in (usual, other, usual):
+            change(value)
+            assert compiled(torch.ones(2))[1] == value
+    finally:
+        change(usual)
+    assert len(backend.graphs) <= 2
+
+
+def test_a_profiler_that_is_on_is_seen():
+    compiled, _ = capture(lambda x: x + (1 if torch.autograd._profiler_enabled() else 2), fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == 2
+    with torch.autograd.profiler.profile():
+        assert compiled(torch.zeros(1)).item() == 1
+
+
+def test_a_state_alone_is_no_graph():
+    def f(x):
+        with torch.no_grad():
+            fs.graph_break()
+            with torch.enable_grad():
+                y = x * 2
+                fs.graph_break()
+                z = y + torch.is_grad_enabled()
+        return z, torch.is_grad_enabled()
+    compiled, backend = capture(f)
+    x = torch.ones(2, requires_grad=True)
+    assert compiled(x)[0].requires_grad and compiled(x)[1]
+    assert len(backend.graphs) == 2

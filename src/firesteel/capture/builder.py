@@ -53,6 +53,7 @@ from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.python_random import RANDOM
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
+from firesteel.capture.values.torch_states import CoreFunction, is_core_function
 from firesteel.capture.values.wrappers import guard_parts, is_captured
 from firesteel.capture.world import STATIC
 from firesteel.sym.expr import Expr, eq, free_symbols, symbol
@@ -352,7 +353,7 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
         return build(m, owner, Fixed(owner) if is_fixed(source) else Attr(source, "__self__")).getattr(m, obj.__name__)
     guard(m, source, "identity", obj)
     if find_call(obj) is None and is_torch_function(obj):
-        return TorchFunctionValue(obj, source)
+        return (CoreFunction if is_core_function(obj) else TorchFunctionValue)(obj, source)
     return BuiltinValue(obj, source)
 
 

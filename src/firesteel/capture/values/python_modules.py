@@ -4,7 +4,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from firesteel.capture.source import Source
+from firesteel.capture.source import Attr, Fixed, Source
 from firesteel.capture.values.base import ObjectKey, Value
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class PythonModuleValue(Value):
         own = self.module.__dict__
         if name in own:
             return m.read_global(own, name)
+        if not callable(getattr(type(self.module), name, len)):     # a property of the module's class: torch.backends.cudnn.enabled
+            return m.read(getattr(self.module, name), Attr(Fixed(self.module, self.module.__name__), name))
         return m.static_attribute(self.module, name)
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
