@@ -7,8 +7,9 @@ import functools
 import typing
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import pytest
 import torch
-from harness import Counting, capture, make_test
+from harness import Counting, capture, make_test, same
 
 one = functools.partial(make_test, fullgraph=True)
 T = TypeVar("T")
@@ -398,3 +399,91 @@ def test_class_that_leaves_has_its_bases_and_settings():
     assert isinstance(backend, Counting)
     _, box, pair = compiled(torch.ones(2))
     assert box.__orig_bases__ == (Generic[T],) and box[int]().get() == 1 and pair().a == 3
+
+
+# -- classes made outside whose attributes the program sets -------------------------------------------------------------
+class Counted:
+    count = 0
+
+    def get(self):
+        return 1
+
+
+class CountedMore(Counted):
+    pass
+
+
+@pytest.fixture
+def counted():
+    yield
+    Counted.count, Counted.get = 0, original_get
+    for name in ("count", "added"):
+        for cls in (Counted, CountedMore):
+            if name in vars(cls) and (cls, name) != (Counted, "count"):
+                delattr(cls, name)
+
+
+original_get = Counted.get
+
+
+def sets_a_number(x):
+    Counted.count += 1
+    obj = CountedMore()
+    obj.count += 10
+    return x * CountedMore.count, obj.count, CountedMore().count
+
+
+def adds_an_attribute(x):
+    Counted.added = 5
+    CountedMore.count = 7
+    return x * CountedMore().added, CountedMore().count, Counted().count
+
+
+def exchanges_a_method(x):
+    Counted.get = lambda self: 7
+    return x * CountedMore().get()
+
+
+@pytest.mark.parametrize("program", [sets_a_number, adds_an_attribute, exchanges_a_method])
+def test_instances_see_what_was_set_on_their_class(program, counted):
+    """Once, instances were given the value from before the region."""
+    compiled, _ = capture(program, fullgraph=True)
+    ours = [compiled(torch.ones(2)) for _ in range(2)]
+    seen = (Counted.count, CountedMore.count)
+    Counted.count = 0
+    same(ours, [program(torch.ones(2)) for _ in range(2)])
+    assert (Counted.count, CountedMore.count) == seen
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+@one
+def test_objects_without_a_dict_have_no_other_attributes(x):
+    obj = Slotted()
+    obj.a = x
+    try:
+        obj.b = 1
+    except AttributeError:
+        return obj.a + 1
+    return x
+
+
+class Whole:
+    def __init__(self, n):
+        self.n = n
+
+    def __index__(self):
+        return self.n
+
+    def __round__(self, digits=0):
+        return 10 * self.n + digits
+
+    def __divmod__(self, other):
+        return self.n, other
+
+
+@one
+def test_numbers_of_the_users_kind(x):
+    return x * round(Whole(3), 2) + divmod(Whole(4), 5)[1], list(range(Whole(1), Whole(3)))

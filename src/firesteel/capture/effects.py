@@ -89,6 +89,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.entries: list[Effect] = []
+        self.writes_classes = False         # has an attribute of a class of the user's been set?
         self._attributes: dict[int, tuple[Value, dict[str, Value]]] = {}
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 

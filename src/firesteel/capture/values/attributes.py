@@ -9,9 +9,10 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from firesteel.capture.effects import DELETED
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue
-from firesteel.capture.values.functions import BoundMethodValue
+from firesteel.capture.values.functions import BoundMethodValue, FunctionValue
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -28,6 +29,29 @@ def mro_lookup(cls: type, name: str) -> Any:
         if found is not MISSING:
             return found
     return MISSING
+
+
+def written_in_class(m: Machine, cls: type, name: str) -> Value | None:
+    """What the program itself has put into a class of the mro; None where that is not what a lookup finds."""
+    if not m.effects.writes_classes:
+        return None
+    for base in cls.__mro__:
+        known = m.same_object(base)
+        written = m.effects.written(known, name) if known is not None else None
+        if written is not None:
+            return None if written is DELETED else written
+        if name in vars(base):
+            return None
+    return None
+
+
+def bind_written(m: Machine, value: Value, owner: Value) -> Value:
+    """A class attribute that the program has written, as seen through an instance."""
+    if isinstance(value, FunctionValue):
+        return BoundMethodValue(value, owner, name="")
+    if mro_lookup(value.python_type(), "__get__") is not MISSING:
+        raise Break("attribute", name="a descriptor put into a class", value=owner.describe())
+    return value
 
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:

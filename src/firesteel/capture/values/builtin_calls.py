@@ -263,6 +263,8 @@ def call_abs(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(divmod)
 def call_divmod(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if isinstance(args[0], ObjectValue) and (method := args[0].method(m, "__divmod__")) is not None:
+        return method.call(m, [args[1]], {})
     return TupleValue([m.binary("//", *args), m.binary("%", *args)])
 
 
@@ -386,7 +388,8 @@ def call_slice(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(range)
 def call_range(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return fold(m, range, *map(m.known, args))
+    numbers = [m.finish_now(arg.getattr(m, "__index__").call(m, [], {})) if isinstance(arg, ObjectValue) else arg for arg in args]
+    return fold(m, range, *map(m.known, numbers))
 
 
 @CALLS.row(sorted)

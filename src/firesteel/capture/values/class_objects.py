@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from firesteel.capture.effects import DELETED
 from firesteel.capture.source import Source
-from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup
+from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup, written_in_class
 from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
@@ -67,8 +66,8 @@ class ClassValue(Value):
         return boolean((self.cls is other.cls) == (op == "=="))
 
     def getattr(self, m: Machine, name: str) -> Value:
-        written = m.effects.written(self, name)
-        if written is not None and written is not DELETED:
+        written = written_in_class(m, self.cls, name)
+        if written is not None:
             return written
         meta = mro_lookup(type(self.cls), name)
         if isinstance(meta, property) and is_untrusted(type(self.cls)):
@@ -90,6 +89,7 @@ class ClassValue(Value):
         if type(self.cls).__setattr__ is not type.__setattr__ or self.source is None:
             raise Break("store", name=f"attribute {name}", value=self.describe())
         m.effects.store_attr(self, name, value)
+        m.effects.change(m.effects, "writes_classes", True)
 
     def _by_metaclass(self, m: Machine, name: str, *args: Value) -> Value | None:
         """What a metaclass of the user's makes of an operator."""

@@ -175,7 +175,7 @@ class UnusedConstant(ConstValue):
         self.obj, self.source, self.notice, self.holder = obj, source, notice, None
 
     @property
-    def value(self) -> Any:         # type: ignore[override]  # of ConstValue it is a field
+    def value(self) -> Any:
         self.notice()
         if type(self.obj) in BARE:
             self.source = None

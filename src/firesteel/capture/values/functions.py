@@ -479,6 +479,9 @@ class BoundBuiltin(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return BuiltinValue(self.fn).call(m, [self.first, *args], kwargs)
 
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.first)}.{self.fn.__name__}"
+
 
 def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
     """MAKE_FUNCTION: `parts` are what `flags` say, in order."""

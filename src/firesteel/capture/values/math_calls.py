@@ -18,6 +18,7 @@ from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold
 from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.sym import expr as E
@@ -108,6 +109,8 @@ def call_prod(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def call_round(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(args[0], TensorValue):
         return call_graph(m, "call_method", "round", args, kwargs)
+    if isinstance(args[0], ObjectValue) and (method := args[0].method(m, "__round__")) is not None:
+        return method.call(m, args[1:], kwargs)
     digits = args[1] if len(args) > 1 else kwargs.get("ndigits", ConstValue(None))
     if isinstance(args[0], SymNumber) and digits.is_constant():
         return symbolic_call(m, round, [args[0]] if digits.constant() is None else [args[0], digits])

@@ -59,11 +59,22 @@ def may_raise(module: Any) -> bool:
     return any(given[0] == "error" for given in module.filters)
 
 
+def is_recorded(m: Machine) -> bool:
+    """Does a function made inside show warnings?"""
+    written: list[Any] = [m.effects.written(m.scope_value(vars(warnings)), name) for name in ("showwarning", "_showwarnmsg_impl")]
+    return any(value is not None and value.source is None and getattr(value, "owner", value).source is None for value in written)
+
+
+def may_raise_inside(m: Machine) -> bool:
+    """As `may_raise`, for filters that the program has set."""
+    filters: Any = m.effects.written(m.scope_value(vars(warnings)), "filters")
+    return filters is not None and any(m.known(m.look(given))[0] == "error" for given in m.iterate(filters))
+
+
 @CALLS.row(warnings.warn)
 def call_warn(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """Where warnings are recorded or raised, the program goes on with what came of it."""
-    recorded = any(effect.target.source == Fixed(vars(warnings)) for effect in m.effects.entries)      # globals of the module were set
-    if may_raise(warnings) or recorded:
+    if may_raise(warnings) or is_recorded(m) or may_raise_inside(m):
         raise Break("call", name="warnings.warn where warnings are recorded or raised")
     m.guard(Guard(Call(Fixed(warnings), may_raise), "equals", False))
     return replay(m, warnings.warn, args, kwargs)

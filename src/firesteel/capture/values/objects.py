@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from firesteel.capture.effects import DELETED
 from firesteel.capture.polyfills import items_by_index
 from firesteel.capture.source import Source
-from firesteel.capture.values.attributes import MISSING, bind, instance_dict, is_data_descriptor, mro_lookup
+from firesteel.capture.values.attributes import (
+    MISSING,
+    bind,
+    bind_written,
+    instance_dict,
+    is_data_descriptor,
+    mro_lookup,
+    written_in_class,
+)
 from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.functions import CALLS, Args, Kwargs
@@ -67,6 +75,8 @@ class ObjectValue(Value):
 
     def plain_getattr(self, m: Machine, name: str) -> Value | None:
         """object.__getattribute__; None where it finds nothing."""
+        if (written := written_in_class(m, self.cls, name)) is not None:
+            return self.own_attribute(m, name) or bind_written(m, written, self)
         attribute = mro_lookup(self.cls, name)
         if attribute is not MISSING and is_data_descriptor(attribute):
             written = m.effects.written(self, name)
@@ -129,6 +139,9 @@ class ObjectValue(Value):
             return m.constant_object(setter).call(m, [m.constant_object(attribute), self, value], {})
         if attribute is not MISSING and is_data_descriptor(attribute) and not isinstance(attribute, types.MemberDescriptorType):
             raise Break("store", name=f"attribute {name}", value=self.describe())
+        slotted = mro_lookup(self.cls, "__dict__") is MISSING and not issubclass(self.cls, threading.local)
+        if slotted and not isinstance(attribute, types.MemberDescriptorType):
+            raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
         kind = "setattr" if mro_lookup(self.cls, "__setattr__") in GENERIC["__setattr__"] else "set_plain"
         m.effects.store_attr(self, name, value, kind)
         return None
