@@ -117,6 +117,11 @@ def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
+def call_forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What is captured where a program calls a module's forward itself."""
+    return module.forward(*args, **kwargs)
+
+
 def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     """The same module with a compiled call: an object of a subclass that shares the original's attribute dictionary, so that
     state_dict keys, isinstance, train(), assignments and the original itself all stay one thing."""
@@ -126,16 +131,17 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
-    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, settings))
+    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, settings, call_module))
+    object.__setattr__(compiled, "_firesteel_forward", _module_call(cls, settings, call_forward))
     return compiled
 
 
-def _module_call(cls: Any, settings: dict) -> Callable:
+def _module_call(cls: Any, settings: dict, function: Callable) -> Callable:
     """Modules of one class that are compiled alike share compiled code, as long as one lives: guards say what it is good for."""
-    key = tuple(settings.values())
+    key = (function, *settings.values())
     call = cls._firesteel_calls.get(key)
     if call is None:
-        call = cls._firesteel_calls[key] = _compile_function(call_module, settings)
+        call = cls._firesteel_calls[key] = _compile_function(function, settings)
     return call
 
 
@@ -153,9 +159,13 @@ def _compiled_class(cls: type) -> Any:
     return made
 
 
-def _make_compiled_class(cls: type) -> Any:
+def _make_compiled_class(cls: Any) -> Any:
     def call(self, *args, **kwargs):
         return self._firesteel_call(self._firesteel_original, *args, **kwargs)
+
+    @functools.wraps(cls.forward)
+    def forward(self, *args, **kwargs):
+        return self._firesteel_forward(self._firesteel_original, *args, **kwargs)
 
     def deepcopy(self, memo):
         return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)
@@ -163,7 +173,8 @@ def _make_compiled_class(cls: type) -> Any:
     def reduce(self, protocol):
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
-    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call"), "_firesteel_calls": weakref.WeakValueDictionary(),
-            "__call__": call, "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
+    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
+            "_firesteel_calls": weakref.WeakValueDictionary(), "__call__": call, "forward": forward,
+            "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls,), body)

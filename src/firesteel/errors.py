@@ -131,6 +131,8 @@ for _kind, _row in {
     "data_shape": BreakKind("The output size of {name} depends on data.", "Set fs.config.capture_dynamic_output_shape_ops, or call it outside."),
     "attribute": BreakKind("Attribute {name} of {value} is not captured.", "Read it outside of the compiled function and pass the value."),
     "object": BreakKind("An object of type {name} is not captured.", "Pass tensors, numbers, containers or modules instead."),
+    "constant": BreakKind("A number, a text or another constant is needed here, which {value} is not while capturing.",
+                          "Compute it outside of the compiled function and pass the value."),
     "operator": BreakKind("The operator {name} on {value} is not captured.", "Compute it outside of the compiled function."),
     "store": BreakKind("Storing {name} on {value} is not captured.", "Do it outside of the compiled function."),
     "iterate": BreakKind("Iterating over {value} is not captured.", "Iterate over a list, a tuple, a dict or a range."),

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch._higher_order_ops.scan import scan
 from torch.utils import _pytree as pytree
 
 import firesteel as fs
+from firesteel.capture import marks
 
 pytest.importorskip("expecttest")       # torch's own samples need it
 from torch.testing._internal import common_methods_invocations as database  # noqa: E402
@@ -107,6 +110,7 @@ torch.manual_seed(0)
 exported = torch.export.export(Net(), (torch.ones(3, 4),)).module()
 symbolic = torch.fx.symbolic_trace(Net())
 distributions = torch.distributions
+net = Net()
 
 
 def called_twice(x: torch.Tensor) -> Any:
@@ -151,6 +155,9 @@ CAPTURED = [
     lambda x: torch.nn.functional.triplet_margin_with_distance_loss(x, x + 1, x.sin(), distance_function=torch.nn.PairwiseDistance()),
     lambda x: torch.cov(x, fweights=torch.tensor([1, 2, 3, 0])) + torch.corrcoef(x) + x.cov(correction=0),
     lambda x: torch.istft(torch.stft(x.repeat(1, 8), 16, window=torch.hann_window(16), return_complex=True), 16, window=torch.hann_window(16)),
+    lambda x: (torch.tensor([x[0, 0], x[1, 1] + 1]), torch.tensor([[x[0, 0], 2], [1, x[1, :1]]], dtype=torch.float64)),
+    lambda x: (operator.is_(x, None), operator.is_not(x, 1), operator.contains([1], 1), operator.truth([]), x + 1),
+    lambda x: fs.compile(inner)(x) + fs.compile(fullgraph=True)(inner)(x) + torch.compile(inner)(x) + fs.compile(net)(x),
     lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
 ]
 
@@ -237,3 +244,26 @@ def test_only_the_question_of_a_loss_breaks() -> None:
     x = torch.randn(4)
     torch.testing.assert_close(compiled(x), loss(x * 2, x, x.abs() + 1) + 1)
     assert len(backend.graphs) == 2 and backend.ops > 8
+
+
+def test_forward_of_a_compiled_module_is_compiled() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    backend = Marking()
+    compiled = fs.compile(model, backend=backend)
+    model.register_forward_hook(lambda module, args, out: out * 2)
+    same(compiled.forward(x), model.forward(x))
+    assert backend.graphs == 1 and outside(lambda: compiled.forward(x)) == []
+    same(compiled(x), model(x))
+    same(fs.compile(lambda y: compiled.forward(y) + compiled(y), fullgraph=True, backend="eager")(x), model.forward(x) + model(x))
+    assert inspect.signature(compiled.forward) == inspect.signature(model.forward)
+
+
+def test_marks_on_builtins() -> None:
+    fs.allow_in_graph(torch.sub)
+    try:
+        fs.forbid_in_graph(torch.hypot)
+        same(fs.compile(lambda x: torch.sub(x, 1), fullgraph=True, backend="eager")(torch.ones(2)), torch.zeros(2))
+        with pytest.raises(fs.errors.Unsupported, match="torch.hypot, marked with forbid_in_graph"):
+            fs.compile(lambda x: torch.hypot(x, x), fullgraph=True, backend="eager")(torch.ones(2))
+    finally:
+        marks.NOTED.clear()

@@ -104,6 +104,12 @@ def unknown_object(x):
     return y * 2, flag
 
 
+def constant(x):
+    y = x + 1
+    text = format(y)                                    # a text of data
+    return y * 2, text
+
+
 def an_operator(x):
     y = x + 1
     size = OPAQUE[1]                                    # an operator
@@ -115,7 +121,7 @@ OPAQUE = memoryview(b"abcd")
 
 def store(x):
     y = x + 1
-    y.requires_grad = False                             # a store
+    y.cpu = None                                        # a store
     return y * 2
 
 
@@ -155,7 +161,7 @@ PROGRAMS = {
     "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"),
     "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "numpy.sort"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
-    "operator": (an_operator, "memoryview"), "store": (store, "attribute requires_grad"), "iterate": (iterate, "memoryview"),
+    "constant": (constant, "tensor (3,) torch.float32 is not while capturing"), "operator": (an_operator, "memoryview"), "store": (store, "attribute cpu"), "iterate": (iterate, "memoryview"),
     "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "lock"), "depth": (depth, "nested deeper"),
 }
 

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -95,8 +95,14 @@ def _marked(fn: Any, mark: str) -> Any:
         return [_marked(f, mark) for f in fn]
     if not callable(fn):
         raise UserError(f"{fn!r} cannot be called, so the mark has no meaning")
-    setattr(fn, mark, True)
+    try:
+        setattr(fn, mark, True)
+    except AttributeError:      # a builtin
+        NOTED.setdefault(mark, set()).add(fn)
     return fn
+
+
+NOTED: dict[str, set[Any]] = {}      # mark -> builtins that carry it
 
 
 # boundary: recognises torch._dynamo.trace_rules, where torch.compiler.allow_in_graph and its relatives note functions by their id
@@ -108,6 +114,8 @@ def is_marked(fn: Any, mark: str) -> bool:
     """Has the user put this mark on the function?  The peer's counts too."""
     attribute, ids = PEER_MARKS[mark]
     if getattr(fn, mark, False) or (attribute and getattr(fn, attribute, False) is True):
+        return True
+    if mark in NOTED and isinstance(fn, Hashable) and fn in NOTED[mark]:
         return True
     peer = sys.modules.get("torch._dynamo.trace_rules")
     return bool(ids) and peer is not None and id(fn) in getattr(peer, ids)

@@ -411,7 +411,20 @@ HIGHER_ORDER: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (
     cond, while_loop, map_impl, scan, associative_scan, wrap, wrap_with_set_grad_enabled, wrap_with_autocast, invoke_subgraph, strict_mode)}
 
 
-# -- torch: functions whose C++ code reads data only to check it; the arguments are those that it let pass until then -----------------------
+# -- torch: functions whose C++ code reads data to check or to copy it; the arguments are those that it let pass until then -----------------------
+def tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """Of numbers and of tensors that have one element."""
+    if isinstance(data, (list, tuple)):
+        made = torch.stack([tensor(item) for item in data])
+    elif not isinstance(data, torch.Tensor):
+        made = torch.tensor(data)
+    elif data.numel() == 1:
+        made = data.detach().reshape(())
+    else:
+        raise ValueError("only one element tensors can be converted to Python scalars")
+    return made if dtype is None and device is None else made.to(dtype=dtype, device=device)
+
+
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     rows = input.reshape(1, -1) if input.dim() < 2 else input
     weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
@@ -461,7 +474,7 @@ def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int
 
 
 CHECKED: dict[Any, Callable[..., Any]] = {
-    torch.cov: cov, torch.Tensor.cov: cov, torch.corrcoef: corrcoef, torch.Tensor.corrcoef: corrcoef, torch.istft: istft}
+    torch.tensor: tensor, torch.cov: cov, torch.Tensor.cov: cov, torch.corrcoef: corrcoef, torch.Tensor.corrcoef: corrcoef, torch.istft: istft}
 
 
 # -- heapq --------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RESTARTS = 50
 
 # Breaks that may be the program's own error: under fullgraph the real call is made first, so that eager's error is raised.
-PERHAPS_AN_ERROR = frozenset({"abstract_failure", "operator"})
+PERHAPS_AN_ERROR = frozenset({"abstract_failure", "operator", "constant"})
 
 
 class Jump:

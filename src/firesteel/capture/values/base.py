@@ -69,7 +69,7 @@ class Value:
         return False
 
     def constant(self) -> Any:
-        raise Break("operator", name="a constant", value=self.describe())
+        raise Break("constant", value=self.describe())
 
     def identity(self) -> Any:
         """The real object that this Value stands for, where there is one now; else None."""

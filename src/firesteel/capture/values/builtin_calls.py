@@ -28,7 +28,7 @@ from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
-from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNARY_OPERATORS, call_graph
+from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNARY_OPERATORS, call_graph, call_or_inline
 from firesteel.errors import Break
 
 if TYPE_CHECKING:
@@ -507,6 +507,17 @@ for _symbol, _fn in IN_PLACE.items():
     CALLS.add(_fn, _applies("inplace", _symbol[:-1]))
 
 
+def _question(decide: Callable[..., bool]) -> Handler:
+    return lambda m, args, kwargs: boolean(decide(m, *args))
+
+
+QUESTIONS: dict[Any, Callable[..., bool]] = {       # what instructions ask for programs that do not call these
+    operator.is_: lambda m, a, b: m.identical(a, b), operator.is_not: lambda m, a, b: not m.identical(a, b),
+    operator.truth: lambda m, a: m.truth_now(a), operator.contains: lambda m, a, b: m.truth_now(a.contains(m, b))}
+for _fn, _decide in QUESTIONS.items():
+    CALLS.add(_fn, _question(_decide))
+
+
 @CALLS.row(operator.getitem)
 def call_getitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return args[0].getitem(m, args[1])
@@ -541,7 +552,7 @@ def call_tensor(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if is_array(m, args, kwargs):
         return copied_array(m, args, kwargs)
     if not holds_symbol(m, data):
-        return call_graph(m, "call_function", torch.tensor, args, kwargs)
+        return call_or_inline(m, "call_function", torch.tensor, args, kwargs, torch.tensor)
     wish = kwargs.get("dtype")
     kind = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}[widest(m, data)]
     settings = {"dtype": wish if wish is not None and wish.constant() is not None else ConstValue(kind)}

@@ -1,5 +1,6 @@
 """Functions of torch and of the peer that are recognised by name, since this package does not import them: rows of `BY_NAME`."""
 # boundary: recognises torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch._dynamo.external_utils.is_compiling
+# boundary: recognises torch.compile, called inside of what is compiled
 # boundary: recognises torch._dynamo.graph_break, torch._dynamo.mark_dynamic
 # boundary: recognises torch._dynamo.mutation_guard.GenerationTracker.tag, by which the peer, once imported, counts every module that is made
 from __future__ import annotations
@@ -49,6 +50,18 @@ def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if frame.code is not torch.nn.Module._call_impl.__code__ or not isinstance(module, CellValue):
         return ConstValue(True)
     return ConstValue(not has_always_called(module.get(m).identity()))      # type: ignore[union-attr]  # a method's self is bound
+
+
+@BY_NAME.row("firesteel.api.compile", "torch.compile")
+def call_compile(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Compiled inside of what is being compiled: the function itself."""
+    model = args[0] if args else kwargs.get("model", NONE)
+    return model if model is not NONE else m.constant_object(itself)
+
+
+def itself(model: Any) -> Any:
+    """What a decorator with settings does here."""
+    return model
 
 
 @BY_NAME.row("torch._dynamo.decorators.graph_break")

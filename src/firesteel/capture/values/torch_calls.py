@@ -179,6 +179,8 @@ class TorchFunctionValue(CallableObject):
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         name = name_of(self.fn).rpartition(".")[2]
+        if marks.is_marked(self.fn, marks.FORBIDDEN):
+            raise Break("call", name=f"{name_of(self.fn)}, marked with forbid_in_graph,")
         if name in NOT_IN_GRAPH or name.strip("_").partition("_")[0] in SETTERS and getattr(torch._C, name, None) is self.fn:
             raise Break("call", name=name_of(self.fn))
         for row in METHOD_CALLS.values() if getattr(torch.Tensor, name, None) is self.fn else ():
