@@ -126,14 +126,14 @@ def quiet_part(t):
         return t[1:3]
 
 
-def make_program(rng, rare=0.3):
+def make_program(rng, rare=0.3, without=()):
     """(instructions, returned, kinds of inputs).  `rare`: how probable changes of shapes and odd inputs are."""
     kinds = ["view", "view", "pure", "write"] + (["shape"] if rng.random() < rare else [])
     modes = ["", "", "", "", "no_grad"] + (["enable_grad", "inference"] if rng.random() < rare else [])
     instructions = []
     for _ in range(rng.randint(2, 7)):
         kind = rng.choice(kinds)
-        instructions.append((kind, rng.choice(list(KINDS[kind])), rng.random(), rng.random(), rng.choice(modes)))
+        instructions.append((kind, rng.choice([name for name in KINDS[kind] if name not in without]), rng.random(), rng.random(), rng.choice(modes)))
     plain = ["leaf", "data", "result"]
     inputs = [rng.choice(list(INPUTS) if rng.random() < rare else plain) for _ in range(rng.randint(1, 4))]
     return instructions, [rng.random() for _ in range(rng.randint(1, 4))], inputs, rng.random()

@@ -178,7 +178,8 @@ def _transposed(emit: Emit, base: Node, value: Node, step: Step) -> Node:
 
 @PUT_BACK.row(aten.expand.default)
 def _expanded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
-    if spec_of_node(value).shape != step.before.shape:
+    shape, before = spec_of_node(value).shape, step.before.shape
+    if len(shape) != len(before) or not all(map(same, shape, before)):
         raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
                            "Please clone() the tensor before performing the operation.")
     return value
