@@ -152,3 +152,22 @@ def test_compiled_versions_of_a_function_share_what_changed():
     for n in (2, 3):
         compiled(torch.ones(n), 2.0)
     assert backend.frame_count == 2
+
+
+def test_modules_do_not_share_what_changed():
+    class One(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return x + 2
+
+    counts = []
+    for module in (One(), Two()):
+        backend = CompileCounter()
+        compiled = fs.compile(module, backend=backend)
+        for n in (2, 3, 4):
+            compiled(torch.ones(n))
+        counts.append(backend.frame_count)
+    assert counts == [2, 2]

@@ -33,7 +33,7 @@ from firesteel.capture.code import program
 from firesteel.capture.guards import GuardFunction
 from firesteel.capture.limits import advice
 from firesteel.capture.machine import Frame, Machine
-from firesteel.capture.policy import SHARED, Policy, shared_records
+from firesteel.capture.policy import SHARED, Policy, Records, shared_records
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed
 from firesteel.capture.steps import CompileText
@@ -77,7 +77,8 @@ class Region:
     def __init__(self, root: Root, name: str, arg_names: list[str]):
         self.root, self.name, self.arg_names = root, name, arg_names
         self.entries: list[Entry] = []
-        self.policy = Policy(root.dynamic, shared_records(code_of(root.fn), (type(self), *self.place())))
+        own = getattr(root.fn, "__module__", None) == "firesteel.api"       # that calls modules: one function for all of them
+        self.policy = Policy(root.dynamic, Records() if own else shared_records(code_of(root.fn), (type(self), *self.place())))
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
         self._general = False           # the variant at the recompile limit is made
