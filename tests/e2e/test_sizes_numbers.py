@@ -117,3 +117,27 @@ def test_nothing_runs_before_its_condition_is_checked(name, backend):
             compiled(*bad)
         torch.testing.assert_close(compiled(*good), fn(*good))
     assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_truth_value_read_from_data():
+    fn = lambda x, b: x * 2 + b.item()
+    with fs.config.patch(capture_scalar_outputs=True):
+        compiled = fs.compile(fn, fullgraph=True)
+        for b in (True, False):
+            torch.testing.assert_close(compiled(torch.ones(3), torch.tensor(b)), fn(torch.ones(3), torch.tensor(b)))
+    assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+def test_sizes_of_data_in_a_backward():
+    def fn(x, y):
+        return torch.cat([x[x > 0], y[y > 0]]) * 2, x[x > -2].std(0)
+    with fs.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = fs.compile(fn, fullgraph=True)
+        for x, y in ((torch.tensor([1.0, -1.0, 2.0]), torch.tensor([3.0, -3.0])), (torch.tensor([-5.0, -6.0, 1.0]), torch.tensor([-1.0, -1.0]))):
+            results = []
+            for f in (compiled, fn):
+                a, b = x.clone().requires_grad_(), y.clone().requires_grad_()
+                whole, spread = f(a, b)
+                results.append((whole, spread, *torch.autograd.grad(whole.sin().sum() + spread, (a, b))))
+            torch.testing.assert_close(*results, equal_nan=True)       # the spread of one number is not one
+    assert fs.counters["stats"]["unique_graphs"] == 1

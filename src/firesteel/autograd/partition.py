@@ -312,11 +312,11 @@ def size_nodes(roles: Roles, reached: set[Node], kept: Sequence[Node]) -> list[N
 
 
 def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
-    """The node that computes a symbol, or a new one that asks an input for it."""
+    """The node that computes a symbol, or a new one that asks an input for it, or a value that was made of data."""
     for node in roles.nodes:
         if is_size(node) and node not in roles.after_tangents and next(sizes_of(node.meta["val"], env), None) is symbol:
             return node
-    told = where_told(symbol, roles.primals, env)
+    told = where_told(symbol, roles.primals, env) or where_told(symbol, (n for n in roles.nodes if n not in roles.after_tangents), env)
     if told is None:
         raise InternalError(f"The backward needs the size {symbol}, which no input tells.")
     source, op, dim = told

@@ -133,8 +133,10 @@ class SymNode:
         return self
 
     def truediv(self, other: SymNode) -> SymNode:
-        """The division of C++ code, which does not raise: by 0 it is another program.  Python's own is float_truediv or int_truediv."""
-        if type(divisor := other.simple()) is Expr and self.env.is_backed(divisor):
+        """The division of C++ code, which does not raise: by 0 it is another program, or infinite.  Python's own is float_truediv or int_truediv."""
+        if type(divisor := other.simple()) is Expr:
+            if not self.env.is_backed(divisor):
+                return _node(_infinite_truediv(E.to_float(self.value), E.to_float(divisor)), self.env)
             self.env.decide(E.ne(divisor, 0))
         return _node(E.truediv(self.value, other.value), self.env)
 
@@ -229,6 +231,12 @@ class BoolNode(SymNode):
     __slots__ = ()
     kind = "bool"
     is_bool = _yes
+
+
+def _infinite_truediv(a: Any, b: Any) -> Any:
+    """a / b as C++ computes it, by operations that do not raise: for 0 stands the least number, and 0 / 0 is not a number."""
+    nothing = E.eq(b, 0.0)
+    return E.truediv(E.where(E.and_(nothing, E.eq(a, 0.0)), math.nan, a), E.where(nothing, math.ulp(0.0), b))
 
 
 _CLASSES = {"i64": IntNode, "f64": FloatNode, "bool": BoolNode}

@@ -345,7 +345,9 @@ IN_KERNELS = frozenset({"symbol", "const", "add", "sub", "mul", "neg", "floordiv
 
 
 def is_for_python(node: Expr) -> bool:
-    """Is it an operation on numbers that a kernel would not compute, or not as Python does?"""
+    """Is it an operation on numbers that a kernel would not compute, or not as Python does?  Nor does it take a truth value as such."""
+    if node.op == "symbol" and node.dtype == "bool":
+        return True
     return node.op not in IN_KERNELS or "f64" in [node.dtype, *[arg.dtype for arg in node.args]] and node.op not in ("symbol", "const")
 
 
