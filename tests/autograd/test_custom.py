@@ -242,7 +242,21 @@ class Pair(torch.autograd.Function):
         return g * 3, g * 5
 
 
+class RecordsInside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            y = x.detach() * 1
+            ctx.recording = torch.is_grad_enabled()
+        return y * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (3 if ctx.recording else 5)
+
+
 BESIDES = {
+    "records inside": lambda x, w: RecordsInside.apply(x) * w,
     "globals": lambda x, w: ReadsGlobals.apply(x, Settings(4.0, w)),
     "effect": lambda x, w: Tells.apply(x * w) * w,
     "defaults": lambda x, w: Defaults.apply(x) + Defaults.apply(w, 3.0),
@@ -267,6 +281,7 @@ def test_what_a_function_reads_and_does(name, backend):
     graphs = fs.counters["stats"]["unique_graphs"]
     got = run(fs.compile(BESIDES[name], backend=backend, fullgraph=True))
     assert fs.counters["stats"]["unique_graphs"] - graphs <= 2
+    assert torch.is_grad_enabled()
     for a, b in zip(got, run(BESIDES[name]), strict=True):
         torch.testing.assert_close(a, b)
 

@@ -129,13 +129,9 @@ class ApplyValue(Value):
         return call_graph(m, "call_function", apply_of(self.cls), args, kwargs)
 
     def _try_forward(self, m: Machine, args: Args, kwargs: Kwargs) -> None:
-        mark, draws = m.checkpoint(), m.draws
-        try:
-            with without_gradients(m):
-                m.call_now(m.constant_object(polyfills.apply_forward), [m.constant_object(self.cls), ObjectValue(TrialContext), *args], kwargs)
-            refuse_effects(m, mark, draws, f"{self.describe()}, whose forward")
-        finally:
-            m.rollback(mark)
+        with on_trial(m) as refuse:
+            m.call_now(m.constant_object(polyfills.apply_forward), [m.constant_object(self.cls), ObjectValue(TrialContext), *args], kwargs)
+            refuse(f"{self.describe()}, whose forward")
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(self.cls)}.apply"
@@ -176,11 +172,15 @@ def apply_of(cls: type[torch.autograd.Function], made_for_real: bool = False) ->
 
 
 @contextlib.contextmanager
-def without_gradients(m: Machine) -> Iterator[None]:
-    """As torch calls the forward; what is set inside is put back to this."""
+def on_trial(m: Machine) -> Iterator[Callable[[str], None]]:
+    """Inside, calls are as torch makes them, without gradients; afterwards the capture is as before.  Gives a function that refuses effects."""
+    mark, draws = m.checkpoint(), m.draws
     m.initial_states.setdefault(("grad",), torch.is_grad_enabled())
     with torch.no_grad():
-        yield
+        try:
+            yield functools.partial(refuse_effects, m, mark, draws)
+        finally:
+            m.rollback(mark)        # here: it also undoes what set the mode inside
 
 
 def refuse_effects(m: Machine, mark: tuple[Any, ...], draws: tuple[Any, ...], name: str) -> None:
@@ -205,26 +205,22 @@ class Trial:
     def __init__(self, m: Machine, cls: type[torch.autograd.Function], args: Args):
         self.cls, self.args = cls, args
         self.direct = [value.node for value in args if isinstance(value, TensorValue)]      # an in-place call changes which node stands for it
-        mark, draws = m.checkpoint(), m.draws
         start = len(m.record.nodes)
-        try:
-            with without_gradients(m):
-                context = ObjectValue(TrialContext)
-                m.effects.store_attr(context, "needs_input_grad", m.fresh(tuple(is_tracked(value) for value in args)))
-                out = m.look(m.call_now(m.constant_object(polyfills.apply_forward), [m.constant_object(cls), context, *args], {}))
-                self.single = not isinstance(out, TupleValue)
-                self.outputs = [m.look(item) for item in out.items] if isinstance(out, TupleValue) else [out]
-                behind = len(m.record.nodes)
-                refuse_effects(m, mark, draws, f"{cls.__qualname__}.apply, whose forward")
-                given = [self._gradient(m, place, value) for place, value in enumerate(self.outputs)]
-                try:
-                    found = self._gradients(m, context, given)
-                    refuse_effects(m, mark, draws, f"{cls.__qualname__}.apply, whose backward")
-                except (Break, UserRaise) as stop:
-                    raise BackwardBreak from stop
+        with on_trial(m) as refuse:
+            context = ObjectValue(TrialContext)
+            m.effects.store_attr(context, "needs_input_grad", m.fresh(tuple(is_tracked(value) for value in args)))
+            out = m.look(m.call_now(m.constant_object(polyfills.apply_forward), [m.constant_object(cls), context, *args], {}))
+            self.single = not isinstance(out, TupleValue)
+            self.outputs = [m.look(item) for item in out.items] if isinstance(out, TupleValue) else [out]
+            behind = len(m.record.nodes)
+            refuse(f"{cls.__qualname__}.apply, whose forward")
+            given = [self._gradient(m, place, value) for place, value in enumerate(self.outputs)]
+            try:
+                found = self._gradients(m, context, given)
+                refuse(f"{cls.__qualname__}.apply, whose backward")
+            except (Break, UserRaise) as stop:
+                raise BackwardBreak from stop
             self._write(m, context, m.record.nodes[start:behind], m.record.nodes[behind:], found)
-        finally:
-            m.rollback(mark)
 
     def _gradient(self, m: Machine, place: int, output: Value) -> Value:
         if not isinstance(output, TensorValue):
