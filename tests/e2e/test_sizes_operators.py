@@ -142,3 +142,15 @@ def test_resizing_to_other_elements_runs_between_graphs():
     torch.testing.assert_close(one(x), whole(x))
     with pytest.raises(fs.errors.Unsupported, match="resize_as_ to another number of elements"):
         fs.compile(fn, fullgraph=True)(x, y)
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_operators_on_numbers_alone(backend):
+    """An operator that is given no tensor makes one of one element, in the dtype of its numbers."""
+    aten = torch.ops.aten
+
+    def fn(a, b):
+        return aten.add(a, b), aten.mul(b, a), aten.div(a, 3, rounding_mode="floor"), aten.div(a, b, rounding_mode=None), torch.add(2, 3)
+    compiled = fs.compile(fn, fullgraph=True, backend=backend)
+    for a, b in ((4, 3.5), (1024, 2.5), (7, 0.5)):
+        torch.testing.assert_close(compiled(a, b), fn(a, b))

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from firesteel.graph.rules.base import TO_REAL, broadcast, check, expands_to, floating, result_dtype, rule
-from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like, preserved_strides
+from firesteel.graph.spec import Spec, contiguous_strides, elementwise_strides, like, make_spec, preserved_strides
 
 DtypeRule = Callable[[torch.dtype], torch.dtype]
 
 
 def elementwise(operands: list[Spec], dtype: torch.dtype) -> Spec:
-    """The fresh result of a pointwise operator over tensors."""
+    """The fresh result of a pointwise operator over tensors; without any, it is one number."""
+    if not operands:
+        return make_spec((), dtype, torch.device("cpu"))
     first = operands[0]
     shape, device = first.shape, first.device
     if all(op.shape == shape and op.strides == first.strides for op in operands) and first.strides == contiguous_strides(shape):
@@ -113,8 +115,7 @@ def _binary(names: str, dtype_rule: DtypeRule) -> None:
                 return elementwise([a, b], dtype_rule(a.dtype))
             common = result_dtype((a, b))
             return elementwise([converted(a, common), converted(b, common)], dtype_rule(common))
-        tensor, number = (a, b) if type(a) is Spec else (b, a)
-        return elementwise([tensor], dtype_rule(result_dtype((tensor, number))))
+        return elementwise(tensors_of(a, b), dtype_rule(result_dtype((a, b))))
 
 
 _binary("""add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Tensor rsub.Scalar maximum minimum fmax fmin

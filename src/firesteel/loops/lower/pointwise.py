@@ -43,8 +43,8 @@ def pointwise(*targets: Any, convert: str = "result", raw: tuple[int, ...] = ())
 def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tuple[int, ...], args: tuple, kwargs: dict) -> Any:
     result = SHORT.get(out.dtype, "")
     tensors = [a for a in args if type(a) is Tensor] + [a for a in kwargs.values() if type(a) is Tensor]
-    if not supported(result, *[t.dtype for t in tensors]) or not _one_device(out, tensors):
-        return NotImplemented
+    if not supported(result, *[t.dtype for t in tensors]) or not _one_device(out, tensors) or not any(type(a) in (Tensor, Expr) for a in args):
+        return NotImplemented       # numbers alone are computed by the library
     dtype = CONVERSIONS[convert](result, args)
     sources = [b.readable(a) if type(a) is Tensor else a for a in args]
     options = {k: b.readable(v) if type(v) is Tensor else v for k, v in kwargs.items()}
