@@ -148,6 +148,18 @@ def test_what_a_program_asks_for_is_guarded(name):
     assert len(backend.graphs) <= 2
 
 
+def test_an_answer_that_the_program_itself_has_changed():
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = torch._C._is_any_autocast_enabled()
+            return x + 1, inside, torch.is_autocast_cpu_enabled()
+    compiled, _ = capture(f, fullgraph=True)
+    for _ in range(2):
+        assert compiled(torch.ones(2))[1:] == (True, True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(torch.ones(2))[1:] == (True, True)
+
+
 def test_a_profiler_that_is_on_is_seen():
     compiled, _ = capture(lambda x: x + (1 if torch.autograd._profiler_enabled() else 2), fullgraph=True)
     assert compiled(torch.zeros(1)).item() == 2

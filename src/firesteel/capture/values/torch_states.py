@@ -19,7 +19,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, is_constant_object
-from firesteel.capture.values.contexts import STATES
+from firesteel.capture.values.contexts import STATES, set_state
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.torch_calls import SETTERS, TorchFunctionValue
 from firesteel.errors import Break
@@ -78,5 +78,17 @@ class CoreFunction(TorchFunctionValue):
         if not is_constant_object(found):
             return super().call(m, args, kwargs)
         if self.fn not in CHANGED_INSIDE:
-            m.guard(Guard(Call(Fixed(question(asked), name), answer), "equals", found))
+            m.guard(Guard(Call(Fixed(question(asked), name), answer), "equals", answer_at_start(m, asked)))
         return m.fresh(found)
+
+
+def answer_at_start(m: Machine, asked: Question) -> Any:
+    """What it was before the program changed states inside of the region."""
+    changed = m.changed_states()
+    for key, _ in changed:
+        set_state(key, m.initial_states[key])
+    try:
+        return answer(asked)
+    finally:
+        for key, value in changed:
+            set_state(key, value)
