@@ -124,6 +124,12 @@ class Facts:
             self._numbers.append(Extern(name.attr, (name.attr,), compute, tuple(map(as_size, node.args)), origin=(name.attr,)))
         return self.hosted[node]
 
+    def computed(self, given: Any) -> Any:
+        """A number that Python would have to compute, and that an input gives: it is read, not computed again."""
+        if type(given) is not Expr or given.dtype != "f64" or given.op in ("symbol", "const"):
+            return given
+        return self.hosted.setdefault(given, self.env.create_unbacked(None, None, str(given), given.dtype))
+
     def take_numbers(self) -> list[Extern]:
         """The calls that must stand before whatever uses the sizes asked for so far."""
         taken, self._numbers = self._numbers, []
@@ -192,7 +198,8 @@ class Walk:
             self.values[node] = Tensor.of(buffer, spec)
             self.inputs.append(buffer.name if wanted else None)
             return
-        value = self.values[node] = Given(number) if isinstance(value, torch.Generator) else self.facts.number(value)
+        value = Given(number) if isinstance(value, torch.Generator) else self.facts.computed(self.facts.number(value))
+        self.values[node] = value
         named = isinstance(value, Expr) and value.op == "symbol"
         if named:
             self.symbols[value.attr] = (number, "value", 0)
