@@ -160,3 +160,31 @@ class Loud(torch.Tensor):
 def test_other_subclasses_run_as_they_are():
     x = torch.ones(3).as_subclass(Loud)
     assert type(fs.compile(lambda x: x.sin() * 2)(x)) is Loud
+
+
+def test_a_joint_graph_over_parts_has_a_signature():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(two(2, 3))
+            self.register_buffer("seen", two(3))
+
+        def forward(self, x, y):
+            self.seen.add_(x.detach())
+            return (self.weight * x).sin(), y.sum()
+    gm, signature = aot.export_joint(Scaled(), [two(3, requires_grad=True), leaf(2)])
+    assert str(signature).split("\n") == [
+        "parameter  primals_0_0    weight.a  gradient mul_6",
+        "parameter  primals_0_1    weight.b  gradient mul_7",
+        "buffer     primals_1_0    seen.a  becomes add",
+        "buffer     primals_1_1    seen.b  becomes add_1",
+        "input      primals_2_0      gradient view",
+        "input      primals_2_1      gradient view_1",
+        "input      primals_3        gradient expand",
+        "tangent    tangents_0_0   of sin",
+        "tangent    tangents_0_1   of sin_1",
+        "tangent    tangents_1     of sum_1",
+        "output     TwoTensor(a=sin, b=sin_1)",
+        "output     sum_1"]
+    inputs = [torch.randn(p.meta["val"].shape) for p in gm.graph.nodes if p.op == "placeholder"]
+    assert torch.equal(gm(*inputs)[2], (inputs[0] * inputs[4]).sin())
