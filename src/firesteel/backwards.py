@@ -43,11 +43,16 @@ def without_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def fresh_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The first gradient of a leaf: a tensor of its own, with the leaf's strides where these are dense, else contiguous."""
-    if leaf.stride() == gradient.stride():
+    if lies_like(gradient, leaf):
         return gradient.clone()
     if is_dense(leaf):
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device).copy_(gradient)
     return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def lies_like(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Are the strides the same, but for sizes of 1, where they do not matter?"""
+    return all(one == other or type(size) is int and size == 1 for size, one, other in zip(leaf.shape, gradient.stride(), leaf.stride()))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

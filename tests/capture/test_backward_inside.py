@@ -217,6 +217,23 @@ def test_hooks_of_leaves(backend: str) -> None:
     same(ours.left(), theirs.left())
 
 
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_hooks_put_on_leaves_inside(backend: str) -> None:
+    def fn(s: World) -> Any:
+        handle = s.w.register_hook(lambda g: g * 3)
+        s.v.register_post_accumulate_grad_hook(lambda p: s.seen.append("v"))
+        (s.w * s.v).sum().backward()
+        handle.remove()
+        (s.w * s.v).sum().backward()
+        return torch.autograd.grad((s.w * s.v).sum(), s.w)
+
+    ours, theirs = World(), World()
+    compiled = fs.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        same(compiled(ours), fn(theirs))
+        same(ours.left(), theirs.left())
+
+
 def test_an_optimiser_that_steps_in_the_backward() -> None:
     def prepare() -> Any:
         s = World()
@@ -368,3 +385,14 @@ def test_a_scaler_keeps_its_states_by_the_optimisers_id() -> None:
     for _ in range(2):
         same(compiled(), eager())
         same(ours.left(), theirs.left())
+
+
+def test_the_gradient_of_a_result_is_none_and_told() -> None:
+    def fn(w: torch.Tensor) -> Any:
+        y = w * 2
+        y.sum().backward()
+        return y.grad
+
+    compiled = fs.compile(fn, fullgraph=True)
+    with pytest.warns(UserWarning, match="not a leaf Tensor"):
+        assert compiled(torch.ones(3, requires_grad=True)) is None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from firesteel.backwards import History, fresh_gradient, gradients, history_of
+from firesteel.backwards import History, fresh_gradient, gradients, history_of, lies_like
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call, Item
 from firesteel.capture.values.base import Value
@@ -79,16 +79,21 @@ def leaf_value(m: Machine, abstract: torch.Tensor, name: str) -> TensorValue:
         raise Break("call", name=f"{name} of another kind of tensor")
     if found.source is not None and not any(made.leaf is found for made in m.filled_leaves):
         m.guard(Guard(Call(found.source, leaf_facts), "equals", leaf_facts(found.real)))
-    if any(isinstance(effect.target, InputHandle) and effect.target.tensor is found for effect in m.effects.entries):
-        raise Break("call", name=f"{name} of a tensor that has got a hook in the region")
     return found
 
 
+REGISTERING: dict[Any, str] = {gradient_hooks: "register_hook", after_hooks: "register_post_accumulate_grad_hook"}
+
+
 def hooks_of(m: Machine, leaf: TensorValue, kind: Callable[[torch.Tensor], tuple[Any, ...]]) -> list[Value]:
+    """Those that it came with, and those that the program has put on it."""
     if leaf.source is None:
         return []
     place = Call(leaf.source, kind)
-    return [m.look(m.lazy(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))]
+    handles = [e.target for e in m.effects.entries if isinstance(e.target, InputHandle) and e.kind == "register" and e.target.tensor is leaf]
+    removed = [e.target for e in m.effects.entries if e.kind == "remove_hook"]
+    return [*(m.look(m.lazy(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))),
+            *(handle.args[0] for handle in handles if handle.method == REGISTERING[kind] and handle not in removed)]
 
 
 # -- torch.autograd.grad ------------------------------------------------------------------------------------------------
@@ -269,7 +274,7 @@ def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, share
     old = m.look(leaf.getattr(m, "grad")) if leaf.abstract.is_leaf else m.effects.written(leaf, "grad") or NONE
     if old is NONE:
         kept = gradient is given and shared is not None and m.world.memory(gradient.abstract) not in shared \
-            and gradient.abstract.stride() == leaf.abstract.stride()
+            and lies_like(gradient.abstract, leaf.abstract)
         leaf.setattr(m, "grad", gradient if kept else call_graph(m, "call_function", fresh_gradient, [leaf, gradient], {}))
     elif create:
         leaf.setattr(m, "grad", m.binary("+", old, gradient))

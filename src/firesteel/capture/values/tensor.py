@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from firesteel.capture.source import Attr
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
-from firesteel.capture.values.messages import replay
+from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
@@ -108,7 +107,7 @@ class TensorValue(Value):
             return m.read_attribute(self, name)
         if name == "grad":
             if not self.abstract.is_leaf:
-                replay(m, warnings.warn, [ConstValue(NO_LEAF)], {})
+                call_warn(m, [ConstValue(NO_LEAF)], {})
             return NONE
         if not hasattr(torch.Tensor, name):
             if self.source is not None:
