@@ -1,6 +1,7 @@
 """Guards: each kind holds and fails as it should, says why, never raises; one function for all."""
 import collections
 import enum
+import functools
 import gc
 import time
 import types
@@ -9,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+import firesteel as fs
 from firesteel.capture import guards as G
 from firesteel.capture.guards import KINDS, GlobalState, Guard, GuardFunction, Question, TensorFacts, build_guards, state_guard
 from firesteel.capture.overlap import Overlap
@@ -325,3 +327,49 @@ def test_ten_tensors_are_cheap():
             g.check(*args)
         best = min(best, (time.perf_counter() - start) / 100)
     assert best < 30e-6
+
+
+class Classy:
+    number, pair, tensor = 2, (1, 2), torch.ones(2)
+
+    class Inner:
+        z = 3
+
+    class Thing:
+        v = 4
+
+    thing = Thing()
+
+    @classmethod
+    def by_class(cls, x):
+        return x + 1
+
+    @property
+    def prop(self):
+        return 2
+
+    @functools.cached_property
+    def cached(self):
+        return 3
+
+    def __call__(self, x):
+        return x * 2
+
+
+class Derived(Classy):
+    pass
+
+
+@pytest.mark.parametrize("owner", ["Classy", "Derived"])
+@pytest.mark.parametrize("read,name,other", [
+    ("x * {c}.number", "number", 7), ("x * {c}.pair[0]", "pair", (5,)), ("x + {c}.tensor", "tensor", torch.zeros(2)),
+    ("x * {c}.Inner.z", "Inner", type("Inner", (), {"z": 8})), ("x * {c}.thing.v", "thing", type("Other", (), {"v": 50})()),
+    ("{c}.by_class(x)", "by_class", classmethod(lambda cls, x: x + 50)), ("{c}().by_class(x)", "by_class", classmethod(lambda cls, x: x + 60)),
+    ("x * {c}().prop", "prop", property(lambda self: 9)), ("x * {c}().cached", "cached", property(lambda self: 19)),
+    ("{c}()(x)", "__call__", lambda self, x: x * 33), ("x * {c}().thing.v", "thing", type("Other", (), {"v": 51})())])
+def test_what_stands_in_a_class_may_be_exchanged(owner, read, name, other, monkeypatch):
+    program = eval(f"lambda x: {read.format(c=owner)}")
+    compiled, x = fs.compile(program, fullgraph=True), torch.ones(2)
+    assert torch.equal(compiled(x), program(x))
+    monkeypatch.setattr(globals()[owner], name, other, raising=False)
+    assert torch.equal(compiled(x), program(x))

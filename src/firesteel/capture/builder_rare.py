@@ -22,7 +22,7 @@ from firesteel.capture.source import Attr, Call, Item, Source
 from firesteel.capture.values.arrays import ArrayValue
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.class_objects import AliasValue
-from firesteel.capture.values.contexts import ExitValue, ModeExit, context_of
+from firesteel.capture.values.contexts import AUTOCAST_PARTS, AUTOCASTS, ExitValue, ModeExit, context_of
 from firesteel.capture.values.hooks import RealHandle
 from firesteel.capture.values.iterators import (
     PEEKABLE,
@@ -122,8 +122,24 @@ def wrap_context(m: Machine, obj: Any, source: Source) -> Value:
     return context_of(obj, source)
 
 
-for _type in (torch.no_grad, torch.enable_grad):
+for _type in (torch.no_grad, torch.enable_grad, torch.autograd.profiler.record_function):
     WRAPPERS.add(_type, wrap_context)
+
+
+@WRAPPERS.row(torch.inference_mode)
+def wrap_inference_mode(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, Attr(source, "mode"), "equals", obj.mode)
+    return wrap_context(m, obj, source)
+
+
+def wrap_autocast(m: Machine, obj: Any, source: Source) -> Value:
+    for name in AUTOCAST_PARTS:
+        guard(m, Attr(source, name), "equals", getattr(obj, name))
+    return wrap_context(m, obj, source)
+
+
+for _type in AUTOCASTS:
+    WRAPPERS.add(_type, wrap_autocast)
 
 
 @WRAPPERS.row(ModeExit)
@@ -136,7 +152,7 @@ def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
     return opaque(m, obj, source)
 
 
-for _type in (torch.autocast, types.CoroutineType, BackwardHook):
+for _type in (types.CoroutineType, BackwardHook):
     WRAPPERS.add(_type, wrap_opaque)
 BASES.add(contextlib.AbstractContextManager, wrap_object)
 

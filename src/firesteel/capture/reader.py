@@ -250,8 +250,11 @@ class Reader:
             cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
         base = next((c for c in cls.__mro__ if name in vars(c)), cls)
         if not isinstance(self.same_object(base), LocalClass) and not builder.is_trusted_scope({"__name__": cls.__module__}):
-            found = attribute.__func__ if isinstance(attribute, staticmethod) else attribute
-            self.guard(Guard(Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name), "identity", found))
+            source: Source = Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name)
+            if isinstance(attribute, classmethod):          # a read makes a new bound method
+                source = Attr(source, "__func__")
+            found = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
+            self.guard(Guard(source, "identity", found))
 
     def guard_no_hooks(self, module: Any) -> None:
         self.guard(Guard(OwnDict(module.source), "no_hooks"))

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import enum
 import functools
 import threading
 import types
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from firesteel.capture.machine import Machine
 
 MISSING: Any = object()
-REPLACEABLE = (types.FunctionType, staticmethod, property)     # class attributes that programs replace at run time
+# class attributes that programs replace at run time
+REPLACEABLE = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 
 
 def mro_lookup(cls: type, name: str) -> Any:
@@ -77,7 +79,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
     if isinstance(attribute, classmethod):
         return BoundMethodValue(m.constant_object(attribute.__func__), m.constant_object(cls), name="")
     if owner is None:
-        return bind_to_class(m, attribute, cls)
+        return bind_to_class(m, attribute, cls, name)
     if isinstance(attribute, (types.FunctionType, functools._lru_cache_wrapper)):
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
     if isinstance(attribute, property):
@@ -99,7 +101,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
     return m.class_constant(cls, name, attribute)
 
 
-def bind_to_class(m: Machine, attribute: Any, cls: type) -> Value:
+def bind_to_class(m: Machine, attribute: Any, cls: type, name: str) -> Value:
     """cls.attribute"""
     getter = mro_lookup(type(attribute), "__get__")
     if isinstance(attribute, property):
@@ -108,7 +110,7 @@ def bind_to_class(m: Machine, attribute: Any, cls: type) -> Value:
         return m.constant_object(attribute.__get__(None, cls))
     if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):
         return m.constant_object(getter).call(m, [m.constant_object(attribute), ConstValue(None), m.constant_object(cls)], {})
-    return m.constant_object(attribute)
+    return m.class_constant(cls, name, attribute) if getter is MISSING and not isinstance(attribute, enum.Enum) else m.constant_object(attribute)
 
 
 def read_cached(m: Machine, attribute: functools.cached_property, owner: Value) -> Value:

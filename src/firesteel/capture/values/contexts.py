@@ -81,6 +81,7 @@ class ContextValue(Value):
 
     def __init__(self, cls: type, args: Args, kwargs: Kwargs, changes: Changes, source: Source | None = None, obj: Any = None):
         self.cls, self.args, self.kwargs, self.changes, self.source, self.obj = cls, args, kwargs, changes, source, obj
+        self.entered: tuple[tuple[Value, int], ...] = ()        # by a call of __enter__: its exit, and the step of the call
 
     def python_type(self) -> type:
         return self.cls
@@ -95,7 +96,7 @@ class ContextValue(Value):
         return ExitValue(restore), NONE if self.cls in GRAD_MODES else self
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if name in ("clone", "__enter__"):
+        if name in CONTEXT_METHODS:
             return ContextMethod(self, name)
         if name == "__class__":
             return m.constant_object(self.cls)
@@ -105,21 +106,46 @@ class ContextValue(Value):
         """As a decorator."""
         return decorated(m, args[0], self)
 
+    def clone(self) -> ContextValue:
+        return ContextValue(self.cls, self.args, self.kwargs, self.changes)
+
+    def enter_by_call(self, m: Machine) -> Value:
+        """cls.__enter__(self), as contextlib.ExitStack does."""
+        step = m.steps
+        leave, result = self.enter(m)
+        m.effects.change(self, "entered", (*self.entered, (leave, step)))
+        return result
+
+    def exit_by_call(self, m: Machine) -> Value:
+        if not self.entered:
+            raise Break("context", name=f"{self.describe()}, left before it is entered")
+        leave, _ = self.entered[-1]
+        m.effects.change(self, "entered", self.entered[:-1])
+        return m.finish_now(leave.call(m, [], {}))
+
     def rebuild(self, e: Emitter) -> str:
+        if self.entered:
+            raise CannotRebuild(self, self.entered[0][1])
         parts = [*map(e.expr, self.args), *(f"{k}={e.expr(v)}" for k, v in self.kwargs.items())]
         return f"{e.constant(self.cls)}({', '.join(parts)})"
 
 
+CONTEXT_METHODS: dict[str, Callable[[Machine, ContextValue], Value]] = {
+    "clone": lambda m, context: context.clone(),
+    "_recreate_cm": lambda m, context: context,
+    "__enter__": lambda m, context: context.enter_by_call(m),
+    "__exit__": lambda m, context: context.exit_by_call(m),
+}
+
+
 class ContextMethod(Value):
-    """ctx.clone or ctx.__enter__"""
+    """ctx.clone, say."""
 
     def __init__(self, owner: ContextValue, name: str):
         self.owner, self.name = owner, name
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if self.name != "clone":
-            raise Break("context", name=self.owner.describe())
-        return ContextValue(self.owner.cls, self.owner.args, self.owner.kwargs, self.owner.changes)
+        return CONTEXT_METHODS[self.name](m, self.owner)
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.owner)}.{self.name}"
@@ -215,6 +241,12 @@ class InferenceContext(ContextValue):
         super().__init__(torch.inference_mode, [ConstValue(mode)], {}, [(("grad",), not mode)])
         self.mode = mode
 
+    def clone(self) -> ContextValue:
+        return InferenceContext(self.mode)
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return ConstValue(self.mode) if name == "mode" else super().getattr(m, name)
+
     def enter(self, m: Machine) -> tuple[Value, Value]:
         if m.started_in_inference and not self.mode:
             raise Break("context", name="inference_mode(False) under inference mode")
@@ -252,19 +284,33 @@ def call_is_inference_mode_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Va
     return ConstValue(m.inference)
 
 
-def autocast_changes(device: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> Changes:
-    dtype = torch.get_autocast_dtype(device) if dtype is None else dtype
-    cache = torch.is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
+AUTOCASTS = (torch.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast)
+AUTOCAST_PARTS = ("device", "fast_dtype", "_enabled", "_cache_enabled")     # attributes of such an object that say what it does
+
+
+def autocast_changes(made: torch.autocast) -> Changes:
+    device, dtype, enabled, cache = (getattr(made, name) for name in AUTOCAST_PARTS)
     return [(("autocast", device), enabled), (("autocast_dtype", device), dtype), (("autocast_cache",), cache)]
 
 
-@CALLS.row(torch.autocast)
-def call_autocast(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    names = ("device_type", "dtype", "enabled", "cache_enabled")
-    given = {**dict(zip(names, args)), **kwargs}
-    known = {name: m.known(given[name]) for name in names if name in given}
-    changes = autocast_changes(known["device_type"], known.get("dtype"), known.get("enabled", True), known.get("cache_enabled"))
-    return ContextValue(torch.autocast, args, kwargs, changes)
+def _makes_autocast(cls: type) -> Any:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        made = m.run_real(cls, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
+        return ContextValue(cls, args, kwargs, autocast_changes(made))
+    return call
+
+
+for _cls in AUTOCASTS:
+    CALLS.add(_cls, _makes_autocast(_cls))
+
+
+@CALLS.row(torch.set_autocast_enabled)
+def call_set_autocast_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    given = [*map(m.known, args), *map(m.known, kwargs.values())]
+    if len(given) != 2:         # the old form, for one kind of device
+        raise Break("call", name="torch.set_autocast_enabled without a device")
+    m.set_states([(("autocast", given[0]), given[1])])
+    return NONE
 
 
 @CALLS.row(torch.autograd.profiler.record_function)
@@ -273,8 +319,31 @@ def call_record_function(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ContextValue(torch.autograd.profiler.record_function, args, kwargs, [])
 
 
+def _on_context(name: str) -> Any:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        context = m.look(args[0]) if args else None
+        if not isinstance(context, ContextValue):
+            raise Break("context", name=f"{name} of an object that is not known")
+        return context.enter_by_call(m) if name == "__enter__" else context.exit_by_call(m)
+    return call
+
+
+KNOWN = (*GRAD_MODES, torch.inference_mode, *AUTOCASTS, torch.autograd.profiler.record_function)
+for _name in ("__enter__", "__exit__"):
+    for _method in dict.fromkeys(getattr(_cls, _name) for _cls in KNOWN):
+        CALLS.add(_method, _on_context(_name))
+
+
 def context_of(obj: Any, source: Source) -> Value:
     """A context manager object of the user's; the caller guards its type."""
+    if type(obj) is torch.inference_mode:
+        context = InferenceContext(obj.mode)
+        context.source, context.obj = source, obj
+        return context
+    if type(obj) is torch.autograd.profiler.record_function:
+        return ContextValue(type(obj), [], {}, [], source, obj)
     if type(obj) is torch.no_grad or type(obj) is torch.enable_grad:
         return ContextValue(type(obj), [], {}, [(("grad",), type(obj) is torch.enable_grad)], source, obj)
+    if type(obj) in AUTOCASTS:
+        return ContextValue(type(obj), [], {}, autocast_changes(obj), source, obj)
     raise Break("context", name=type(obj).__qualname__)

@@ -1,0 +1,98 @@
+"""Context managers of torch: made outside, used as decorators, entered by contextlib.ExitStack."""
+import contextlib
+
+import pytest
+import torch
+
+import firesteel as fs
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+QUIET, CASTING, INFERRING = torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()
+
+
+def within(context):
+    def program(x):
+        with context:
+            y = x @ x
+        return y, x @ y.float()
+    return program
+
+
+def in_a_stack(x):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        y = x @ x
+    return y, x * 2, torch.is_grad_enabled()
+
+
+def in_a_stack_with_a_break(x):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        y = x @ x
+        print(end="")
+        z = y * 2
+    return z, x * 2, torch.is_grad_enabled()
+
+
+def by_calls(x):
+    context = torch.no_grad()
+    context.__enter__()
+    y = x * 2
+    context.__exit__(None, None, None)
+    return y, x * 3
+
+
+def of_another_device(x):
+    with torch.autocast("cuda", enabled=False):
+        return x @ x, torch.is_autocast_enabled("cuda")
+
+
+def old_names(x):
+    with torch.cuda.amp.autocast(enabled=False), torch.cpu.amp.autocast():
+        return x @ x
+
+
+WHOLE = {
+    "no_grad": within(QUIET), "autocast": within(CASTING), "inference_mode": torch.no_grad()(within(INFERRING)), "stack": in_a_stack, "calls": by_calls,
+    "device": of_another_device, "old names": old_names, "decorated": torch.autocast("cpu", dtype=torch.bfloat16)(lambda x: x @ x),
+    "decorated for inference": torch.inference_mode()(lambda x: x + 1), "decorated with a label": torch.profiler.record_function("a")(lambda x: x * 3),
+    "decorated twice": torch.no_grad()(torch.autocast("cpu")(lambda x: x @ x)), "decorated by a setting": torch.set_grad_enabled(False)(lambda x: x + 1),
+}
+
+
+def described(result):
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [(t.dtype, t.requires_grad, t.is_inference(), t.tolist()) if isinstance(t, torch.Tensor) else t for t in leaves]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_graph(name, requires_grad):
+    def x():
+        return torch.full((3, 3), 0.5).requires_grad_(requires_grad)
+    assert described(fs.compile(WHOLE[name], fullgraph=True)(x())) == described(WHOLE[name](x()))
+
+
+def test_a_break_between_entering_and_leaving():
+    def x():
+        return torch.full((3, 3), 0.5).requires_grad_()
+    assert described(fs.compile(in_a_stack_with_a_break)(x())) == described(in_a_stack_with_a_break(x()))
+    assert torch.is_grad_enabled()
+
+
+def test_another_context_is_another_program():
+    class Holder:
+        context = torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def program(x):
+        with Holder.context:
+            return x @ x
+
+    compiled = fs.compile(program, fullgraph=True)
+    assert compiled(torch.ones(2, 2)).dtype is torch.bfloat16
+    Holder.context = torch.autocast("cpu", dtype=torch.float16)
+    assert compiled(torch.ones(2, 2)).dtype is torch.float16
+    Holder.context = torch.autocast("cpu", enabled=False)
+    assert compiled(torch.ones(2, 2)).dtype is torch.float32
