@@ -419,3 +419,80 @@ def test_a_module_of_the_interpreter_is_written():
     for n in (2, 3, 4):
         torch.testing.assert_close(compiled(torch.ones(1)), torch.full((1,), float(n)))
         assert module.value == n and module.fresh == [n]
+
+
+# -- generators that are dropped before they end ------------------------------------------------------------------------
+def numbers(log):
+    log.append("start")
+    try:
+        for i in range(3):
+            yield i
+            log.append(i)
+    finally:
+        log.append("closed")
+
+
+def left_by_break(log, x):
+    for v in numbers(log):
+        x = x + v
+        if v == 1:
+            break
+    log.append("after")
+    return x
+
+
+def left_by_break_under_enumerate(log, x):
+    for i, v in enumerate(numbers(log)):
+        x = x + v
+        if i == 1:
+            break
+    log.append("after")
+    return x
+
+
+def left_in_a_variable(log, x):
+    def inner(x):
+        generator = numbers(log)
+        return x + next(generator) + next(generator)
+    y = inner(x)
+    log.append("after")
+    return y
+
+
+def left_by_another_value(log, x):
+    generator = numbers(log)
+    x = x + next(generator)
+    generator = None
+    log.append("after")
+    return x
+
+
+def left_while_it_waits_for_another(log, x):
+    def outer():
+        yield from numbers(log)
+    for v in outer():
+        x = x + v
+        break
+    log.append("after")
+    return x
+
+
+def kept_in_a_list(log, x):
+    generator = numbers(log)
+    kept = [generator]
+    x = x + next(generator)
+    generator = None
+    log.append("kept")
+    return x + sum(kept[0])
+
+
+LEFT = [left_by_break, left_by_break_under_enumerate, left_in_a_variable, left_by_another_value, left_while_it_waits_for_another, kept_in_a_list]
+
+
+@pytest.mark.parametrize("program", LEFT, ids=[p.__name__ for p in LEFT])
+def test_generators_are_closed_where_the_last_reference_goes(program):
+    ours, theirs = [], []
+    compiled = fs.compile(program, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(ours, torch.ones(2)), program(theirs, torch.ones(2)))
+    assert ours == theirs

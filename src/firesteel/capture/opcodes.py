@@ -21,7 +21,8 @@ from firesteel.capture.values.containers import ListValue, Sequence, SliceValue,
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CALLS, CellValue, make_function
-from firesteel.capture.values.generators import GeneratorValue, iterate_into
+from firesteel.capture.values.generators import GeneratorValue, drop, iterate_into, let_go
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import enter_device
@@ -44,7 +45,9 @@ def op_nothing(m: Machine, f: Frame, i: Instr) -> None:
 # -- the stack ----------------------------------------------------------------------------------------------------------
 @OPCODES.row("POP_TOP")
 def op_pop_top(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.pop()
+    value = f.stack.pop()
+    if isinstance(value, IteratorValue):
+        let_go(m, value, lambda: f.stack.append(value))
 
 
 @OPCODES.row("PUSH_NULL")
@@ -86,18 +89,13 @@ def op_load_fast_and_clear(m: Machine, f: Frame, i: Instr) -> None:
 
 @OPCODES.row("STORE_FAST")
 def op_store_fast(m: Machine, f: Frame, i: Instr) -> None:
-    value = f.stack.pop()
+    value, old = f.stack.pop(), f.slots.get(i.argval)
     if value is NULL:
         f.slots.pop(i.argval, None)
     else:
         f.slots[i.argval] = value
-
-
-@OPCODES.row("DELETE_FAST")
-def op_delete_fast(m: Machine, f: Frame, i: Instr) -> None:
-    if i.argval not in f.slots:
-        raise m.raise_real(UnboundLocalError(f"cannot access local variable {i.argval!r} where it is not associated with a value"))
-    del f.slots[i.argval]
+    if isinstance(old, IteratorValue) and old is not value:
+        let_go(m, old, lambda: [f.slots.update({i.argval: old}), f.stack.append(value)])       # type: ignore[func-returns-value]
 
 
 @OPCODES.row("MAKE_CELL")
@@ -129,11 +127,6 @@ def op_store_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.pop()
 
 
-@OPCODES.row("DELETE_DEREF")
-def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots[i.argval].set(m, None)      # type: ignore[attr-defined]  # a cell
-
-
 @OPCODES.row("LOAD_GLOBAL")
 def op_load_global(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(m.read_global(f.scope, i.argval))
@@ -143,11 +136,6 @@ def op_load_global(m: Machine, f: Frame, i: Instr) -> None:
 def op_store_global(m: Machine, f: Frame, i: Instr) -> None:
     m.store_global(f.scope, i.argval, f.stack[-1])
     f.stack.pop()
-
-
-@OPCODES.row("DELETE_GLOBAL")
-def op_delete_global(m: Machine, f: Frame, i: Instr) -> None:
-    m.store_global(f.scope, i.argval, None)
 
 
 @OPCODES.row("LOAD_ASSERTION_ERROR")
@@ -490,6 +478,9 @@ def op_get_len(m: Machine, f: Frame, i: Instr) -> None:
 # -- leaving a frame ----------------------------------------------------------------------------------------------------
 @OPCODES.row("RETURN_VALUE")
 def op_return_value(m: Machine, f: Frame, i: Instr) -> None:
+    for local in f.slots.values():
+        if isinstance(local, IteratorValue):
+            drop(m, local, f)
     value = f.stack.pop()
     m.frames.pop()
     if f.generator is not None:

@@ -1,4 +1,4 @@
-"""Instructions of single statements: `match`, class bodies, `except*`, `yield from`, async; further rows of `OPCODES`.
+"""Instructions of single statements: `del`, `match`, class bodies, `except*`, `yield from`, async; further rows of `OPCODES`.
 
 The rules are those of `opcodes.py`.  `BREAKS_ON_PURPOSE` names the instructions that are not captured, with the reason; every other
 normalised instruction has a handler (a test compares both with the table of versions.py).
@@ -15,8 +15,9 @@ from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import CALLS
-from firesteel.capture.values.generators import send_into
+from firesteel.capture.values.generators import let_go, send_into
 from firesteel.capture.values.groups import prepare_reraise, split_group
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
 
@@ -39,6 +40,26 @@ def _refuse(what: str) -> Any:
 
 for _name, _what in BREAKS_ON_PURPOSE.items():
     OPCODES.add(_name, _refuse(_what))
+
+
+# -- deleting variables --------------------------------------------------------------------------------------------------
+@OPCODES.row("DELETE_FAST")
+def op_delete_fast(m: Machine, f: Frame, i: Instr) -> None:
+    if i.argval not in f.slots:
+        raise m.raise_real(UnboundLocalError(f"cannot access local variable {i.argval!r} where it is not associated with a value"))
+    old = f.slots.pop(i.argval)
+    if isinstance(old, IteratorValue):
+        let_go(m, old, lambda: f.slots.update({i.argval: old}))
+
+
+@OPCODES.row("DELETE_DEREF")
+def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
+    f.slots[i.argval].set(m, None)      # type: ignore[attr-defined]  # a cell
+
+
+@OPCODES.row("DELETE_GLOBAL")
+def op_delete_global(m: Machine, f: Frame, i: Instr) -> None:
+    m.store_global(f.scope, i.argval, None)
 
 
 # -- match --------------------------------------------------------------------------------------------------------------

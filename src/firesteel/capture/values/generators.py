@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from firesteel.capture import polyfills
+from firesteel.capture.effects import Effect
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
@@ -263,3 +264,71 @@ def exhausted(caller: Frame, result: Value) -> None:
 
 
 
+
+
+# -- generators that are dropped ----------------------------------------------------------------------------------------
+def drop(m: Machine, value: Value, leaving: Any = None) -> None:
+    """A reference to an iterator is gone, with `leaving` all those of that frame: where it was the last, Python closes the generator in it."""
+    if not isinstance(value, GeneratorValue):
+        for part in parts_of(value):
+            for iterator in part if isinstance(part, list) else [part]:
+                if isinstance(iterator, IteratorValue):
+                    drop(m, iterator, leaving)
+        return
+    if value.source is not None or value.frame is None or value.frame in m.frames:
+        return
+    held = [local for local in (*value.frame.slots.values(), *value.frame.stack) if isinstance(local, IteratorValue)]
+    if not held and not waits_in_a_block(value) or is_reachable(m, value, leaving):
+        return
+    try:
+        if waits_in_a_block(value):
+            generator_close(m, value, [])
+    except UserRaise as raised:
+        raise Break("call", name="the end of a generator that raises when it is dropped") from raised
+    for iterator in held:
+        drop(m, iterator, leaving)
+
+
+def let_go(m: Machine, value: Value, undo: Callable[[], Any]) -> None:
+    """`drop` for an instruction that has changed its frame already."""
+    try:
+        drop(m, value)
+    except BaseException:
+        undo()
+        raise
+
+
+def waits_in_a_block(generator: GeneratorValue) -> bool:
+    """Would closing it run anything: a finally, an except, the end of a with block?"""
+    inner = generator.delegate()
+    return generator.started() and (generator.frame.instr().handler is not None or isinstance(inner, GeneratorValue) and waits_in_a_block(inner))
+
+
+def is_reachable(m: Machine, target: Value, leaving: Any) -> bool:
+    """Can the program still reach it?"""
+    frames = [frame for frame in m.frames if frame is not leaving]
+    todo: list[Any] = [m.effects.entries, m.effects._attributes, *([f.slots, f.stack, f.closure, f.returns, f.generator] for f in frames)]
+    if leaving is not None:
+        todo.append(leaving.stack)
+    seen: set[int] = set()
+    while todo:
+        item = todo.pop()
+        if item is target:
+            return True
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        todo += parts_of(item)
+    return False
+
+
+def parts_of(item: Any) -> list[Any]:
+    if isinstance(item, (list, tuple)):
+        return list(item)
+    if isinstance(item, dict):
+        return list(item.values())
+    if isinstance(item, Effect):
+        return [item.target, *item.data]
+    if isinstance(item, GeneratorValue) and item.frame is not None:
+        return [item.frame.slots, item.frame.stack]
+    return list(vars(item).values()) if isinstance(item, Value) and hasattr(item, "__dict__") else []
