@@ -110,11 +110,32 @@ def test_other_sizes_and_kinds_compile_again():
     assert counter.frame_count == 4
 
 
-def test_views_that_come_back_are_eager_s():
-    x = two(3, 4, requires_grad=True)
-    out = fs.compile(lambda x: x.t(), backend="aot_eager", fullgraph=True)(x)
-    assert type(out) is TwoTensor and out._base is x
-    assert fs.counters["aot"]["aliasing_subclasses"] == 1
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x.t()[1:], lambda x: x.detach(), lambda x: x.unbind(1)[2], lambda x: x.view(4, 3) * 2],
+                         ids=["t", "two", "detach", "item", "fresh"])
+def test_views_that_come_back_are_eager_s(view):
+    def run(fn):
+        x = two(3, 4, requires_grad=True)
+        y = x * 1
+        out, more = fn(y)
+        more.sum().backward(retain_graph=True)
+        if out.requires_grad:
+            out.sum().backward()
+        return out, out._base is y, out._is_view(), out.requires_grad, x.grad
+    program = lambda x: (view(x), x.sin())
+    for ours, theirs in zip(run(fs.compile(program, backend="aot_eager", fullgraph=True)), run(program)):
+        same(ours, theirs)
+    assert fs.counters["aot"]["ok"] == fs.counters["aot"]["total"]
+
+
+def test_views_of_written_inputs():
+    def program(x):
+        x.mul_(2)
+        return x.t()
+    mine, theirs = two(3, 4), two(3, 4)
+    out = fs.compile(program, backend="aot_eager", fullgraph=True)(mine)
+    same(out, program(theirs))
+    same(mine, theirs)
+    assert out._base is mine and fs.counters["aot"]["ok"] == 1
 
 
 def test_a_returned_input_is_the_same_object():

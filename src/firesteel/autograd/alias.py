@@ -28,8 +28,8 @@ values is restored around it, by these rules.
 10. *A mutated input whose old value the backward reads* is copied in the forward (partition.py); eager would refuse, or had
     a copy too.
 11. *One tensor passed twice* is one input of the graph (aot.py removes the second).
-12. *A tensor subclass that wraps tensors* follows rules 1, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
-    memory with an input or another output, the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
+12. *A tensor subclass that wraps tensors* follows rules 1, 2, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
+    memory otherwise (with another output, or only in part), the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
 13. *What changes an input otherwise* (its sizes and strides in place, `set_`, `resize_`, `requires_grad_`, `detach_`) makes the captured
     program run in eager, counted as `reshaped_inputs` and `requires_grad_changes`; so do results that share memory without being views
     (`set_` to an input's storage: `unfollowed_aliases`) and leaves that the program makes (`leaves_made_inside`).

@@ -103,7 +103,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Com
     try:
         return compile_program(putting_back(program, states) if states else program, example_inputs, compilers, eager=gm.forward,
                                turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)))
-    except Undifferentiable:
+    except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
         artifacts.log("aot", lambda: f"{error}: the operators of the user's run in eager")
         return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), seams=runs_users_code)
@@ -564,5 +564,5 @@ def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, dec
     joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint)
     clean(joint.gm)
     if joint.refusal is not None:
-        raise UserError(f"The program has no joint graph: {joint.refusal[1]}.", hint="Export a function that changes its inputs by in-place operators.")
+        raise UserError(f"The program has no joint graph: {joint.refusal[1]}.", hint="Change inputs by in-place operators that keep their sizes.")
     return joint.gm, signature_of(joint, results_of(joint.gm), list(parameters), list(buffers))

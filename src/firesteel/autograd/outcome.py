@@ -135,6 +135,7 @@ class Outcome:
         leaves = world.leaves_made
         self.owner: dict[Cell, int] = {cell: i for i, b in before.items() for cell, _ in b.cells}
         self.rebuilt: dict[Place, Result] = {t.record: Input(i) for i, t in tensors.items() if type(t) is AbstractTensor}
+        self.parts = {part.record: (i, number) for i, t in tensors.items() for number, part in enumerate(parts_of(t))}
         outputs = list(program(*inputs))
         self.plan = Plan(len(inputs), [], [], self.views)
         for i, t in tensors.items():
@@ -207,11 +208,27 @@ class Outcome:
         return self.made[id(output)]
 
     def _wrapper_result(self, output: Any, origin: Origin) -> Result:
-        """A wrapper of fresh tensors.  Views of wrappers are not made again (rule 12)."""
+        """A wrapper of fresh tensors, or a view of an input that is a wrapper, made again by the calls that made each of its parts (rule 12)."""
         cells = [part.record.cell for part in parts_of(output)]
+        if all(cell in self.owner for cell in cells) and (view := self._wrapper_view(output)) is not None:
+            return view
         if len(set(cells)) != len(cells) or any(cell in self.owner or len(self.members[cell]) > 1 for cell in cells):
             self._refuse("aliasing_subclasses", f"output {origin.place}, a {type(output).__name__}, shares memory with an input or another output")
         return Fresh(self._add_tensor(output, output, origin))
+
+    def _wrapper_view(self, output: Any) -> Result | None:
+        """None where the parts did not come about alike, from the parts of one input, or where the history is not that of views."""
+        ways = [(self.parts.get(root_of(part.record)), calls_to(part.record)) for part in parts_of(output)]
+        index, calls = ways[0][0] and ways[0][0][0], ways[0][1]
+        if index is None or any(way != ((index, number), calls) for number, way in enumerate(ways)) or type(self.inputs[index]) is not type(output):
+            return None
+        if is_stale(output) or is_tracked(output) and (owner_of(output) is not self.inputs[index] or not follows(output, owner_of(output))):
+            return None
+        made: Result = Input(index)
+        for via in calls:
+            self.views.append(View(made, self._call(via), via.recorded, text=self._text(via)))
+            made = Replay(len(self.views) - 1)
+        return made
 
     def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
         cell = output.record.cell
@@ -407,6 +424,15 @@ def fills(tensor: AbstractTensor) -> bool:
     """Does it begin where its storage begins, and show all of it?"""
     whole = tensor.record.cell.spec
     return tensor.spec.offset == whole.offset and tensor.spec.numel() == whole.numel()
+
+
+def calls_to(place: Place) -> list[Via]:
+    """The calls that led to a place, without what they were made on."""
+    found: list[Any] = []
+    while place.via is not None:
+        found.append(place.via._replace(parent=None))       # type: ignore[arg-type]  # so that they can be compared
+        place = place.via.parent
+    return found[::-1]
 
 
 def root_of(place: Place) -> Place:
