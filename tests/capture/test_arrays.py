@@ -111,3 +111,13 @@ def test_tensors_that_have_no_array_raise_as_eager(make):
             return type(error)
 
     assert capture(f)[0](make()) is f(make())
+
+
+def test_sizes_of_arrays_become_symbols():
+    def f(a):
+        return torch.as_tensor(a) * 2
+
+    compiled, backend = capture(f, fullgraph=True)
+    for n in (2, 3, 4, 5):
+        assert compiled(np.ones(n)).shape == (n,)
+    assert len(backend.graphs) == 2

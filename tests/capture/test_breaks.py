@@ -1,6 +1,7 @@
 """Breaks: one break is one split, wherever it is; values, effects and errors are eager's."""
 # ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import contextlib
+import re
 
 import pytest
 import torch
@@ -477,3 +478,11 @@ def test_states_of_torch_are_put_back_after_a_break_inside_of_them(backend, caps
             assert got.requires_grad == want.requires_grad
         assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     assert fs.counters["stats"]["unique_graphs"] == 2
+
+
+def test_bound_methods_of_builtins_cross_a_break():
+    def f(x):
+        step, sub = iter([1, 2]).__next__, re.compile("a").sub
+        print(end="")
+        return x + step() + step(), sub("b", "aa")
+    check(f, torch.ones(2), graphs=None)

@@ -54,14 +54,11 @@ class ArrayValue(OpaqueValue):
         """torch.from_numpy(self): a new tensor in each call."""
         if self.memory is not None:
             return call_graph(m, "call_method", "detach", [self.memory], {})
-
-        def tensor_over(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array)
         try:
-            real = tensor_over(self.obj)
+            real = torch.from_numpy(self.obj)
         except Exception as error:      # the real call tells
             raise Break("call", name="torch.from_numpy") from error
-        m.effects.change(self, "memory", m.read(real, Call(self.source, tensor_over)))
+        m.effects.change(self, "memory", m.read(real, Call(self.source, torch.from_numpy)))
         return self.memory      # type: ignore[return-value]  # it was just set
 
 

@@ -480,6 +480,10 @@ class BoundBuiltin(Value):
         return BuiltinValue(self.fn).call(m, [self.first, *args], kwargs)
 
     def rebuild(self, e: Emitter) -> str:
+        if self.fn is next:
+            return f"{e.expr(self.first)}.__next__"
+        if not isinstance(self.fn, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+            raise Break("object", name=self.describe())
         return f"{e.expr(self.first)}.{self.fn.__name__}"
 
 
