@@ -486,3 +486,17 @@ def test_bound_methods_of_builtins_cross_a_break():
         print(end="")
         return x + step() + step(), sub("b", "aa")
     check(f, torch.ones(2), graphs=None)
+
+
+def test_a_match_that_crosses_a_break_is_no_reason_to_compile_again():
+    find = fs.disable(lambda text: re.search("a+", text))
+
+    def f(x, text):
+        y = x + 1
+        found = find(text)
+        return y * 2, found
+
+    compiled, backend = capture(f)
+    for text in ("a", "baa", "aaa"):
+        assert compiled(torch.ones(2), text)[1].group() == re.search("a+", text).group()
+    assert len(backend.graphs) == 2

@@ -18,9 +18,9 @@ import torch
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from firesteel.capture.builder import BASES, WRAPPERS, guard, opaque, wrap_fixed, wrap_object
-from firesteel.capture.source import Attr, Call, Item, Source
+from firesteel.capture.source import Attr, Call, Fixed, Item, Source
 from firesteel.capture.values.arrays import ArrayValue
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.class_objects import AliasValue
 from firesteel.capture.values.contexts import AUTOCAST_PARTS, AUTOCASTS, ExitValue, ModeExit, context_of
 from firesteel.capture.values.hooks import RealHandle
@@ -51,6 +51,12 @@ def wrap_array(m: Machine, obj: np.ndarray, source: Source) -> Value:
 
 
 BASES.add(np.dtype, wrap_fixed)         # there is one object of each that torch knows
+
+
+@WRAPPERS.row(re.Match)
+def wrap_match(m: Machine, obj: re.Match, source: Source) -> Value:
+    """One that was found while capturing is known; one that comes in is another in each call."""
+    return FixedObject(obj, source) if type(source) is Fixed else opaque(m, obj, source)
 
 
 # -- iterators, and what is made by a call --------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ for _type in RANDOM:
 for _form in dict.fromkeys([typing.TypeVar, typing.ParamSpec, typing.ParamSpecArgs, typing.ParamSpecKwargs, typing.TypeVarTuple,
                             *(type(getattr(typing, name)) for name in ("Any", "Optional", "Callable", "List", "Tuple")),
                             type(typing.Union), type(typing.Union[int, str]), types.UnionType,
-                            inspect.Signature, inspect.Parameter, types.GetSetDescriptorType, re.Pattern, re.Match, contextvars.ContextVar,
+                            inspect.Signature, inspect.Parameter, types.GetSetDescriptorType, re.Pattern, contextvars.ContextVar,
                             type(collections.abc.Callable[[int], str])]):
     if _form is not type and _form not in WRAPPERS:
         WRAPPERS.add(_form, wrap_fixed)
