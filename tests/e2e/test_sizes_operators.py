@@ -154,3 +154,16 @@ def test_operators_on_numbers_alone(backend):
     compiled = fs.compile(fn, fullgraph=True, backend=backend)
     for a, b in ((4, 3.5), (1024, 2.5), (7, 0.5)):
         torch.testing.assert_close(compiled(a, b), fn(a, b))
+
+
+@pytest.mark.parametrize("backend", ["native", "aot_eager"])
+def test_conjugates(backend):
+    """A conjugate that is computed has a layout of its own; a number has one too."""
+    def fn(x):
+        part = x[:, 1:4].conj()
+        return (part * 2j).sum(0) + part.reshape(-1)[:3]
+    compiled = fs.compile(fn, fullgraph=True, dynamic=True, backend=backend)
+    for n in (4, 5):
+        x = R(n, n + 3, dtype=torch.complex64, requires_grad=True)
+        torch.testing.assert_close(compiled(x), fn(x))
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).abs().sum(), x), torch.autograd.grad(fn(x).abs().sum(), x))

@@ -85,7 +85,8 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         result.record.via = via
         return result
     op = SOLID.get(fact.op, fact.op)
-    view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, result)
+    shown = result if op is fact.op else world.make(call_rule(facts(op), (base,), {}))      # a copy has a layout of its own
+    view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, shown)
     result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version, via)
     return result
 

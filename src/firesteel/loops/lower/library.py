@@ -66,8 +66,10 @@ _is_view: dict[Any, bool] = {}
 
 
 @LOWERINGS.row(aten._conj.default)
-def lower_conj(b: Builder, out: Any, x: Tensor) -> Any:
-    """A lazy conjugate shares its argument's bytes but not its values: it is computed."""
+def lower_conj(b: Builder, out: Any, x: Any) -> Any:
+    """A lazy conjugate shares its argument's bytes but not its values: it is computed.  A number's gradient formula asks for that of the number."""
+    if type(x) is not Tensor:
+        return b.call(aten.scalar_tensor.default, (complex(x).conjugate(),), {"dtype": out.dtype}, out)
     return b.call(aten._conj_physical.default, (x,), {}, out)
 
 
