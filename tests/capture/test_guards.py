@@ -373,3 +373,16 @@ def test_what_stands_in_a_class_may_be_exchanged(owner, read, name, other, monke
     assert torch.equal(compiled(x), program(x))
     monkeypatch.setattr(globals()[owner], name, other, raising=False)
     assert torch.equal(compiled(x), program(x))
+
+
+def test_of_a_list_that_is_only_asked_whether_it_is_empty_nothing_more_is_guarded():
+    def fn(x, log):
+        y = x + 1 if log else x - 1
+        log.append(0)
+        return y * 2 if log else y
+
+    compiled = fs.compile(fn, backend="eager")
+    for log in ([], [1], [1, 2], [1, 2, 3]):
+        before = list(log)
+        assert torch.equal(compiled(torch.ones(2), log), fn(torch.ones(2), before)) and log == before
+    assert len(compiled.__firesteel_root__.all_regions()[0].entries) == 2

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from firesteel.capture import polyfills
+from firesteel.capture.guards import Guard
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh, run_for_program
 from firesteel.errors import Break
@@ -302,6 +303,13 @@ class ListValue(Sequence):
     @items.setter
     def items(self, items: list[Value]) -> None:
         self._items = items
+
+    def truth(self, m: Machine) -> bool:
+        """Of the user's list only whether it is empty is guarded; as long as its items were not asked for, it can only have grown here."""
+        if self._know is None or len(self._items) > len(self.obj):
+            return bool(self._items)
+        m.guard(Guard(self.source, "truth", bool(self.obj)))
+        return bool(self.obj)
 
     def change(self, m: Machine, items: list[Value], kind: str, *data: Value) -> None:
         """The list becomes `items`; `kind` is the effect that does it to the real one."""
