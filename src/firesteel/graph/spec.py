@@ -244,6 +244,11 @@ def _compare(a: int, b: int, shape: Shape, rows: list[Shape]) -> int:
     """-1: dimension a is faster; 1: b is; 0: nothing says."""
     for strides in rows:
         x, y = strides[a], strides[b]
+        if type(x) is Expr or type(y) is Expr:      # one around the other: their strides are equal only where the inner size is 1, and may lie anyhow
+            if x == y * shape[b]:
+                return 1
+            if y == x * shape[a]:
+                return -1
         if same(x, 0) or same(y, 0):
             continue
         if less(x, y):
