@@ -80,9 +80,9 @@ class DataAccess(Exception):
     """Inside: the program asks for the data of a tensor that has none yet.  `operator` names what asked."""
 
     def __init__(self, operator: str):
-        what = "Cannot access data pointer" if operator == "data_ptr" else f"{operator} reads the data"
-        super().__init__(f"{what} of a tensor, which is known at run time only")
-        self.operator = operator
+        self.operator, self.is_pointer = operator, operator == "data_ptr"
+        self.what = "Cannot access data pointer" if self.is_pointer else operator
+        super().__init__(f"{self.what}{'' if self.is_pointer else ' reads the data'} of a tensor, which is known at run time only")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ import collections
 import enum
 import functools
 import gc
+import math
 import time
 import types
 import weakref
@@ -386,3 +387,14 @@ def test_of_a_list_that_is_only_asked_whether_it_is_empty_nothing_more_is_guarde
         before = list(log)
         assert torch.equal(compiled(torch.ones(2), log), fn(torch.ones(2), before)) and log == before
     assert len(compiled.__firesteel_root__.all_regions()[0].entries) == 2
+
+
+@pytest.mark.parametrize("module,name", [(torch, "sin"), (torch.nn.functional, "relu"), (math, "sqrt")])
+def test_a_function_of_a_library_may_be_patched(module, name, monkeypatch):
+    def program(x):
+        return torch.sin(x) + torch.nn.functional.relu(x) * math.sqrt(4.0)
+
+    compiled, x = fs.compile(program, fullgraph=True), torch.ones(2)
+    assert torch.allclose(compiled(x), program(x))
+    monkeypatch.setattr(module, name, lambda v: v * 100)
+    assert torch.allclose(compiled(x), program(x))

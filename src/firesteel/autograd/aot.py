@@ -134,7 +134,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on, spends=spends)
     except Undifferentiable as error:
-        if raises and isinstance(error.__cause__, UNTRACEABLE):
+        if raises and isinstance(error.__cause__, UNTRACEABLE) and not (compilers.whole and getattr(error.__cause__, "is_pointer", False)):
             raise
         if compilers.whole and isinstance(error.__cause__, UNTRACEABLE):
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error

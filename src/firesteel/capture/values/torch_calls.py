@@ -131,7 +131,7 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
     except DataDependentError as error:
         raise Break("data_shape", error=error, name=name_of(target)) from error
     except DataAccess as error:
-        raise Break("data_read", name=name_of(target), text=f" ({error.operator})") from error
+        raise Break("data_read", name=name_of(target), text=f" ({error.what})") from error
     except Exception as error:      # eager's own error, or a rule that is missing: the real call tells
         if NO_DATA in str(error):
             raise Break("data_read", name=name_of(target), text="") from error
