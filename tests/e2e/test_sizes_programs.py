@@ -179,13 +179,13 @@ def test_a_traced_function_takes_symbols():
 
 
 def test_a_backward_tells_what_it_fixed():
-    """The C++ code of this gradient takes sizes as numbers: the guard has the line of the forward, and is counted."""
-    x = R(3, 4, requires_grad=True)
-    compiled = fs.compile(lambda x: x.cumprod(1), dynamic=True, fullgraph=True)
+    """The C++ code of this gradient is a loop over the columns: the guard has the line of the forward, and is counted."""
+    x = R(7, 4, requires_grad=True)
+    compiled = fs.compile(lambda x: torch.linalg.householder_product(x, x[0]), dynamic=True, fullgraph=True)
     compiled(x).sum().backward()
     assert fs.counters["aot"]["specialized_by_op"] >= 1
     with fs.config.patch(error_on_recompile=True), pytest.raises(fs.errors.RecompileError, match="test_sizes_programs.py"):
-        compiled(R(3, 7, requires_grad=True))
+        compiled(R(7, 3, requires_grad=True))
 
 
 # -- the reference programs, sizes 0 and 1 among others -------------------------------------------------------------------
