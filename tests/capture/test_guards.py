@@ -340,6 +340,7 @@ class Classy:
         v = 4
 
     thing = Thing()
+    described = type("Four", (), {"__get__": lambda self, instance, cls: 4})()
 
     @classmethod
     def by_class(cls, x):
@@ -366,7 +367,7 @@ class Derived(Classy):
     ("x * {c}.number", "number", 7), ("x * {c}.pair[0]", "pair", (5,)), ("x + {c}.tensor", "tensor", torch.zeros(2)),
     ("x * {c}.Inner.z", "Inner", type("Inner", (), {"z": 8})), ("x * {c}.thing.v", "thing", type("Other", (), {"v": 50})()),
     ("{c}.by_class(x)", "by_class", classmethod(lambda cls, x: x + 50)), ("{c}().by_class(x)", "by_class", classmethod(lambda cls, x: x + 60)),
-    ("x * {c}().prop", "prop", property(lambda self: 9)), ("x * {c}().cached", "cached", property(lambda self: 19)),
+    ("x * {c}().described", "described", 12), ("x * {c}.described", "described", 13), ("x * {c}().prop", "prop", property(lambda self: 9)), ("x * {c}().cached", "cached", property(lambda self: 19)),
     ("{c}()(x)", "__call__", lambda self, x: x * 33), ("x * {c}().thing.v", "thing", type("Other", (), {"v": 51})())])
 def test_what_stands_in_a_class_may_be_exchanged(owner, read, name, other, monkeypatch):
     program = eval(f"lambda x: {read.format(c=owner)}")

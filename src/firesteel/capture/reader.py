@@ -263,6 +263,17 @@ class Reader:
             found = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
             self.guard(Guard(source, "identity", found))
 
+    def guard_descriptor(self, cls: type, name: str, attribute: Any) -> None:
+        """The same of an object with a `__get__` of the user's, which a read through the class would call."""
+        for base in cls.__mro__:
+            if isinstance(self.same_object(base), LocalClass) or builder.is_trusted_scope({"__name__": base.__module__}):
+                return
+            own = Attr(Fixed(base), "__dict__")
+            if name in vars(base):
+                self.guard(Guard(Item(own, name), "identity", attribute))
+                return
+            self.guard(Guard(own, "no_key", name))
+
     def guard_no_hooks(self, module: Any) -> None:
         self.guard(Guard(OwnDict(module.source), "no_hooks"))
 

@@ -94,6 +94,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
         return read_cached(m, attribute, owner)
     getter = mro_lookup(type(attribute), "__get__")
     if isinstance(getter, types.FunctionType):
+        m.guard_descriptor(cls, name, attribute)
         args = [m.constant_object(attribute), owner, m.constant_object(cls)]
         return m.constant_object(getter).call(m, args, {})
     if getter is not MISSING:
@@ -109,6 +110,7 @@ def bind_to_class(m: Machine, attribute: Any, cls: type, name: str) -> Value:
     if isinstance(attribute, types.ClassMethodDescriptorType):
         return m.constant_object(attribute.__get__(None, cls))
     if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):
+        m.guard_descriptor(cls, name, attribute)
         return m.constant_object(getter).call(m, [m.constant_object(attribute), ConstValue(None), m.constant_object(cls)], {})
     return m.class_constant(cls, name, attribute) if getter is MISSING and not isinstance(attribute, enum.Enum) else m.constant_object(attribute)
 
