@@ -168,7 +168,7 @@ def test_marks_of_torch_compiler_on_functions_count():
 
     @torch.compiler.allow_in_graph
     def opaque(x):
-        return torch.tensor([v for v in x.shape]).sum() + x if isinstance(x, torch.Tensor) else None
+        return torch.tensor(list(x.shape)).sum() + x if isinstance(x, torch.Tensor) else None
 
     @torch._dynamo.forbid_in_graph
     def forbidden(x):

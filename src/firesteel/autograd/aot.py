@@ -105,7 +105,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Com
                                turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)))
     except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
-        artifacts.log("aot", lambda: f"{error}: the operators of the user's run in eager")
+        reason = str(error)
+        artifacts.log("aot", lambda: f"{reason}: the operators of the user's run in eager")
         return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), seams=runs_users_code)
 
 

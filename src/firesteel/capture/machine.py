@@ -195,8 +195,9 @@ class Machine(Reader):
 
     def _note_place(self, error: Value, frame: Frame) -> None:
         """The error passes through this frame: a line of its traceback."""
-        known = isinstance(error, ExceptionValue) and frame.code.co_filename != polyfills.__file__
-        if known and (not error.passed or error.passed[0][0] is not frame):
+        if not isinstance(error, ExceptionValue) or frame.code.co_filename == polyfills.__file__:
+            return
+        if not error.passed or error.passed[0][0] is not frame:
             error.passed.insert(0, (frame, frame.place(frame.pc - 1)))
 
     def enter(self, fn: FunctionValue, slots: dict[str, Value]) -> Value:

@@ -107,7 +107,8 @@ NOTED: dict[str, set[Any]] = {}      # mark -> builtins that carry it
 
 # boundary: recognises torch._dynamo.trace_rules, where torch.compiler.allow_in_graph and its relatives note functions by their id
 # mark -> (the attribute that the peer's mark leaves on a function, the peer's set of ids)
-PEER_MARKS = {ALLOWED: ("", "_allowed_callable_ids"), FORBIDDEN: ("_dynamo_forbidden", "_disallowed_callable_ids"), CONSTANT: ("_dynamo_marked_constant", "")}
+PEER_MARKS = {ALLOWED: ("", "_allowed_callable_ids"), FORBIDDEN: ("_dynamo_forbidden", "_disallowed_callable_ids"),
+              CONSTANT: ("_dynamo_marked_constant", "")}
 
 
 def is_marked(fn: Any, mark: str) -> bool:

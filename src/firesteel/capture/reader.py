@@ -168,10 +168,9 @@ class Reader:
             return self.constant_object(getattr(builtins, name))
         raise self.raise_real(NameError(f"name {name!r} is not defined"))
 
-    def guard_library(self, scope: dict[str, Any], name: str) -> None:
+    def guard_library(self, scope: dict[str, Any], name: str, reader: dict[str, Any]) -> None:
         """What the user's code reads in a module of torch or of the standard library is fixed unless it is replaced there (a patched
         torch.nn.functional.relu).  What those modules read themselves is not looked at."""
-        reader = self.frames[-1].scope if self.frames else scope
         if builder.is_trusted_scope(scope) and not builder.is_trusted_scope(reader) and callable(scope[name]):
             self.guard(Guard(global_source(name, scope), "identity", scope[name]))
 

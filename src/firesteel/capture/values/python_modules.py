@@ -36,7 +36,7 @@ class PythonModuleValue(Value):
     def getattr(self, m: Machine, name: str) -> Value:
         own = self.module.__dict__
         if name in own:
-            m.guard_library(own, name)
+            m.guard_library(own, name, m.frames[-1].scope if m.frames else own)
             return m.read_global(own, name)
         if not callable(getattr(type(self.module), name, len)):     # a property of the module's class: torch.backends.cudnn.enabled
             return m.read(getattr(self.module, name), Attr(Fixed(self.module, self.module.__name__), name))
