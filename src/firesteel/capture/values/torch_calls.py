@@ -111,14 +111,20 @@ TELLS_OFFSET = frozenset({"storage_offset", "as_strided", "as_strided_", "as_str
 
 
 def guard_offset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> None:
-    """The tensor, or the one it is a view of, lies at the same place of its storage in later calls.  No other function's result depends on that."""
+    """What came in of the tensor's storage lies at the same place of it in later calls.  No other function's result depends on that."""
     strided = len(args) > 1 or kwargs
     if not args or strided and "storage_offset" not in kwargs and len(args) < 4:
         return
     tensor = getattr(args[0], "abstract", None)
-    owner: Any = None if tensor is None else m.record.owner(tensor._base if tensor._is_view() else tensor)
-    if owner is not None and owner.source is not None:
-        m.guard(Guard(StorageOffset(owner.source), "equals", owner.real.storage_offset()))
+    if tensor is None:
+        return
+    for abstract, owner in list(m.record.tensors.values()):
+        if getattr(owner, "source", None) is not None and isinstance(owner.real, torch.Tensor) and _whole(abstract) is _whole(tensor):
+            m.guard(Guard(StorageOffset(owner.source), "equals", owner.real.storage_offset()))
+
+
+def _whole(tensor: torch.Tensor) -> Any:
+    return tensor._base if tensor._is_view() else tensor
 
 
 def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: Any) -> Any:
