@@ -118,6 +118,7 @@ def guard_offset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Non
     tensor = getattr(args[0], "abstract", None)
     if tensor is None:
         return
+    owner: Any
     for abstract, owner in list(m.record.tensors.values()):
         if getattr(owner, "source", None) is not None and isinstance(owner.real, torch.Tensor) and _whole(abstract) is _whole(tensor):
             m.guard(Guard(StorageOffset(owner.source), "equals", owner.real.storage_offset()))
