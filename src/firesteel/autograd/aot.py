@@ -562,7 +562,8 @@ def export_joint(mod: Any, args: Sequence[Any], *, trace_joint: bool = True, dec
         user = inputs[len(names):]
         outputs = call_with_state(mod, dict(zip(names, inputs)), user, {}) if is_module else mod(*user)
         return list(pytree.tree_leaves(outputs))
-    joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint)
+    joint = trace_program(program, [*parameters.values(), *buffers.values(), *args], decompositions=decompositions, gradients=trace_joint,
+                          shown=True)
     clean(joint.gm)
     if joint.refusal is not None:
         raise UserError(f"The program has no joint graph: {joint.refusal[1]}.", hint="Change inputs by in-place operators that keep their sizes.")

@@ -70,7 +70,7 @@ class Joint:
 
 
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
-                  gradients: bool | None = None, turns_on: bool = False, spends: bool = False) -> Joint:
+                  gradients: bool | None = None, turns_on: bool = False, spends: bool = False, shown: bool = False) -> Joint:
     """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on, or the program
     turns it on.  `spends`: it takes gradients itself, after which those of some results cannot be taken again."""
     at_start = torch.is_grad_enabled() if gradients is None else gradients
@@ -86,7 +86,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
             leaves = [_as_taken(leaf, value) for leaf, value in zip(leaves, inputs)]
             values = [_as_made(world, leaf) if is_made and torch.is_grad_enabled() else leaf for leaf, is_made in zip(leaves, made)]
             with torch.set_grad_enabled(recording and at_start):
-                outcome = Outcome(world, program, values)
+                outcome = Outcome(world, program, values, shown)
         if spends:
             put_back_flags(leaves, inputs)
             _mark_spent(outcome, wanted)

@@ -122,10 +122,11 @@ class Before:
 
 
 class Outcome:
-    """A builder: complete once made."""
+    """A builder: complete once made.  `shown`: views of memory that the program made are results of the graph as they are, for a graph that
+    is run by itself."""
 
-    def __init__(self, world: TraceWorld, program: Program, inputs: Sequence[Any]):
-        self.world, self.inputs = world, inputs
+    def __init__(self, world: TraceWorld, program: Program, inputs: Sequence[Any], shown: bool = False):
+        self.world, self.inputs, self.shown = world, inputs, shown
         self.values: list[Value] = []
         self.views: list[View] = []
         self.refusal: tuple[str, str] | None = None     # (counter, reason): only eager can run the program
@@ -232,7 +233,8 @@ class Outcome:
 
     def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
         cell = output.record.cell
-        if cell not in self.owner and len(self.members[cell]) == 1 and not output._is_view() and fills(output):
+        alone = cell not in self.owner and len(self.members[cell]) == 1 and not output._is_view() and fills(output)
+        if alone or self.shown and cell not in self.owner:
             return self._fresh(output, origin)
         if cell in self.owner and is_wrapper(self.inputs[self.owner[cell]]):
             self._refuse("aliasing_subclasses", f"output {origin.place} shares memory with a part of input {self.owner[cell]}")
