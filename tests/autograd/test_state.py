@@ -280,3 +280,15 @@ def test_profiler_ranges(backend):
         compiled(x).sum().backward()
     assert torch.allclose(x.grad, 2 * x.cos())
     assert {"outer", "CompiledFunction", "CompiledFunctionBackward"} <= {event.name for event in seen.function_events}
+
+
+def test_an_operator_whose_backward_cannot_be_traced_is_refused_under_fullgraph():
+    with torch.library._scoped_library("firesteel_test_peeks", "DEF") as lib:
+        lib.define("peek(Tensor x) -> Tensor")
+        lib.impl("peek", Peeks.apply, "CompositeImplicitAutograd")
+        f = lambda x: torch.ops.firesteel_test_peeks.peek(x.sin())
+        with pytest.raises(fs.errors.Unsupported, match="Cannot access data pointer"):
+            fs.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(3, requires_grad=True))
+        x = torch.ones(3, requires_grad=True)
+        fs.compile(f, backend="aot_eager")(x).sum().backward()
+        torch.testing.assert_close(x.grad, 2 * torch.ones(3).cos())
