@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
@@ -144,7 +144,7 @@ class Region:
     # -- recompiling -----------------------------------------------------------------------------------------------
     def _refuses(self, inputs: tuple[Any, ...]) -> bool:
         """Is this call to run eagerly?  Raises where settings say so."""
-        if is_in_torch_dispatch_mode(include_infra_modes=False):
+        if torch._C._len_torch_dispatch_stack() and any(not mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack()):
             counters["eager_calls"]["a torch dispatch mode is on, which must see every operator"] += 1
             log("perf", lambda: f"{self.name} runs eagerly: a torch dispatch mode is on, which must see every operator")
             return True
