@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -101,11 +100,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Com
     program, spends = functools.partial(interpret, gm), takes_gradients(gm)
     states = [node for node in gm.graph.nodes if "state" in node.meta]
     turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
-    users = [node.target for node in gm.graph.nodes if runs_users_code(node)]
-    refused = compilers.whole and any(isinstance(target, (OpOverload, OpOverloadPacket)) for target in users)      # an operator is one call, or none
     try:
         return compile_program(putting_back(program, states) if states else program, example_inputs, compilers, eager=gm.forward,
-                               turns_on=turns_on, spends=spends, raises=bool(users) and not spends and not refused)
+                               turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)))
     except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
         reason = str(error)
