@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import firesteel as fs
 from firesteel.artifacts import counters
 from firesteel.autograd import aot
 
@@ -561,6 +562,9 @@ def test_threads_compile_at_the_same_time():
         return True
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+    counter = fs.testing.CompileCounter()
+    fs.compile(lambda x: x.sin(), backend=counter)(leaf(3))
+    assert counter.frame_count == 1     # the threads leave nothing behind
 
 
 # ---------------------------------------------------------------- sizes inside of a backward that depend on data
