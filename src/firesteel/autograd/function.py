@@ -259,7 +259,7 @@ def fit(tangent: torch.Tensor, strides: tuple | Dense | None) -> torch.Tensor:
         tangent = tangent.resolve_conj().resolve_neg()
     if strides is None:
         return tangent.contiguous()
-    if type(strides) is Dense:
+    if isinstance(strides, Dense):
         return tangent.permute(strides.order).contiguous().permute(strides.back)
     if tangent.stride() == strides:
         return tangent

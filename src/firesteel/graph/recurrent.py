@@ -54,7 +54,8 @@ def _layer_function(kind: str) -> Callable[..., Any]:
     def layers(input: Tensor, hx: Any, params: Any, has_biases: Any, num_layers: int, dropout: float, train: bool, bidirectional: bool,
                batch_first: Any = None) -> Any:
         if isinstance(has_biases, (list, tuple)):       # torch.lstm(data, batch_sizes, hx, params, has_biases, ...)
-            return _packed(kind, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+            # each argument is one place further on
+            return _packed(kind, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)     # type: ignore[arg-type]
         if batch_first is None or isinstance(params, Tensor) or isinstance(hx, Tensor) != (kind != "lstm") or input.dim() != 3:
             return NotImplemented           # a mistake
         states = tuple(hx) if kind == "lstm" else (hx,)

@@ -214,7 +214,7 @@ class ShapeEnv:
                     low, high = ranges.get(factor, (None, None))
                     ranges[factor] = (max(1 - number, low if low is not None else 1 - number), high)
         found = Context(ranges, self._facts, self._relations).simplify(simple)
-        return found if type(found) is not Expr else None
+        return bool(found) if type(found) is not Expr else None
 
     def decide_or(self, condition: bool | Expr, otherwise: bool) -> bool:
         """Like `decide`; `otherwise` where only run time knows."""

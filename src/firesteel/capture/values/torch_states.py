@@ -42,7 +42,10 @@ def is_core_function(fn: Any) -> bool:
         return not hasattr(torch._C._VariableFunctions, name)
     if not home.startswith("torch._C._") or home in OPERATORS:
         return False
-    return getattr(functools.reduce(lambda module, part: getattr(module, part, None), home.split(".")[1:], torch), name, None) is fn
+    module: Any = torch
+    for part in home.split(".")[1:]:
+        module = getattr(module, part, None)
+    return getattr(module, name, None) is fn
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def cat(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     dim = wrap_dim(dim, len(first.shape))
     total: Size = 0
     for number, t in enumerate(parts):
-        check(len(t.shape) == len(first.shape), f"Expected {len(first.shape)}-D tensors, but got {len(t.shape)}-D for tensor number {number} in the list")
+        check(len(t.shape) == len(first.shape),
+              f"Expected {len(first.shape)}-D tensors, but got {len(t.shape)}-D for tensor number {number} in the list")
         message = f"Sizes of tensors must match except in dimension {dim}. Expected {first.shape} but got {t.shape}."
         for d, (a, b) in enumerate(zip(t.shape, first.shape)):
             if d != dim:

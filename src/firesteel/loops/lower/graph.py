@@ -200,10 +200,10 @@ class Walk:
             return
         value = Given(number) if isinstance(value, torch.Generator) else self.facts.computed(self.facts.number(value))
         self.values[node] = value
-        named = isinstance(value, Expr) and value.op == "symbol"
-        if named:
-            self.symbols[value.attr] = (number, "value", 0)
-        self.inputs.append(value.attr if named else None)
+        symbol = value.attr if isinstance(value, Expr) and value.op == "symbol" else None
+        if symbol is not None:
+            self.symbols[symbol] = (number, "value", 0)
+        self.inputs.append(symbol)
 
     def _read_symbols(self, number: int, spec: Any, only: Collection[Expr] | None = None) -> None:
         """Where each symbol of the input's Spec (of those in `only`) can be read; the first place found stays."""
