@@ -80,7 +80,7 @@ class AbstractWorld:
         # a storage size of 0: nobody reads it, and torch would compute the real one in symbols, which costs 35 us
         tensor = _make(AbstractTensor, shape, strides, offset, None, spec.dtype, torch.strided, spec.device,
                        False, False, None, False, False, None, 0)
-        if spec.strides == contiguous_strides(spec.shape):
+        if not env.is_general and spec.strides == contiguous_strides(spec.shape):
             env.by_hints(tensor.is_contiguous)      # torch remembers that it is, and asks for no size of 0 or 1 later
         return tensor
 

@@ -97,6 +97,7 @@ class ShapeEnv:
         self.nodes: dict = {}                   # of sym.symint: value -> its node
         self.frozen = False
         self._general = self._by_hints = False
+        self._hinted: dict[Expr, bool] = {}
         self._in_general: set[Expr] = set()     # questions that had a general answer
         self.generation = 0                     # grows with each replacement of a symbol
         self._counts = {"s": 0, "u": 0, "f": 0, "b": 0}
@@ -218,6 +219,8 @@ class ShapeEnv:
 
     def decide_or(self, condition: bool | Expr, otherwise: bool) -> bool:
         """Like `decide`; `otherwise` where only run time knows."""
+        if self._by_hints and condition in self._hinted:
+            return self._hinted[condition]      # type: ignore[index]  # what is known is no question
         known = self.known(condition)
         if known is not None:
             return known
@@ -227,7 +230,8 @@ class ShapeEnv:
         if not self.is_backed(simple):
             return otherwise
         if self._by_hints:
-            return bool(evaluate(simple, self._values))
+            answer = self._hinted[condition] = bool(evaluate(simple, self._values))     # type: ignore[index]
+            return answer
         if self._general and (bool(evaluate(simple, self._values)) == otherwise or self._happens(simple)):
             self._in_general.add(condition)     # type: ignore[arg-type]  # what is known is no question
             return otherwise
@@ -247,6 +251,10 @@ class ShapeEnv:
             yield
         finally:
             self._general = before
+
+    @property
+    def is_general(self) -> bool:
+        return self._general
 
     def by_hints(self, ask: Callable[[], Any]) -> None:
         """Has `ask` asked questions with `decide_or`, whose answers do not matter: they come from the hints."""

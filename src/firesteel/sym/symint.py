@@ -40,7 +40,7 @@ _yes = staticmethod(functools.partial(bool, True))
 class SymNode:
     """Immutable, but for the cache of what the environment makes of the value.  Its subclasses are its three kinds."""
 
-    __slots__ = ("value", "env", "carrier", "_simple", "_int", "_generation")
+    __slots__ = ("value", "env", "carrier", "results", "_simple", "_int", "_generation")
 
     kind: str
     is_int = is_float = is_bool = is_nested_int = _no
@@ -51,6 +51,7 @@ class SymNode:
     def __init__(self, value: Any, env: ShapeEnv):
         self.value, self.env = value, env
         self.carrier: Any = None
+        self.results: dict[tuple[Callable, SymNode], SymNode] = {}      # of operations with another node
         self._generation = -1
 
     # ------------------------------------------------------------ what it is
@@ -263,7 +264,10 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[SymNode], SymNode]:
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[SymNode, SymNode], SymNode]:
     def method(self: SymNode, other: SymNode) -> SymNode:
-        return _node(function(self.value, other.value), self.env)
+        found = self.results.get((function, other))        # torch asks the same of every tensor of a shape
+        if found is None:
+            found = self.results[function, other] = _node(function(self.value, other.value), self.env)
+        return found
     return method
 
 
