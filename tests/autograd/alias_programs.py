@@ -214,6 +214,16 @@ def attempt(program, run):
         return type(error).__name__, str(error)
 
 
+def freely(parts):
+    """The same without the strides of dimensions of size 1, which no element depends on."""
+    if not isinstance(parts, (list, tuple)) or isinstance(parts, torch.Size):
+        return parts
+    if len(parts) > 2 and isinstance(parts[1], torch.Size):
+        values, shape, strides, *rest = parts
+        return values, shape, tuple(0 if n == 1 else s for n, s in zip(shape, strides)), *rest
+    return type(parts)(map(freely, parts))
+
+
 def close(a, b):
     if isinstance(a, (list, tuple)):
         return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(close, a, b))

@@ -31,6 +31,7 @@ from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, w
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import LazyModule, append_call
+from firesteel.graph.passes import moved
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
 
@@ -380,11 +381,14 @@ class Copier:
         if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):
             return node
         copy = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[base],), {})
-        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"}
+        start = base.meta["val"].spec.offset        # the copy begins at the start of its storage
+        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": moved(base.meta["val"], -start)}
         for view in views:
             rest, options = map_arg((view.args[1:], view.kwargs), self.copies.__getitem__)
+            if view.target is torch.ops.aten.as_strided.default and isinstance(rest[2], int) and isinstance(start, int):
+                rest = (rest[0], rest[1], rest[2] - start)
             copy = append_call(self.graph, view.target, (copy, *rest), options)
-            copy.meta = dict(view.meta)
+            copy.meta = dict(view.meta) | {"val": moved(view.meta["val"], -start)}
         self.copies[copy] = copy
         return copy
 

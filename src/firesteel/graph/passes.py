@@ -161,7 +161,7 @@ def _move_views(node: Node, base: Any) -> bool:
     if any(view.target is aten.as_strided.default for view in views):
         return False
     for view in views:
-        view.meta["val"] = _moved(view.meta["val"], shift)
+        view.meta["val"] = moved(view.meta["val"], shift)
     return True
 
 
@@ -174,9 +174,10 @@ def _views_of(node: Node) -> list[Node]:
     return found
 
 
-def _moved(value: Any, shift: Any) -> Any:
+def moved(value: Any, shift: Any) -> Any:
+    """A value, or several, at another place of the storage."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(v, shift) for v in value)
+        return type(value)(moved(v, shift) for v in value)
     return value.world.make(value.spec._replace(offset=value.spec.offset + shift))
 
 

@@ -85,10 +85,17 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         result.record.via = via
         return result
     op = SOLID.get(fact.op, fact.op)
-    shown = result if op is fact.op else world.make(call_rule(facts(op), (base,), {}))      # a copy has a layout of its own
+    # a copy has its own layout
+    shown = _as_in_graph(world, result, base, node) if op is fact.op else world.make(call_rule(facts(op), (base,), {}))
     view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, shown)
     result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version, via)
     return result
+
+
+def _as_in_graph(world: TraceWorld, view: AbstractTensor, base: AbstractTensor, node: Any) -> AbstractTensor:
+    """The view as the graph has it: a value that replaced an input's content begins at another place of its storage than the input does."""
+    shift = spec_of_node(node).offset - base.spec.offset
+    return view if type(shift) is int and shift == 0 else world.make(view.spec._replace(offset=view.spec.offset + shift))
 
 
 # Views that only set a bit are recorded as what they mean: abstract tensors have no such bits.
@@ -113,11 +120,13 @@ def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, spe
     base = args[0]
     results = [world.make(s) for s in specs]
     place = base.record
-    node = world.node(fact.op, tuple(world.to_node(a) for a in args), {k: world.to_node(v) for k, v in kwargs.items()}, results)
+    whole = world.to_node(base)
+    shown = [_as_in_graph(world, result, base, whole) for result in results]
+    node = world.node(fact.op, (whole, *(world.to_node(a) for a in args[1:])), {k: world.to_node(v) for k, v in kwargs.items()}, shown)
     plain_args, plain_kwargs = tuple(_plain(a) for a in args[1:]), {k: _plain(v) for k, v in kwargs.items()}
     steps = parts(fact.op, base.spec, plain_args, plain_kwargs, specs)
     for i, (result, (op, rest)) in enumerate(zip(results, steps)):
-        item = world.node(operator.getitem, (node, i), {}, result)
+        item = world.node(operator.getitem, (node, i), {}, shown[i])
         via = Via(place, fact.op, plain_args, plain_kwargs, i, torch.is_grad_enabled())
         world.leaves_made += not via.recorded and base.requires_grad
         result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version, via)

@@ -110,10 +110,13 @@ def _compare(node: Node, found: Any, have: Any, env: Any) -> None:
 
 
 def _equal(a: Spec, b: Spec, env: Any) -> bool:
-    """Equal by what is known at the end: guards that came behind a node may have settled its sizes."""
+    """Equal by what is known at the end: guards that came behind a node may have settled its sizes.  The stride of a size that came out
+    as 1 is free."""
     if env is None or (a.dtype, a.device, len(a.shape)) != (b.dtype, b.device, len(b.shape)):
         return False
-    pairs = zip((*a.shape, *a.strides, a.offset), (*b.shape, *b.strides, b.offset))
+    one = [env.known(eq(env.simplify(size), 1)) for size in a.shape]
+    strides = [(s, t) for is_one, s, t in zip(one, a.strides, b.strides) if not is_one]
+    pairs = [*zip(a.shape, b.shape), *strides, (a.offset, b.offset)]
     return all(x == y or env.known(eq(env.simplify(x), env.simplify(y))) for x, y in pairs)
 
 

@@ -220,7 +220,7 @@ class ShapeEnv:
     def decide_or(self, condition: bool | Expr, otherwise: bool) -> bool:
         """Like `decide`; `otherwise` where only run time knows."""
         if self._by_hints and condition in self._hinted:
-            return self._hinted[condition]      # type: ignore[index]  # what is known is no question
+            return self._hinted[condition]
         known = self.known(condition)
         if known is not None:
             return known
