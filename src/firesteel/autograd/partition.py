@@ -341,6 +341,11 @@ def views_to(node: Node) -> list[Node]:
     return chain[::-1]
 
 
+def _from_start(value: Any, start: Any) -> Any:
+    """A value, or a view of it, that lay from `start` on and lies at the front of a storage now."""
+    return value if type(start) is int and start == 0 else moved(value, -start)
+
+
 class Copier:
     """Builds a graph from nodes of the joint graph; a node is copied just before its first reader, so that recomputed values
     live shortly."""
@@ -381,14 +386,15 @@ class Copier:
         if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):
             return node
         copy = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[base],), {})
-        start = base.meta["val"].spec.offset        # the copy begins at the start of its storage
-        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": moved(base.meta["val"], -start)}
+        spec = getattr(base.meta["val"], "spec", None)
+        start = spec.offset if spec is not None else 0      # the copy begins at the front of its own storage
+        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": _from_start(base.meta["val"], start)}
         for view in views:
             rest, options = map_arg((view.args[1:], view.kwargs), self.copies.__getitem__)
             if view.target is torch.ops.aten.as_strided.default and isinstance(rest[2], int) and isinstance(start, int):
                 rest = (rest[0], rest[1], rest[2] - start)
             copy = append_call(self.graph, view.target, (copy, *rest), options)
-            copy.meta = dict(view.meta) | {"val": moved(view.meta["val"], -start)}
+            copy.meta = dict(view.meta) | {"val": _from_start(view.meta["val"], start)}
         self.copies[copy] = copy
         return copy
 
