@@ -629,3 +629,13 @@ def test_a_backward_that_cannot_run_is_an_error_when_it_is_asked_for():
         texts.append(str(error.value))
         grads.append(w.grad)
     assert texts[0] == texts[1] and torch.equal(*grads)
+
+
+def test_second_gradient_through_the_real_part_of_a_conjugate():
+    def curvature(fn):
+        x = leaf(5)
+        y = fn(x)
+        gradient, = torch.autograd.grad(y.sum() * y[0], x, create_graph=True)
+        return torch.autograd.grad(gradient.pow(2).sum(), x)[0]
+
+    torch.testing.assert_close(curvature(compiled(torch.fft.hfft)), curvature(torch.fft.hfft))

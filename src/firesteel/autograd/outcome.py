@@ -349,6 +349,8 @@ class Outcome:
             found: Any = lambda t, v: op(t, *_fill(args, v), **{k: _fill(a, v) for k, a in kwargs.items()})
         else:
             found = lambda t, v: op(t, *args, **kwargs)
+        if op is aten.view_as_real.default:
+            return lambda t, v: found(t.resolve_conj(), v)      # abstract tensors have no such bit
         return found if item is None else lambda t, v: found(t, v)[item]
 
     def _text(self, via: Via) -> str:
