@@ -6,6 +6,7 @@ smaller and filled up to the larger of both.  Transforms of short frames, which 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -63,30 +64,44 @@ for _name in ("fft", "ifft", "rfft", "ihfft", "irfft", "hfft"):
 
 # ---------------------------------------------------------------- short frames
 
+# name of an option -> its default, in the order of torch's signature
+FRAMED: dict[str, Any] = {"hop_length": None, "win_length": None, "window": None, "center": True}
+FORTH: dict[str, Any] = {**FRAMED, "pad_mode": "reflect", "normalized": False, "onesided": None, "return_complex": None, "align_to_window": None}
+BACK: dict[str, Any] = {**FRAMED, "normalized": False, "onesided": None, "length": None, "return_complex": False}
+
+
+def _options(defaults: dict[str, Any], n_fft: int, given: tuple[Any, ...], named: dict[str, Any]) -> SimpleNamespace | None:
+    """The options of a call; None for one that torch is to refuse."""
+    if len(given) > len(defaults) or not named.keys() <= defaults.keys():
+        return None
+    made = SimpleNamespace(**{**defaults, **dict(zip(defaults, given)), **named})
+    made.hop, made.width = made.hop_length or n_fft // 4, made.win_length or n_fft
+    return made if 0 < made.width <= n_fft and made.hop > 0 and (made.window is None or made.window.dim() == 1) else None
+
+
 @symbolic_row(torch.stft, Tensor.stft)
-def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True,     # noqa: A002
-         pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None,
-         align_to_window: bool | None = None) -> Any:
-    hop, width = hop_length or n_fft // 4, win_length or n_fft
-    is_complex = input.is_complex() or window is not None and window.is_complex()
-    if (return_complex is None or align_to_window or input.dim() not in (1, 2) or not 0 < width <= n_fft or hop <= 0
-            or window is not None and window.dim() != 1 or is_complex and onesided):
+def stft(input: Tensor, n_fft: int, *given: Any, **named: Any) -> Any:
+    o = _options(FORTH, n_fft, given, named)
+    if o is None or o.return_complex is None or o.align_to_window or input.dim() not in (1, 2):
+        return NotImplemented
+    is_complex = input.is_complex() or o.window is not None and o.window.is_complex()
+    if is_complex and o.onesided:
         return NotImplemented
     x = input if input.dim() == 2 else input[None]
-    if center:
-        x = F.pad(x[:, None], (n_fft // 2, n_fft // 2), pad_mode)[:, 0]
-    torch._check(x.shape[-1] >= n_fft, lambda: f"stft: expected 0 < n_fft <= {x.shape[-1]}, but got n_fft={n_fft}")
-    frames = x.unfold(-1, n_fft, hop)
-    shape = _window(window, width, n_fft, x)
+    if o.center:
+        x = F.pad(x[:, None], (n_fft // 2, n_fft // 2), o.pad_mode)[:, 0]
+    torch._check(x.shape[-1] >= n_fft, lambda: f"stft: a signal of {x.shape[-1]} is shorter than a frame of {n_fft}")
+    frames = x.unfold(-1, n_fft, o.hop)
+    shape = _window(o.window, o.width, n_fft, x)
     frames = frames if shape is None else frames * shape
-    scaling = 1 if normalized else 0
+    scaling = 1 if o.normalized else 0
     if is_complex:
         result = aten._fft_c2c(frames, [2], scaling, True)
     else:
-        result = aten._fft_r2c(frames, [2], scaling, onesided is not False)
+        result = aten._fft_r2c(frames, [2], scaling, o.onesided is not False)
     result = result.transpose(1, 2)
     result = result if input.dim() == 2 else result[0]
-    return result if return_complex else torch.view_as_real(result)
+    return result if o.return_complex else torch.view_as_real(result)
 
 
 def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Any:
@@ -99,33 +114,33 @@ def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Any:
 
 
 @symbolic_row(torch.istft, Tensor.istft)
-def istft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True,     # noqa: A002
-          normalized: bool = False, onesided: bool | None = None, length: Any = None, return_complex: bool = False) -> Any:
+def istft(input: Tensor, n_fft: int, *given: Any, **named: Any) -> Any:
     """Each frame is transformed back, the frames are added where they lie, and divided by the sum of the windows there."""
-    hop, width = hop_length or n_fft // 4, win_length or n_fft
-    if input.dim() not in (2, 3) or not input.is_complex() or not 0 < hop <= width <= n_fft or window is not None and window.dim() != 1:
+    o = _options(BACK, n_fft, given, named)
+    if o is None or input.dim() not in (2, 3) or not input.is_complex() or o.hop > o.width:
         return NotImplemented
     x = (input if input.dim() == 3 else input[None]).transpose(1, 2)
     bins = x.shape[2]
-    half = (bool(bins != n_fft) if onesided is None else onesided)
-    if return_complex and half or not isinstance(bins, int) and bool(bins != (n_fft // 2 + 1 if half else n_fft)):
+    half = bool(bins != n_fft) if o.onesided is None else o.onesided
+    if o.return_complex and half or not isinstance(bins, int) and bool(bins != (n_fft // 2 + 1 if half else n_fft)):
         return NotImplemented
-    shape = torch.ones(n_fft, dtype=x.real.dtype, device=x.device) if window is None and width == n_fft else _window(window, width, n_fft, x.real)
-    scaling = 1 if normalized else 2
-    if return_complex:
+    plain = o.window is None and o.width == n_fft
+    shape = torch.ones(n_fft, dtype=x.real.dtype, device=x.device) if plain else _window(o.window, o.width, n_fft, x.real)
+    scaling = 1 if o.normalized else 2
+    if o.return_complex:
         frames = aten._fft_c2c(x, [2], scaling, False)
     else:
         frames = aten._fft_c2r(x if half else x[..., :n_fft // 2 + 1], [2], scaling, n_fft)
     count = x.shape[1]
-    total = n_fft + hop * (count - 1)
-    signal = aten.unfold_backward(frames * shape, [x.shape[0], total], 1, n_fft, hop)
-    weight = aten.unfold_backward(shape.pow(2).expand(1, count, n_fft), [1, total], 1, n_fft, hop)
-    start = n_fft // 2 if center else 0
-    end = total - start if length is None else start + length
-    kept = end if length is None else torch.sym_min(end, total)
+    total = n_fft + o.hop * (count - 1)
+    signal = aten.unfold_backward(frames * shape, [x.shape[0], total], 1, n_fft, o.hop)
+    weight = aten.unfold_backward(shape.pow(2).expand(1, count, n_fft), [1, total], 1, n_fft, o.hop)
+    start = n_fft // 2 if o.center else 0
+    end = total - start if o.length is None else start + o.length
+    kept = end if o.length is None else torch.sym_min(end, total)
     signal, weight = (aten.slice(t, 1, start, kept) for t in (signal, weight))
     torch._assert_async(weight.abs().min() >= 1e-11, "window overlap add min: 1")
     signal = signal / weight
-    if length is not None:
+    if o.length is not None:
         signal = F.pad(signal, (0, end - kept))
     return signal if input.dim() == 3 else signal[0]
