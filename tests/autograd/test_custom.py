@@ -3,6 +3,7 @@ import dataclasses
 
 import pytest
 import torch
+from alias_programs import Dirty
 from torch.autograd.function import once_differentiable
 
 import firesteel as fs
@@ -33,18 +34,6 @@ class Attributes(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * ctx.factor * (2 if ctx.name == "double" else 1), None, None
-
-
-class Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x.mul_(3)
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3
 
 
 class WithIndices(torch.autograd.Function):
