@@ -2,9 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-SOURCES := $(shell find src -name '*.py' 2>/dev/null)
 
-.PHONY: demo test tiny lint bench clean
+.PHONY: demo test test-pythons tiny lint goldens lines bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -19,7 +18,11 @@ demo: $(VENV)/.installed
 	$(RUN) examples/demo.py
 
 test: $(VENV)/.installed
-	$(RUN) -m pytest -n 2 tests
+	$(RUN) -m pytest -n 2 --durations=10 tests
+
+# every Python from 3.11 on that this machine has, each in an environment of its own (.venv-3.12, ...)
+test-pythons:
+	$(PYTHON) tests/on_every_python.py
 
 tiny: $(VENV)/.installed
 	$(RUN) -m pytest tests/test_tiny.py
@@ -28,8 +31,16 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests bench examples
 	$(VENV)/bin/mypy
 
+# generated text of a few programs: read `git diff tests/goldens` like code
+goldens: $(VENV)/.installed
+	$(RUN) tests/golden_texts.py
+
+# lines by folder in docs/README.md
+lines:
+	$(PYTHON) docs/lines.py
+
 bench: $(VENV)/.installed
 	$(RUN) bench/reference.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-* build dist src/*.egg-info

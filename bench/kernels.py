@@ -87,7 +87,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     config.cache_dir = ""
-    cpu.engine()
+    cpu.jit()
     print(f"{'kernel':22} {'print ms':>9} {'compile ms':>11} {'ours us':>9} {'eager us':>9} {'ratio':>6}")
     for name, (nest, tensors, eager) in cases().items():
         printing, kernel = cost(lambda: print_nest(*nest))

@@ -29,13 +29,10 @@ IMPLS = ("eager", "torch", "firesteel")
 def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes: dict) -> dict:
     """One program, one compiler: first call and steady state."""
     import programs
-    import torch
     program = programs.PROGRAMS[name](**sizes)
-    if device != "cpu":
-        program = _to_device(program, device)
-    sync = torch.cuda.synchronize if device != "cpu" else lambda: None
+    program, sync = on_device(program, device)
     import_start = time.perf_counter()
-    fn = _compiler(impl)(program.fn)
+    fn = compiler(impl)(program.fn)
     imported = time.perf_counter() - import_start
     start = time.perf_counter()
     programs.step(fn, program, train)
@@ -44,21 +41,26 @@ def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes
     for _ in range(3):
         programs.step(fn, program, train)
     sync()
-    times = []
-    deadline = time.perf_counter() + seconds
-    while len(times) < 10 or time.perf_counter() < deadline and len(times) < 2000:
-        start = time.perf_counter()
-        programs.step(fn, program, train)
-        sync()
-        times.append(time.perf_counter() - start)
-    row = {"first": first, "import": imported, "steady": statistics.median(times),
+    row = {"first": first, "import": imported, "steady": steady(lambda: programs.step(fn, program, train), seconds, sync),
            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     if impl == "firesteel":
         row.update(_firesteel_facts())
     return row
 
 
-def _compiler(impl: str):
+def steady(step, seconds: float, sync) -> float:
+    """The median time of a step."""
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 10 or time.perf_counter() < deadline and len(times) < 2000:
+        start = time.perf_counter()
+        step()
+        sync()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def compiler(impl: str):
     import torch
     if impl == "eager":
         return lambda fn: fn
@@ -68,8 +70,11 @@ def _compiler(impl: str):
     return fs.compile
 
 
-def _to_device(program, device):
+def on_device(program, device: str):
+    """The program on a device, and what waits until that has done its work."""
     import torch
+    if device == "cpu":
+        return program, lambda: None
     if isinstance(program.fn, torch.nn.Module):
         program.fn.to(device)
         program.leaves = list(program.fn.parameters())
@@ -77,7 +82,7 @@ def _to_device(program, device):
     if not isinstance(program.fn, torch.nn.Module):
         program.leaves = list(inputs)
     program.inputs = inputs
-    return program
+    return program, torch.cuda.synchronize
 
 
 def _firesteel_facts() -> dict:
@@ -89,12 +94,11 @@ def _firesteel_facts() -> dict:
 
 # ---------------------------------------------------------------- the driver
 
-def fresh(name: str, train: bool, impl: str, cache: str, options) -> dict:
-    """The worker in a new process; its caches are in `cache`."""
+def fresh(script: str, arguments: list, cache: str) -> dict:
+    """The worker of a script in a new process; its caches are in `cache`."""
     env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "torch"), FIRESTEEL_CACHE_DIR=os.path.join(cache, "firesteel"),
                TRITON_CACHE_DIR=os.path.join(cache, "triton"))
-    command = [sys.executable, __file__, "--worker", json.dumps([name, train, impl, options.device, options.seconds, options.sizes])]
-    done = subprocess.run(command, env=env, text=True, capture_output=True)
+    done = subprocess.run([sys.executable, script, "--worker", json.dumps(arguments)], env=env, text=True, capture_output=True)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1] if done.stderr else f"status {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
@@ -106,10 +110,11 @@ def measure(name: str, train: bool, impl: str, options) -> dict:
     for _ in range(options.repeat if impl != "torch" else 1):
         with tempfile.TemporaryDirectory() as cache:
             print(f"  {name} {'train' if train else 'infer'} {impl} ...", file=sys.stderr, flush=True)
-            cold = fresh(name, train, impl, cache, options)
+            arguments = [name, train, impl, options.device, options.seconds, options.sizes]
+            cold = fresh(__file__, arguments, cache)
             if "error" in cold:
                 return cold
-            warm = fresh(name, train, impl, cache, options) if impl != "eager" else cold
+            warm = fresh(__file__, arguments, cache) if impl != "eager" else cold
             if "error" in warm:
                 return warm
             pairs.append((cold, warm))

@@ -56,7 +56,8 @@ def program_text(model, ids, targets) -> list[str]:
     fs.reset()
     with tempfile.TemporaryDirectory() as folder, fs.config.patch(dump_dir=folder):
         fs.compile(model)(ids, targets)
-        return next(pathlib.Path(folder).glob("*fuse.loops")).read_text().splitlines()
+        lines = next(pathlib.Path(folder).rglob("*fuse.loops")).read_text().splitlines()[1:]
+        return [line.removeprefix("# ") for line in lines if line.startswith("# ")]
 
 
 def main() -> int:

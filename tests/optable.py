@@ -105,12 +105,17 @@ class Sample:
 
 
 SAMPLES: Table[list[Sample]] = Table("samples", "tests/optable.py")
+DECOMPOSED: Table[list[Sample]] = Table("samples of a decomposition", "tests/optable.py")       # of operators that are not lowered as a whole
 
 
-def sample(op: Any, *args: Any, **kwargs: Any) -> None:
-    if op not in SAMPLES:
-        SAMPLES.add(op, [])
-    SAMPLES[op].append(Sample(op, args, kwargs))
+def sample(op: Any, *args: Any, table: Table[list[Sample]] = SAMPLES, **kwargs: Any) -> None:
+    if op not in table:
+        table.add(op, [])
+    table[op].append(Sample(op, args, kwargs))
+
+
+def decomposed(op: Any, *args: Any) -> None:
+    sample(op, *args, table=DECOMPOSED)
 
 
 # ---------------------------------------------------------------- one argument
@@ -277,14 +282,9 @@ for _name, _options in BACKWARDS.items():
 sample(aten.gelu_backward.default, t(4, 5), t(4, 5), approximate="tanh")
 sample(aten.elu_backward.default, t(4, 5), 1.0, 1.0, 1.0, False, t(4, 5))
 sample(aten.elu_backward.default, t(4, 5), 1.5, 1.0, 1.0, True, t(4, 5, lo=-1.0))
-sample(aten.log_sigmoid_forward.default, t(4, 5))
-sample(aten.log_sigmoid_backward.default, t(4, 5), t(4, 5), t(4, 5, lo=0.1, hi=1.0))
 sample(aten.celu.default, t(4, 5), 1.5)
 sample(aten.logit_backward.default, t(5), t(5, lo=-0.1, hi=1.1))
 sample(aten.logit_backward.default, t(5), t(5, lo=-0.1, hi=1.1), 0.2)
-sample(aten.glu.default, t(3, 6))
-sample(aten.glu.default, t(4, 6, dtype="bf16"), 0)
-sample(aten.mse_loss.default, t(4, 5), t(4, 5), 0)
 
 # ---------------------------------------------------------------- copies and conversions
 
@@ -351,8 +351,6 @@ sample(aten.aminmax.default, t(4, 5), dim=1)
 sample(aten.aminmax.default, t(4, 5))
 sample(aten.nansum.default, t(3, 4, special=True), [0])
 sample(aten.nansum.default, t(3, 4, dtype="i64"))
-sample(aten.trace.default, t(4, 5))
-sample(aten.trace.default, t(5, 3, dtype="i64"))
 sample(aten.count_nonzero.dim_IntList, t(4, 5, dtype="i64", lo=0, hi=2), [1])
 for _op in (aten.var.correction, aten.std.correction, aten.var_mean.correction):
     for _correction in (0, 1, None):
@@ -471,9 +469,6 @@ sample(aten.select_scatter.default, t(5, 4), t(5), 1, -1)
 sample(aten.diagonal_scatter.default, t(4, 5), t(4), 0)
 sample(aten.diagonal_scatter.default, t(4, 5), t(2), -2)
 sample(aten.diagonal_scatter.default, t(4, 5), t(4), 1)
-sample(aten.diag_embed.default, t(3))
-sample(aten.diag_embed.default, t(2, 3), 1)
-sample(aten.diag_embed.default, t(2, 3), -1, 0, 2)
 for _k in range(-1, 4):
     sample(aten.rot90.default, t(3, 4), _k, [0, 1])
     sample(aten.rot90.default, t(2, 3, 4), _k, [2, 0])
@@ -520,6 +515,73 @@ sample(aten.index_put.default, t(4, 5), [t(4, 5, dtype="bool")], t())
 sample(aten.index_put.default, t(4, 5), [t(4, dtype="bool")], t())
 sample(aten.scatter.value, t(4, 5), 1, _index(4, 2), 2.5)
 sample(aten.scatter.src, t(4, 5), 1, _index(4, 1), t(4, 2))
+# ---------------------------------------------------------------- the other overloads of what has samples above
+
+for _op, *_args in [
+    (aten.sgn.default, t(4, 5)), (aten.sub.Scalar, t(4, 5), 1.5), (aten.rsub.Tensor, t(4, 5), t(5)), (aten.div.Scalar, t(4, 5), 3),
+    (aten.true_divide.Tensor, t(4, 5), t(5, lo=0.5)), (aten.floor_divide.Scalar, t(9, dtype="i64", lo=-9, hi=9), 4), (aten.fix.default, t(4, 5)),
+    (aten.remainder.Scalar_Tensor, 7, t(5, lo=1.0)), (aten.copysign.Scalar, t(4, 5), -1.0), (aten.xlogy.Scalar_Self, 2.0, t(5, lo=0.1)),
+    (aten.xlogy.Scalar_Other, t(5), 2.0), (aten.special_xlog1py.self_scalar, 2.0, t(5, lo=0.1)), (aten.special_xlog1py.other_scalar, t(5), 2.0),
+    (aten.clamp_min.Tensor, t(4, 5), t(5)), (aten.clamp_max.Tensor, t(4, 5), t(5)), (aten.bitwise_and.Scalar_Tensor, 5, t(9, dtype="i64")),
+    (aten.bitwise_or.Scalar_Tensor, 5, t(9, dtype="i64")), (aten.bitwise_xor.Scalar_Tensor, 5, t(9, dtype="i64")),
+    (aten.bitwise_right_shift.Scalar_Tensor, 99, t(9, dtype="i64", lo=0, hi=9)), (aten.__lshift__.Tensor, t(9, dtype="i64"), t(9, dtype="i64", lo=0, hi=9)),
+    (aten.__lshift__.Scalar, t(9, dtype="i64"), 3), (aten.__rshift__.Tensor, t(9, dtype="i64"), t(9, dtype="i64", lo=0, hi=9)),
+    (aten.__rshift__.Scalar, t(9, dtype="i64"), 3), (aten._prelu_kernel.default, t(4, 5), t(5)),
+    (aten.reshape.default, t(4, 6), [3, 8]), (aten._reshape_alias.default, t(4, 6), [3, 8], [8, 1]), (aten.flatten.using_ints, t(2, 3, 4)),
+    (aten.lift_fresh.default, t(3)), (aten.lift_fresh_copy.default, t(3)), (aten.lift.default, t(3)), (aten.view_as.default, t(4, 6), t(3, 8)),
+    (aten.resolve_conj.default, t(3)), (aten.resolve_neg.default, t(3)), (aten.numpy_T.default, t(3, 4)), (aten.mT.default, t(2, 3, 4)),
+    (aten.narrow.default, t(4, 5), 1, 1, 3), (aten.chunk.default, t(4, 5), 2), (aten.split.sizes, t(4, 5), [1, 3]), (aten.contiguous.default, t(4, 5)),
+    (aten.tensor_split.sections, t(4, 5), 2), (aten.real.default, t(3)), (aten._neg_view.default, t(3)), (aten.transpose_copy.int, t(3, 4), 0, 1),
+    (aten.t_copy.default, t(3, 4)), (aten.alias_copy.default, t(3)), (aten.detach_copy.default, t(3)), (aten.unsqueeze_copy.default, t(3), 0),
+    (aten.squeeze_copy.default, t(3, 1)), (aten.squeeze_copy.dim, t(3, 1), 1), (aten.squeeze_copy.dims, t(3, 1), [1]), (aten.select_copy.int, t(3, 4), 1, 2),
+    (aten.split_copy.Tensor, t(4, 5), 2), (aten.split_with_sizes_copy.default, t(4, 5), [1, 3]), (aten.diagonal_copy.default, t(3, 4)),
+    (aten.unfold_copy.default, t(7), 0, 3, 2), (aten._unsafe_index.Tensor, t(4, 5), [_index(7)]), (aten.count_nonzero.default, t(4, 5, dtype="i64")),
+    (aten.std.dim, t(4, 5), [0]), (aten.var.default, t(4, 5)), (aten.std.default, t(4, 5)), (aten.std_mean.correction, t(4, 5), [1]),
+    (aten._unsafe_index_put.default, t(4, 5), [_index(1)], t(1, 5)),
+]:
+    sample(_op, *_args)
+sample(aten.div.Scalar_mode, t(9, lo=-9.0, hi=9.0), 4, rounding_mode="floor")
+
+# ---------------------------------------------------------------- operators that are decomposed
+
+ALL, BATCH = [True, True, True], t(3, 4, 5)
+STATS = T((4,), lo=0.5, hi=1.5)
+for _op, *_args in [
+    (aten.log_sigmoid_forward.default, t(4, 5)), (aten.log_sigmoid_forward.default, t(4, 6, layout="transposed")), (aten.glu.default, t(3, 6)),
+    (aten.log_sigmoid_backward.default, t(4, 5), t(4, 5, lo=0.0, hi=0.0), t(4, 5, lo=1.0, hi=1.0)), (aten.glu.default, t(4, 6, dtype="bf16"), 0),
+    (aten.mse_loss.default, t(4, 5), t(4, 5), 0), (aten.mse_loss.default, t(4, 5), t(4, 5)), (aten.smooth_l1_loss.default, t(4, 5), t(4, 5), 0),
+    (aten.smooth_l1_loss.default, t(4, 5), t(4, 5), 2, 0.5), (aten.trace.default, t(4, 5)), (aten.trace.default, t(5, 3, dtype="i64")),
+    (aten.diag_embed.default, t(3)), (aten.diag_embed.default, t(2, 3), 1), (aten.diag_embed.default, t(2, 3), -1, 0, 2),
+    (aten._prelu_kernel_backward.default, t(4, 5), t(4, 5), t(4, 5)), (aten.mish_backward.default, t(4, 5), t(4, 5)),
+    (aten.glu_backward.default, t(3, 3), t(3, 6), 1), (aten.native_dropout_backward.default, t(4, 5), t(4, 5, dtype="bool"), 2.0),
+    (aten.stack.default, [t(3, 4), t(3, 4)], 1), (aten.pixel_shuffle.default, t(2, 8, 3, 3), 2), (aten.pixel_unshuffle.default, t(2, 3, 4, 6), 2),
+    (aten.reflection_pad1d.default, t(2, 5), [2, 1]), (aten.reflection_pad2d.default, t(2, 4, 5), [1, 2, 2, 1]),
+    (aten.reflection_pad3d.default, t(2, 3, 4, 5), [1, 2, 2, 1, 1, 1]), (aten.replication_pad1d.default, t(2, 5), [2, 1]),
+    (aten.replication_pad2d.default, t(2, 4, 5), [1, 2, 2, 1]), (aten.replication_pad3d.default, t(2, 3, 4, 5), [1, 2, 2, 1, 1, 1]),
+    (aten.mv.default, t(3, 4), t(4)), (aten.addmv.default, t(3), t(3, 4), t(4)), (aten.addr.default, t(3, 4), t(3), t(4)), (aten.dot.default, t(5), t(5)),
+    (aten.vdot.default, t(5), t(5)), (aten.nll_loss_forward.default, t(4, 5), _index(4, n=5), None, 1, -100),
+    (aten.nll_loss2d_forward.default, t(2, 5, 3, 3), _index(2, 3, 3, n=5), t(5, lo=0.1), 1, 2),
+    (aten.nll_loss_backward.default, t(), t(4, 5), _index(4, n=5), t(5, lo=0.1), 2, -100, t(lo=1.0)),
+    (aten.nll_loss2d_backward.default, t(2, 3, 3), t(2, 5, 3, 3), _index(2, 3, 3, n=5), None, 0, 2, t(lo=1.0)),
+    (aten.mse_loss_backward.default, t(), t(4, 5), t(4, 5), 1), (aten.smooth_l1_loss_backward.default, t(4, 5), t(4, 5), t(4, 5), 0, 0.5),
+    (aten.huber_loss.default, t(4, 5), t(4, 5), 2, 0.5), (aten.huber_loss_backward.default, t(), t(4, 5), t(4, 5), 2, 0.5),
+    (aten.soft_margin_loss.default, t(4, 5), t(4, 5)), (aten.soft_margin_loss_backward.default, t(), t(4, 5), t(4, 5), 1),
+    (aten.binary_cross_entropy.default, t(4, 5, lo=0.1, hi=0.9), t(4, 5, lo=0.0, hi=1.0), t(5)),
+    (aten.binary_cross_entropy_backward.default, t(), t(4, 5, lo=0.1, hi=0.9), t(4, 5, lo=0.0, hi=1.0), None, 1),
+    (aten.binary_cross_entropy_with_logits.default, t(4, 5), t(4, 5, lo=0.0, hi=1.0), None, t(5, lo=0.5)),
+    (aten.native_layer_norm.default, BATCH, [4, 5], t(4, 5), t(4, 5), 1e-5), (aten._fused_rms_norm.default, BATCH, [5], t(5), 1e-5),
+    (aten.native_layer_norm_backward.default, BATCH, BATCH, [5], t(3, 4, 1), t(3, 4, 1, lo=0.5), t(5), t(5), ALL),
+    (aten.native_group_norm.default, BATCH, t(4), t(4), 3, 4, 5, 2, 1e-5),
+    (aten.native_group_norm_backward.default, BATCH, BATCH, t(3, 2), t(3, 2, lo=0.5), t(4), 3, 4, 5, 2, ALL),
+    (aten.native_batch_norm.default, BATCH, STATS, t(4), t(4), STATS, False, 0.1, 1e-5), (aten._native_batch_norm_legit.no_stats, BATCH, STATS, t(4), True, 0.1, 1e-5),
+    (aten._native_batch_norm_legit_no_training.default, BATCH, STATS, t(4), t(4), STATS, 0.1, 1e-5),
+    (aten._native_batch_norm_legit_functional.default, BATCH, STATS, t(4), t(4), STATS, True, 0.1, 1e-5),
+    (aten.native_batch_norm_backward.default, BATCH, BATCH, STATS, t(4), STATS, t(4), STATS, True, 1e-5, ALL),
+    (aten.upsample_nearest1d.default, t(1, 2, 4), [7]), (aten.upsample_nearest2d.default, t(1, 2, 3, 4), [5, 9]),
+    (aten._upsample_nearest_exact2d.default, t(1, 2, 3, 4), [5, 9]), (aten._safe_softmax.default, t(4, 5), 1), (aten.slice_backward.default, t(2, 5), [4, 5], 0, 1, 3, 1),
+    (aten.select_backward.default, t(5), [4, 5], 0, 2), (aten.diagonal_backward.default, t(4), [4, 5], 0, 0, 1), (aten.unfold_backward.default, t(3, 4), [8], 0, 4, 2),
+]:
+    decomposed(_op, *_args)
 LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
     (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)),

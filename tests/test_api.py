@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib.metadata
 import pickle
+import types
 import weakref
 
 import pytest
@@ -181,3 +182,73 @@ def test_marks_of_torch_compiler_on_functions_count():
     assert opaque in [node.target for node in graphs[0].graph.nodes]
     with pytest.raises(fs.errors.Unsupported, match="forbid_in_graph"):
         fs.compile(lambda x: forbidden(x) * 2, fullgraph=True)(x)
+
+
+# -- a forward that the user sets -----------------------------------------------------------------------------------------
+def doubled(forward):
+    @functools.wraps(forward)
+    def wrapped(*args, **kwargs):
+        return forward(*args, **kwargs) * 2
+    return wrapped
+
+
+def set_bound(module):
+    module.forward = doubled(module.forward)
+
+
+def set_unbound(module):
+    module.forward = types.MethodType(doubled(module.forward.__func__), module)
+
+
+def set_partial(module):
+    module.forward = functools.partial(lambda forward, x: forward(x) * 2, module.forward)
+
+
+def set_of_class(module):
+    module.forward = types.MethodType(lambda self, x: type(self).forward(self, x) * 2, module)
+
+
+def set_and_replaced(module):
+    first = module.forward
+    module.forward = doubled(doubled(first))
+    module.forward = first
+    module.forward = doubled(module.forward)
+
+
+def set_and_deleted(module):
+    set_bound(module)
+    del module.forward
+    set_bound(module)
+
+
+@pytest.mark.parametrize("patch", [set_bound, set_unbound, set_partial, set_of_class, set_and_replaced, set_and_deleted])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_a_forward_set_on_a_compiled_module_may_call_the_one_before(patch, called_before):
+    counter = fs.testing.CompileCounter()
+    model = make_model()
+    compiled, x = fs.compile(model, backend=counter, fullgraph=True), torch.randn(2, 4)
+    expected = model(x) * 2
+    if called_before:
+        compiled(x)
+    counter.clear()
+    patch(compiled)
+    torch.testing.assert_close(compiled(x), expected)
+    assert counter.frame_count == 1, "the wrapper is part of the graph"
+    torch.testing.assert_close(compiled.forward(x), expected)
+    torch.testing.assert_close(model(x), expected, msg="the original is the same module")
+    twin = copy.deepcopy(compiled)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    torch.testing.assert_close(compiled(x), expected)
+    del compiled.forward
+    torch.testing.assert_close(compiled(x), expected / 2)
+
+
+def test_a_static_forward_may_be_wrapped_too():
+    class Module(torch.nn.Module):
+        forward = staticmethod(lambda x: x * 3)
+
+    compiled, x = fs.compile(Module(), backend="eager"), torch.randn(3)
+    set_bound(compiled)
+    torch.testing.assert_close(compiled(x), x * 6)
+    torch.testing.assert_close(compiled.forward(x), x * 6)

@@ -6,20 +6,26 @@ import sys
 
 import pytest
 
+from firesteel.homes import is_library, lies_in, lies_in_private
+
 SRC = pathlib.Path(__file__).parent.parent / "src" / "firesteel"
 FILES = sorted(SRC.rglob("*.py"))
 
 # what each layer may import, besides itself
-BASE = {"table", "config", "errors", "artifacts", "seams", "backwards"}
+BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method"}
+# what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither
+CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
+    **dict.fromkeys(CALLS, BASE | CALLS | {"sym"}),
     "sym": BASE,
     "loops": BASE | {"sym"},
     "codegen": BASE | {"sym", "loops"},
     "runtime": BASE | {"sym", "loops", "codegen"},
-    "graph": BASE | {"sym"},
-    "autograd": BASE | {"sym", "graph"},
-    "capture": BASE | {"sym"},
+    "graph": BASE | CALLS | {"sym"},
+    "autograd": BASE | CALLS | {"sym", "graph"},
+    "ops": BASE | CALLS | {"sym", "graph", "loops", "autograd"},
+    "capture": BASE | CALLS | {"sym"},
 }
 PEER = ("torch._dynamo", "torch._inductor", "torch._functorch", "functorch", "torch.fx.experimental", "torch._subclasses",
         "torch.compile", "sympy")
@@ -34,23 +40,71 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def layer(path):
-    part = path.relative_to(SRC).parts[0]
-    return part.removesuffix(".py")
+def layer(name):
+    """The layer of a dotted name below firesteel: a file with a row of its own, or its folder."""
+    parts = name.split(".")
+    return next((own for own in (".".join(parts[:2]), parts[0]) if own in LAYERS), parts[0])
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if layer(f) in LAYERS], ids=lambda p: str(p.relative_to(SRC)))
+def own_layer(path):
+    return layer(".".join(path.relative_to(SRC).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if own_layer(f) in LAYERS], ids=lambda p: str(p.relative_to(SRC)))
 def test_layers_import_downwards_only(path):
-    own = layer(path)
+    own = own_layer(path)
     allowed = LAYERS[own] | {own}
-    ours = [name.split(".")[1] for name in imported(path) if name.startswith("firesteel.")]
+    ours = [layer(name.removeprefix("firesteel.")) for name in imported(path) if name.startswith("firesteel.")]
     assert set(ours) <= allowed, f"{path} imports {set(ours) - allowed}"
+
+
+def test_capture_has_no_import_cycle():
+    """Imports for type checkers count: Values ask the machine through protocols.py and do not know it."""
+    files = {".".join(("firesteel", *path.relative_to(SRC).with_suffix("").parts)): path for path in FILES if own_layer(path) == "capture"}
+    left = {name: {used if used in files else used.rpartition(".")[0] for used in imported(path)} & files.keys() for name, path in files.items()}
+    while leaves := [name for name, used in left.items() if not used & left.keys()]:
+        for name in leaves:
+            del left[name]
+    assert not left, f"among these there is a cycle: {sorted(left)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
 def test_no_file_imports_the_peer(path):
     leaning = [name for name in imported(path) if any(name == p or name.startswith(p + ".") for p in PEER)]
     assert not leaning
+
+
+def prefix_tests(tree):
+    """Lines that tell a package by the beginning of a name, or by a piece of it: torchrl is not torch."""
+    packages = ("torch", "firesteel", "numpy")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "match", "find", "index"):
+            asked = [c.value for a in node.args for c in ast.walk(a) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)) and isinstance(node.left, ast.Constant):
+            asked = [node.left.value]
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Subscript) and isinstance(node.left.slice, ast.Slice):
+            asked = [c.value for c in node.comparators if isinstance(c, ast.Constant)]
+        else:
+            continue
+        if any(str(text).startswith(packages) for text in asked):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_packages_are_not_told_by_the_beginning_of_a_name(path):
+    assert not list(prefix_tests(ast.parse(path.read_text()))), "firesteel.homes says what lies in a package"
+
+
+@pytest.mark.parametrize("line", ['name.startswith("torch")', 'name.startswith(("math", "torch."))', '"torch" in path', 'name[:5] == "torch"'])
+def test_such_a_line_would_be_found(line):
+    assert list(prefix_tests(ast.parse(line))) == [1]
+
+
+def test_names_are_compared_part_by_part():
+    assert all(lies_in(name, "torch") for name in ("torch", "torch.nn", "torch._C._nn"))
+    assert not any(lies_in(name, "torch") for name in ("torchrl", "torch_geometric.nn", "torchvision.ops", "", "mytorch", "math"))
+    assert is_library("torch.nn") and is_library("os.path") and not is_library("torchode") and not is_library("mathutils")
+    assert lies_in_private("torch._C._nn", "torch") and not lies_in_private("torch_x._y", "torch") and not lies_in_private("torch.nn._x", "torch")
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if f.stat().st_size], ids=lambda p: str(p.relative_to(SRC)))
@@ -68,6 +122,33 @@ def test_import_is_light():
             " or m.startswith(('torch._dynamo', 'torch._inductor'))]\n"
             "assert not heavy, heavy")
     done = run_fresh(code)
+    assert done.returncode == 0, done.stderr
+
+
+FIRST_CALLS = """
+import sys, torch, firesteel as fs
+from torch.utils.checkpoint import checkpoint
+layer = torch.nn.Linear(4, 4)
+calls = {
+    "leaf": lambda: fs.compile(layer)(torch.randn(2, 4)),
+    "result": lambda: fs.compile(layer)(torch.randn(2, 4, requires_grad=True) * 2),
+    "view": lambda: fs.compile(lambda x: x * 2)(torch.randn(3, 4)[1:]),
+    "written view": lambda: fs.compile(lambda x: x.add_(1))(torch.randn(3, 4)[1:]),
+    "conjugate": lambda: fs.compile(lambda x: x * 2)(torch.randn(4, dtype=torch.complex64).conj()),
+    "sizes": lambda: fs.compile(lambda x: x.view(-1, 2).softmax(0), dynamic=True)(torch.randn(6, 4)),
+    "recurrent": lambda: fs.compile(torch.nn.LSTM(4, 4))(torch.randn(2, 3, 4)),
+    "region": lambda: fs.compile(lambda x: checkpoint(layer, x, use_reentrant=False))(torch.randn(2, 4)),
+}
+for name, call in calls.items():
+    call()
+    loaded = [module for module in ("torch.distributed.tensor", "torch._dynamo", "sympy") if module in sys.modules]
+    assert not loaded, f"{name}: {loaded}"
+"""
+
+
+def test_a_first_call_loads_nothing_heavy():
+    """Distributed tensors alone cost a first call half a second: torch loads them to ask for their class."""
+    done = run_fresh(FIRST_CALLS)
     assert done.returncode == 0, done.stderr
 
 
@@ -109,3 +190,58 @@ def test_every_setting_is_read_somewhere():
     from firesteel.config import KNOBS
     text = "\n".join(path.read_text() for path in FILES if path.name != "config.py")
     assert [name for name in KNOBS if f"config.{name}" not in text] == []
+
+
+def test_kinds_of_devices_are_named_in_one_file():
+    """Who needs to know a device's kind asks targets.py: a new kind is then a row there and one in pipeline.TARGETS."""
+    named = [path.name for path in FILES if path.name != "targets.py" for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Constant) and node.value in ("cpu", "cuda")]
+    assert named == []
+
+
+def test_a_class_name_means_one_class():
+    """A reader who meets a name looks for one definition of it; docs/glossary.md says which names are taken."""
+    classes = [node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    twice = {name for name in classes if classes.count(name) > 1 and not name.startswith("_")}
+    assert not twice, f"{twice} are taken"
+
+
+# ---------------------------------------------------------------- tests mirror sources
+
+TESTS = pathlib.Path(__file__).parent
+ACROSS = {"e2e", "errors", "fuzz", "gpu"}       # folders of programs that go through every stage
+# test files without a source of their name, by what they are about instead
+ELSEWHERE = {
+    "all of ahead-of-time autograd": "gradients symbolic_gradients opinfo opinfo_sizes checkpoint custom state subclasses",
+    "programs of the Python language": "language_corners language_errors language_library language_objects language_statements",
+    "a break at any instruction": "break_anywhere break_programs one_split user_lines",
+    "whole training steps in one function": "backward_inside requires_grad_inside training_inside",
+    "which changes of a program are noticed": "bits dynamic guard_fuzz handed_on stale states",
+    "every operator of torch": "torch_surface result_dtypes graph_symbolic graph_gpu",
+    "a package as a whole": "properties tables fork house tiny goldens walk",
+}
+
+
+def sources_of(folder):
+    """Names that a test file of a folder may begin with: its source files, those of folders below, and those folders."""
+    return {path.stem for path in (SRC / folder).rglob("*") if path.suffix == ".py" or path.is_dir()}
+
+
+def mirrored(path):
+    folder = path.parent.relative_to(TESTS)
+    words = path.stem.removeprefix("test_").removeprefix(f"{folder}_").split("_")
+    return any("_".join(words[:n]) in sources_of(folder) for n in range(1, len(words) + 1))
+
+
+def test_every_test_file_has_a_source_or_a_reason():
+    files = [path for path in TESTS.rglob("test_*.py") if path.parent.name not in ACROSS]
+    without = {path.stem.removeprefix("test_") for path in files if not mirrored(path)}
+    excused = {name for names in ELSEWHERE.values() for name in names.split()}
+    assert without == excused, f"name these after a source file, or give a reason: {without - excused}; no exceptions any more: {excused - without}"
+
+
+def test_the_table_of_lines_has_every_folder():
+    """`make lines` writes it; the numbers may be some commits old, the folders may not."""
+    folders = {"/".join(path.relative_to(SRC).parts[:-1]) or "." for path in FILES if path.stat().st_size}
+    rows = (TESTS.parent / "docs" / "README.md").read_text().split("made by `make lines` -->")[1].split("<!--")[0].splitlines()[3:-1]
+    assert {row.split("`")[1] for row in rows} == folders

@@ -5,9 +5,10 @@
 """
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-import warnings
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,40 +16,73 @@ from typing import Any
 import torch
 import torch.fx
 
-from firesteel import artifacts
-from firesteel.backends import OURS, lookup_backend
-from firesteel.capture import entry
+from firesteel import artifacts, stages
+from firesteel.autograd import engine
+from firesteel.autograd.budget import MemoryReport
+from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend
+from firesteel.capture import entry, marks
 from firesteel.config import config
-from firesteel.errors import BackendError, FiresteelError, UserError
+from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
-from firesteel.graph.guest import hosted
+from firesteel.options import check_keywords, say_once
 from firesteel.runtime import cpu
 from firesteel.testing import CompileCounterWithBackend
 
-MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
 
 def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",
-            mode: str | None = None, options: dict | None = None, disable: bool = False) -> Any:
-    """Compiles a function or an nn.Module at its first call; with no model, a decorator."""
+            mode: str | None = None, options: dict | None = None, disable: bool = False, name: str | None = None,
+            recompile_limit: int | None = None, isolate_recompiles: bool = False, shapes_spec: Any = None) -> Any:
+    """Compiles a function or an nn.Module at its first call; with no model, a decorator.
+
+    `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Functions never share variants
+    with another call of fs.compile; modules of one class do, unless `isolate_recompiles`."""
+    check_keywords(mode, options, shapes_spec, recompile_limit)
     if model is None:
-        return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+        return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable,
+                                 name=name, recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles)
+    if not callable(model):
+        raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if disable:
         return model
-    _check_arguments(model, mode, options)
-    settings = {"backend": lookup_backend(backend), "fullgraph": fullgraph, "dynamic": dynamic}
+    settings = {"backend": lookup_backend(backend), "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
+                "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
     return _compile_function(model, settings)
 
 
+def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
+    """fs.compile(model, **settings), whose graphs each save at most `bytes` for their backward beyond the inputs: what is saved and what is
+    computed again is chosen by measured run times.  `fs.memory_report(compiled)` says what was chosen; with no model, a decorator."""
+    if isinstance(bytes, bool) or not isinstance(bytes, (int, float)) or not 0 <= bytes < math.inf:
+        raise UserError(f"fs.checkpoint_budget takes a number of bytes, not {bytes!r}.", hint="Say for instance bytes=200e6.")
+    if model is None:
+        return functools.partial(checkpoint_budget, bytes=bytes, backend=backend, **settings)
+    limited = BudgetBackend(backend, int(bytes))
+    compiled = compile(model, backend=limited, **settings)
+    if compiled is not model and not isinstance(model, torch.nn.Module):
+        compiled._firesteel_settings = {"backend": limited}
+    return compiled
+
+
+def memory_report(compiled: Any) -> MemoryReport:
+    """What fs.checkpoint_budget chose for the graphs of this callable so far."""
+    limited = getattr(compiled, "_firesteel_settings", {}).get("backend")
+    if not isinstance(limited, BudgetBackend):
+        raise UserError("fs.memory_report takes what fs.checkpoint_budget returned.", hint="Call it on the compiled callable.")
+    return limited.partition.report
+
+
 def reset() -> None:
-    """Forgets every compiled artifact, guard, counter and record of changing sizes in this process."""
+    """Forgets every compiled artifact, guard, counter and record of changing sizes in this process, and gives machine code back."""
     entry.reset()
     for made in _compiled_classes.values():
         if (cls := made()) is not None:
             cls._firesteel_calls.clear()
+    engine.reset()
+    cpu.reset()
     artifacts.reset()
+    stages.reset()
 
 
 def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanation]:
@@ -67,42 +101,65 @@ def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanatio
     return explained
 
 
-def _check_arguments(model: Any, mode: str | None, options: dict | None) -> None:
-    if not callable(model):
-        raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
-    if mode not in MODES:
-        raise UserError(f"There is no mode {mode!r}.", hint=f"Use one of {', '.join(map(repr, MODES))}.")
-    if options:
-        raise UserError(f"There are no options {', '.join(options)}.", hint="Settings are attributes of fs.config.")
-    if config.compiled_autograd:
-        warnings.warn("fs.config.compiled_autograd is not there yet: backwards are compiled as without it.", stacklevel=3)
+class set_stance(marks.Stance):
+    """What compiled callables do from now on; also a context manager and a decorator that put it back.  `force_backend` compiles for another
+    backend than each callable's own."""
+
+    def __init__(self, stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: str | Callable | None = None):
+        if skip_guard_eval_unsafe:
+            say_once("stance", "skip_guard_eval_unsafe", "guards are always checked; they cost about a microsecond a call")
+        super().__init__(stance, force_backend=None if force_backend is None else checked(lookup_backend(force_backend)))
 
 
-def _checked(backend: Callable) -> Callable:
-    """The backend, whose failures reach the user as a BackendError that names it."""
-    hosting = backend if backend in OURS else hosted(backend)
-
-    @functools.wraps(backend, updated=())
-    def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        try:
-            compiled = hosting(gm, example_inputs)
-        except FiresteelError:
-            raise
-        except Exception as e:
-            raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}") from e
-        if not callable(compiled):
-            raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.")
-        return compiled
-    return compile_graph
+@functools.cache
+def _first_backends() -> dict[str, Callable]:
+    """Stance -> who compiles for the first call."""
+    return {"eager_then_compile": checked(BACKENDS["eager"]), "aot_eager_then_compile": checked(BACKENDS["aot_eager"])}
 
 
-def _name(backend: Callable) -> str:
-    return getattr(backend, "__name__", type(backend).__name__)
+def _compile_function(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
+    own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
+    compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
+                                      first_backends=_first_backends(), **{**own, "backend": checked(settings["backend"])})
+    return _capturing_backwards(compiled, settings) if settings["backwards"] else compiled
 
 
-def _compile_function(fn: Callable, settings: dict) -> Callable:
-    return entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand,
-                                  **{**settings, "backend": _checked(settings["backend"])})
+# ---------------------------------------------------------------- compiled autograd
+
+def compiled_autograd(compiler: Callable[[torch.fx.GraphModule], Callable] | None = None, *, dynamic: bool | None = None
+                      ) -> contextlib.AbstractContextManager[None]:
+    """Context: every backward started inside by this thread is captured from the engine as one graph, hooks and accumulation included,
+    and handed to `compiler`; without one, to fs.compile.  With dynamic=True no size is a constant, else only those that never changed."""
+    if compiler is not None and not callable(compiler):
+        raise UserError(f"fs.compiled_autograd takes a function of a GraphModule, not {type(compiler).__name__}.")
+    return engine.requested(engine.Request(_compile_backward if compiler is None else _of_user(compiler), bool(dynamic)))
+
+
+def disable_compiled_autograd() -> contextlib.AbstractContextManager[None]:
+    """Context: backwards started inside are the eager engine's."""
+    return engine.requested(None)
+
+
+def _compile_backward(gm: torch.fx.GraphModule, dynamic: bool) -> Callable:
+    return compile(gm, dynamic=dynamic or None)
+
+
+def _of_user(compiler: Callable) -> engine.GraphCompiler:
+    return lambda gm, dynamic: compiler(gm)
+
+
+def _capturing_backwards(compiled: Callable, settings: dict) -> Callable:
+    """The compiled callable, of whose backwards, whoever starts them inside, graphs are captured for the same backend."""
+    def compile_backward(gm: torch.fx.GraphModule, dynamic: bool) -> Callable:
+        with config.patch(compiled_autograd=False):
+            return compile(gm, backend=settings["backend"], dynamic=dynamic or settings["dynamic"])
+    request = engine.Request(compile_backward, settings["dynamic"] is True)
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with engine.requested(request):
+            return compiled(*args, **kwargs)
+    return call
 
 
 # ---------------------------------------------------------------- modules
@@ -119,7 +176,14 @@ def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def call_forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What is captured where a program calls a module's forward itself."""
-    return module.forward(*args, **kwargs)
+    forward = class_forward(module) if "forward" in vars(module) else module.forward
+    return forward(*args, **kwargs)
+
+
+def class_forward(module: torch.nn.Module) -> Any:
+    """The forward of the module's class.  The instance's own may be a wrapper that the user set around it: it must not be called by itself."""
+    found = next(vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base))
+    return found.__get__(module, type(module)) if hasattr(found, "__get__") else found
 
 
 def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
@@ -131,18 +195,32 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
-    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, settings, call_module))
-    object.__setattr__(compiled, "_firesteel_forward", _module_call(cls, settings, call_forward))
+    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, original, settings, call_module))
+    object.__setattr__(compiled, "_firesteel_forward", _module_call(cls, original, settings, call_forward))
     return compiled
 
 
-def _module_call(cls: Any, settings: dict, function: Callable) -> Callable:
+def _module_call(cls: Any, original: torch.nn.Module, settings: dict, function: Callable) -> Callable:
     """Modules of one class that are compiled alike share compiled code, as long as one lives: guards say what it is good for."""
     key = (function, *settings.values())
     call = cls._firesteel_calls.get(key)
     if call is None:
-        call = cls._firesteel_calls[key] = _compile_function(function, settings)
+        boxed = isinstance(original, torch.fx.GraphModule) and original.meta.get("boxed", False)
+        call = cls._firesteel_calls[key] = _compile_function(function, settings, steals=1 if boxed else None)
+    original.__dict__.setdefault(CompiledCode.NAME, CompiledCode()).calls.add(call)
     return call
+
+
+class CompiledCode:
+    """An attribute of a module that was compiled: keeps its code while it lives, so that fs.compile(model)(x) in a loop compiles once.  A
+    copy of the module starts without."""
+    NAME = "_firesteel_code"
+
+    def __init__(self) -> None:
+        self.calls: set[Callable] = set()
+
+    def __reduce__(self) -> tuple:
+        return CompiledCode, ()
 
 
 def _loaded(module: torch.nn.Module) -> torch.nn.Module:
@@ -166,6 +244,9 @@ def _make_compiled_class(cls: Any) -> Any:
     @functools.wraps(cls.forward)
     def forward(self, *args, **kwargs):
         return self._firesteel_forward(self._firesteel_original, *args, **kwargs)
+
+    marks.hide_from_the_peer(call)
+    marks.hide_from_the_peer(forward)
 
     def deepcopy(self, memo):
         return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)

@@ -1,12 +1,11 @@
-"""What was compiled and how long it took: counters, stage timers, log artifacts and stage dumps.
+"""What was compiled and how long it took: counters, stage timers and log artifacts.
 
 `counters` are what users and tests read; `timed` marks a stage; `log` prints an artifact where FIRESTEEL_LOGS or
-`set_logs` asked for it; `dump` writes it under fs.config.dump_dir.  Nothing here knows the stages' data.
+`set_logs` asked for it.  Nothing here knows the stages' data.
 """
 from __future__ import annotations
 
 import collections
-import contextlib
 import html
 import logging
 import os
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from firesteel.config import config
+from firesteel import transaction
 
 logger = logging.getLogger("firesteel")
 
@@ -46,11 +45,11 @@ breaks: collections.deque[BreakRecord] = collections.deque(maxlen=1000)
 _times: collections.Counter = collections.Counter()     # stage -> seconds, own time only
 _runs: collections.Counter = collections.Counter()      # stage -> number of runs
 _open = threading.local()                               # .stack: list of [child seconds]
+transaction.keep("open stages", _open)
 _enabled_logs: set[str] = set()
-_dumped: collections.Counter = collections.Counter()
 
 
-@contextlib.contextmanager
+@transaction.context
 def timed(stage: str) -> Iterator[None]:
     """Adds the time spent inside, less that of stages within it, to the stage's total."""
     stack = _open.__dict__.setdefault("stack", [])
@@ -87,7 +86,6 @@ def reset() -> None:
     counters.clear()
     _times.clear()
     _runs.clear()
-    _dumped.clear()
 
 
 def set_logs(**wanted: bool) -> None:
@@ -110,16 +108,6 @@ def log(artifact: str, text: Callable[[], str] | str) -> None:
 
 def logging_enabled(artifact: str) -> bool:
     return artifact in _enabled_logs
-
-
-def dump(stage: str, extension: str, text: Callable[[], str]) -> None:
-    """Writes a stage's product as NN-stage.extension below fs.config.dump_dir, where that is set."""
-    if not config.dump_dir:
-        return
-    folder = pathlib.Path(config.dump_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    _dumped["n"] += 1
-    (folder / f"{_dumped['n']:03d}-{stage}.{extension}").write_text(text(), encoding="utf-8")
 
 
 @dataclass

@@ -5,6 +5,7 @@ ours; users add theirs with `register_backend`, or through the entry-point group
 """
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,11 @@ import torch.fx
 
 from firesteel import pipeline
 from firesteel.autograd import aot
-from firesteel.errors import UserError
+from firesteel.autograd.budget import Budget
+from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.decomp import core_decompositions
+from firesteel.graph.layouts import channels_last
+from firesteel.graph.tracing_context import with_tracing_context
 from firesteel.table import Table
 
 Backend = Callable[[torch.fx.GraphModule, list], Callable]
@@ -26,7 +30,7 @@ BACKENDS: Table[Backend] = Table("backend", "backends.py")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd, then our code generator."""
     return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True)
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True, rewrite=channels_last)
 
 
 @BACKENDS.row("aot_eager")
@@ -48,7 +52,45 @@ def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     return gm.forward
 
 
+PARTITIONED = {"native": (pipeline.compile_native, channels_last), "aot_eager": (aot.nop, None), "aot_eager_partitioned": (aot.nop, None)}
+
+
+class BudgetBackend:
+    """One of our backends that partition, with a limit on the bytes saved for backward of each graph."""
+
+    def __init__(self, name: Any, limit: int):
+        if name not in PARTITIONED:
+            raise UserError(f"The backend {name!r} has no partitioner that could keep to a limit.", hint=f"Use one of {', '.join(PARTITIONED)}.")
+        (self.compiler, self.rewrite), self.partition = PARTITIONED[name], Budget(limit)
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        return aot.compile_aot(gm, example_inputs, fw_compiler=self.compiler, bw_compiler=self.compiler, partition_fn=self.partition,
+                               decompositions=core_decompositions(), hookable_results=True, rewrite=self.rewrite)
+
+
 OURS = frozenset(BACKENDS[name] for name in BACKENDS)
+
+
+def checked(backend: Backend) -> Backend:
+    """The backend, whose failures reach the user as a BackendError that names it."""
+    compiler = backend if backend in OURS or isinstance(backend, BudgetBackend) else with_tracing_context(backend)
+
+    @functools.wraps(backend, updated=())
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        try:
+            compiled = compiler(gm, example_inputs)
+        except FiresteelError:
+            raise
+        except Exception as e:
+            raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}") from e
+        if not callable(compiled):
+            raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.")
+        return compiled
+    return compile_graph
+
+
+def _name(backend: Callable) -> str:
+    return getattr(backend, "__name__", type(backend).__name__)
 
 
 def register_backend(fn: Backend | None = None, *, name: str | None = None) -> Any:

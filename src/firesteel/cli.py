@@ -1,4 +1,4 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | report DIR`.
+"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | report DIR | replay DUMP`.
 
 Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.
 """
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from firesteel import artifacts
+from firesteel import replay as replaying
 from firesteel.config import config
 from firesteel.runtime import diskcache
 from firesteel.table import Table
@@ -27,7 +28,7 @@ def doctor(args: argparse.Namespace) -> int:
     import torch
     rows = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}",
             **{name: _version(name) for name in ("torch", "llvmlite", "triton")},
-            "threads": torch.get_num_threads(), "cuda": torch.version.cuda if torch.cuda.is_available() else "none",
+            "threads": torch.get_num_threads(), "CUDA": torch.version.cuda if torch.cuda.is_available() else "none",
             "cache": config.cache_dir or "off"}
     for name, value in rows.items():
         print(f"{name:10} {value}")
@@ -74,9 +75,19 @@ def cache(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     """Lists the stage dumps of a folder (written with FIRESTEEL_DUMP_DIR)."""
     folder = pathlib.Path(args.target or config.dump_dir or ".")
-    for path in sorted(folder.glob("[0-9]*-*.*")):
-        print(f"{path.name:40} {len(path.read_text().splitlines()):6} lines")
+    for path in sorted(path for path in folder.rglob("[0-9]*-*.*") if path.is_file()):
+        print(f"{path.relative_to(folder)!s:40} {len(path.read_text().splitlines()):6} lines")
     return 0
+
+
+@COMMANDS.row("replay")
+def replay(args: argparse.Namespace) -> int:
+    """Runs stages again from their dumps and compares with eager: replay DUMP [--from STAGE] [--to STAGE]."""
+    parser = argparse.ArgumentParser(prog="firesteel replay DUMP")
+    parser.add_argument("--from", dest="start", default="graph")
+    parser.add_argument("--to", dest="end", default="host")
+    chosen = parser.parse_args(args.rest)
+    return 0 if replaying.replay(pathlib.Path(args.target or config.dump_dir or "."), chosen.start, chosen.end) else 1
 
 
 def _version(name: str) -> str:

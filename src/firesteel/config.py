@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,8 @@ def _default_cache_dir() -> str:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.access(os.path.dirname(home) or "/", os.W_OK):
         return os.path.join(home, "firesteel")
-    return os.path.join(tempfile.gettempdir(), f"firesteel-{os.getuid() if hasattr(os, 'getuid') else 0}")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")     # no temporary folder: others could make a folder of that name there first
+    return os.path.join(runtime, "firesteel") if runtime and os.access(runtime, os.W_OK) else ""
 
 
 KNOBS: Table[Knob] = Table("knob", "config.py")
@@ -54,9 +54,10 @@ for _name, _knob in {
     "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads."),
     "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time."),
     "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
-    "compiled_autograd": Knob(bool, False, "Capture backwards of compiled regions from the autograd engine (not there yet: fs.compile warns)."),
+    "compiled_autograd": Knob(bool, False, "Capture the backwards that compiled callables start from the autograd engine; read by fs.compile."),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
-    "dump_dir": Knob(str, "", "Write what each stage produced into this folder."),
+    "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
+    "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),
 }.items():
     KNOBS.add(_name, _knob)
 

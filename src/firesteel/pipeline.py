@@ -1,23 +1,31 @@
-"""From a functional ATen graph to a callable: the stages, as one list.
+"""The stages of the compiler, as one list: from a region of the user's program to the function that runs it.
 
-    graph --lower--> Program --simplify--> Program --fuse--> Program --plan--> Plan --target--> callable(*inputs) -> tuple
+    captured -> graph -> joint -> forward, backward -> program -> simplify -> fuse -> plan -> kernels -> host
 
-Each stage maps one printable thing to the next; its verifier runs where fs.config.verify is on, its product is written where
-fs.config.dump_dir is set, its time is in fs.stage_times().
+Each row says which function makes what of what, how the product is verified (where fs.config.verify is on) and how it is written
+(fs.config.dump_dir) and read back (`firesteel replay`).  `stages.py` does all that; capture and autograd run the rows above `program`, since a
+break, a seam or a tensor that needs no gradient decides there which come next, and `compile_native` runs the rest in a row.
 """
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.fx
 
-from firesteel import artifacts
-from firesteel.artifacts import counters, timed
+from firesteel import artifacts, dumps, ops, stages  # noqa: F401  # ops: the rows of all operators
+from firesteel.artifacts import counters
+from firesteel.autograd.joint import Joint, trace_program
+from firesteel.autograd.partition import min_cut_partition
+from firesteel.capture.record import Recorder
+from firesteel.capture.translate import RegionCode, translate
 from firesteel.codegen import host, llvm, triton
+from firesteel.codegen.zones import ZONE
 from firesteel.config import config
+from firesteel.graph.verify import verify
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Nest, Program
 from firesteel.loops.lower.graph import lower_graph
@@ -25,59 +33,85 @@ from firesteel.loops.plan import Plan, Run, plan
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
 from firesteel.runtime import cpu, gpu
+from firesteel.stages import STAGES, Stage
 from firesteel.table import Table
-
-
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    run: Callable[[Any], Any]
-    verify: Callable[[Any], None] | None
-    extension: str                          # of its dumps
-
-
-def _nothing(product: Any) -> None:
-    """A product whose maker checks it."""
-
-
-STAGES = (
-    Stage("simplify", simplify, verify_program, "loops"),
-    Stage("fuse", fuse, verify_program, "loops"),
-    Stage("plan", plan, _nothing, "plan"),
-)
-
-TARGETS: Table[Callable[[Plan], Callable]] = Table("target", "pipeline.py")
+from firesteel.targets import CPU, CUDA
 
 
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
     """A graph compiler for `autograd.aot`: native code for the graph's device."""
-    with timed("lower"):
-        program = lower_graph(gm, example_inputs)
-    target = _target(program)
-    if target is None:
+    product = stages.run("program", gm, example_inputs)
+    if target_of(product) is None:
         return _run_by_torch(gm)
-    _finish("lower", "loops", verify_program, program)
-    product: Any = program
-    for stage in STAGES:
-        with timed(stage.name):
-            product = stage.run(product)
-        _finish(stage.name, stage.extension, stage.verify, product)
-    artifacts.log("schedule", lambda: str(product))
-    return target(product)
+    for name in LOOP_STAGES:
+        product = stages.run(name, product)
+    return stages.run("host", product, stages.run("kernels", product))
 
 
-def _finish(name: str, extension: str, verify: Callable | None, product: Any) -> None:
-    artifacts.dump(name, extension, lambda: str(product))
-    if verify is not None and config.verify:
-        with timed("verify"):
-            verify(product)
+LOOP_STAGES = ("simplify", "fuse", "plan")      # of one argument, each on the product of the one before
 
 
-def _target(program: Program) -> Callable[[Plan], Callable] | None:
-    """Who makes code for the one kind of device that a program's kernels run on; None for several kinds, or one without kernels."""
-    written = {store.buffer for step in program.steps if isinstance(step, Nest) for phase in step.phases for store in phase.stores}
-    kinds = {program.buffers[name].device.split(":")[0] for name in written} or {"cpu"}
+# ---------------------------------------------------------------- targets
+
+@dataclass(frozen=True)
+class CodeTarget:
+    """A kind of device: how nests are printed for it, and how their kernels are loaded: launches by the nests' names, and what a host
+    function begins with."""
+    print_nest: Callable[..., Any]
+    load: Callable[[Plan, Sequence[Any]], tuple[dict[str, Any], Any]]
+    zone: int = 0           # bytes of guard zones, where verifiers run
+
+
+def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+    return {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, cpu.load(kernels))}, None
+
+
+def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+    buffers = plan.program.buffers
+    devices = [buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)]
+    return gpu.load(list(zip(kernels, devices))), gpu.setup(devices)
+
+
+TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
+TARGETS.add(CPU, CodeTarget(llvm.print_nest, _load_for_cpu, ZONE))
+TARGETS.add(CUDA, CodeTarget(triton.print_nest, _load_for_cuda))
+
+
+def target_of(program: Program) -> CodeTarget | None:
+    """The one kind of device that a program's kernels run on; None for several kinds, or one without kernels."""
+    written = {store.buffer for step in program.steps if step.nest for store in step.nest.stores()}
+    kinds = {program.buffers[name].device.split(":")[0] for name in written} or {CPU}
     return TARGETS.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def nests_of(plan: Plan) -> list[Nest]:
+    return [step.step.nest for step in plan.steps if isinstance(step, Run) and step.step.nest]
+
+
+def plan_memory(program: Program) -> Plan:
+    """The plan; with guard zones around buffers where verifiers run."""
+    return plan(program, _known_target(program).zone if config.verify else 0)
+
+
+def print_kernels(plan: Plan) -> list[Any]:
+    """The text of every nest."""
+    printed = _known_target(plan.program).print_nest
+    kernels = [printed(nest, plan.program.buffers) for nest in nests_of(plan)]
+    counters["native"]["kernels"] += len(kernels)
+    counters["native"]["distinct_kernels"] += len({k.symbol for k in kernels})
+    return kernels
+
+
+def build_host(plan: Plan, kernels: Sequence[Any]) -> Callable[..., tuple]:
+    """Machine code of the kernels, equal ones once, and the host function that launches it."""
+    launches, setup = _known_target(plan.program).load(plan, kernels)
+    return host.build(plan, launches, cpu.compile_text, *([setup] if setup is not None else []))
+
+
+def _known_target(program: Program) -> CodeTarget:
+    target = target_of(program)
+    assert target is not None
+    return target
 
 
 def _run_by_torch(gm: torch.fx.GraphModule) -> Callable[..., tuple]:
@@ -105,36 +139,44 @@ def keep_layouts(gm: torch.fx.GraphModule) -> None:
     gm.recompile()
 
 
-@TARGETS.row("cpu")
-def compile_for_cpu(plan: Plan) -> Callable[..., tuple]:
-    """LLVM text for every nest, equal ones once; then the host function."""
-    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
-    with timed("print"):
-        kernels = [llvm.print_nest(nest, plan.program.buffers) for nest in nests]
-    counters["native"]["kernels"] += len(kernels)
-    counters["native"]["distinct_kernels"] += len({k.symbol for k in kernels})
-    for kernel in kernels:
-        artifacts.log("kernels", lambda: kernel.text)
-        artifacts.dump("print", "ll", lambda: kernel.text)
-    addresses = cpu.load(kernels)
-    launches = {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, addresses)}
-    with timed("host"):
-        return host.build(plan, launches, cpu.compile_text)
+# ---------------------------------------------------------------- the list
+
+def _verify_joint(joint: Joint) -> None:
+    verify(joint.gm, "joint" if joint.tangents else "aten")
 
 
-@TARGETS.row("cuda")
-def compile_for_cuda(plan: Plan) -> Callable[..., tuple]:
-    """Triton text for every nest, equal ones once; then the host function."""
-    buffers = plan.program.buffers
-    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
-    with timed("print"):
-        kernels = [triton.print_nest(nest, buffers) for nest in nests]
-    devices = [buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests]
-    counters["native"]["kernels"] += len(kernels)
-    counters["native"]["distinct_kernels"] += len({k.symbol for k in kernels})
-    for kernel in kernels:
-        artifacts.log("kernels", lambda: kernel.text)
-        artifacts.dump("print", "triton.py", lambda: kernel.text)
-    launches = gpu.load(list(zip(kernels, devices)))
-    with timed("host"):
-        return host.build(plan, launches, cpu.compile_text, gpu.setup(devices))
+def _joint_text(joint: Joint) -> str:
+    """The graph, and what a partitioner is told of it."""
+    return dumps.graph_text(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
+
+
+def _captured_text(captured: RegionCode) -> str:
+    return "\n".join([*(f"# guard: {guard}" for guard in captured.guard.guards), captured.run.__source__])     # type: ignore[attr-defined]
+
+
+def _code(gm: torch.fx.GraphModule) -> str:
+    return gm.code
+
+
+_aten = partial(verify, level="aten")
+_graph: Any = partial(Stage, text=dumps.graph_text, extension="py", read=dumps.read_graph)
+_loops: Any = partial(Stage, text=dumps.records_text, extension="loops", read=dumps.read_records)
+
+for _row in (
+    Stage("captured", translate, "a region and its inputs", "guards and a run function", _captured_text, "py"),
+    _graph("graph", Recorder.finish, "what was recorded of it", "a torch-level graph", verify=partial(verify, level="torch"), log="graph",
+           show=lambda gm: gm.print_readable(print_output=False)),
+    _graph("joint", trace_program, "the graph as a program", "a Joint: forward and backward in one ATen graph", text=_joint_text,
+           verify=_verify_joint, log="joint", show=lambda joint: joint.gm.code),
+    _graph("forward", min_cut_partition, "the joint graph", "an ATen graph of results and saved tensors", verify=_aten,
+           log="aot", show=_code),
+    _graph("backward", min_cut_partition, "the joint graph", "an ATen graph of gradients", verify=_aten, log="aot", show=_code),
+    _loops("program", lower_graph, "a forward or backward graph", "a Program: nests and library calls", verify=verify_program),
+    _loops("simplify", simplify, "a Program", "a Program", verify=verify_program),
+    _loops("fuse", fuse, "a Program", "a Program of fewer steps", verify=verify_program),
+    _loops("plan", plan_memory, "a Program", "a Plan: when memory is taken and given back", extension="plan", log="schedule"),
+    Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", dumps.kernels_text, "txt", dumps.read_kernels, log="kernels",
+          show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
+    Stage("host", build_host, "a Plan and its kernels", "the host function", lambda fn: fn.source, "py"),
+):
+    STAGES.add(_row.name, _row)

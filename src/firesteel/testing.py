@@ -14,6 +14,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from firesteel.backends import lookup_backend
+from firesteel.targets import CPU
 
 CALLS = ("call_function", "call_method", "call_module")
 
@@ -62,7 +63,7 @@ def _same_leaf(x: Any, y: Any, tol: float, equal_nan: bool) -> bool:
     return torch.equal(x, y)
 
 
-def rand_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu",
+def rand_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = CPU,
                  extra_size: int = 0) -> torch.Tensor:
     """A random tensor with exactly this size and stride."""
     needed = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(size) else 0

@@ -1,5 +1,7 @@
 """torch.autograd.Function in its variants and custom operators of torch.library, compiled: values, gradients and errors are eager's."""
 import dataclasses
+import functools
+import types
 
 import pytest
 import torch
@@ -389,3 +391,66 @@ def test_custom_operator_that_writes_in_other_ways(name, backend):
         tensors = [torch.arange(3.0), torch.tensor([2.0, 3.0, 5.0]), torch.tensor([1.0, 4.0, 6.0])]
         results.append((fn(*tensors), tensors))
     torch.testing.assert_close(results[0], results[1])
+
+
+# ---------------------------------------------------------------- apply, by whatever name
+
+saved = Saved.apply
+saved_twice = functools.partial(Saved.apply)
+
+
+class Scaled(Saved):
+    """With an `apply` of its own."""
+    @classmethod
+    def apply(cls, x, w):
+        return super().apply(x, w) * 10
+
+
+class HoldsApply:
+    act = Saved.apply
+
+
+class ModuleWithApply(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = Saved.apply
+
+    def forward(self, x, w):
+        return self.act(x, w) + 1
+
+
+def by_closure():
+    act = Saved.apply
+    return lambda x, w: act(x, w) + 1
+
+
+def elsewhere(name):
+    """A module of this name with a function and an alias of its `apply`."""
+    module = types.ModuleType(name)
+    made = type("Elsewhere", (Saved,), {"__module__": name})
+    module.fn = made.apply
+    exec("def use(x, w): return fn(x, w) + 1", vars(module))
+    return module.use
+
+
+times_ten = Scaled.apply
+ALIASES = {
+    "global": lambda x, w: saved(x, w) + 1, "partial": lambda x, w: saved_twice(x, w) + 1, "class attribute": lambda x, w: HoldsApply.act(x, w) + 1,
+    "of an instance": lambda x, w, holder=HoldsApply(): holder.act(x, w) + 1, "module": ModuleWithApply(), "closure": by_closure(),
+    "default": lambda x, w, act=Saved.apply: act(x, w) + 1, "in a list": lambda x, w, acts=(Saved.apply,): acts[0](x, w) + 1, "itself": Saved.apply,
+    "overridden": lambda x, w: Scaled.apply(x, w) + 1, "alias of an overridden one": lambda x, w: times_ten(x, w) + 1,
+    "compared": lambda x, w: saved(x, w) if saved == Saved.apply and saved != times_ten else x, "torchish module": elsewhere("torchrl_like.act"),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize("fn", ALIASES.values(), ids=ALIASES)
+def test_apply_under_any_name_is_captured(fn, grad):
+    args = [torch.randn(3, requires_grad=grad) for _ in range(2)]
+    twins = [a.detach().clone().requires_grad_(grad) for a in args]
+    expected, given = fn(*args), fs.compile(fn, fullgraph=True)(*twins)
+    torch.testing.assert_close(given, expected)
+    if grad:
+        expected.sum().backward()
+        given.sum().backward()
+        torch.testing.assert_close([t.grad for t in twins], [a.grad for a in args])

@@ -262,6 +262,17 @@ def test_boxed_compilers():
     assert torch.allclose(x.grad, x.cos())
 
 
+def test_module_simplified_records_hooks_that_the_module_registers():
+    class Hooked(torch.nn.Module):
+        def forward(self, x):
+            x.register_hook(lambda grad: grad + 3)
+            return (x * 6,)
+    x = torch.ones(4, requires_grad=True)
+    out, = aot.module_simplified(Hooked(), [x], aot.nop)(x)
+    out.sum().backward()
+    assert x.grad.tolist() == [9] * 4
+
+
 def test_module_simplified_and_export():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(5, 4)
@@ -639,3 +650,24 @@ def test_second_gradient_through_the_real_part_of_a_conjugate():
         return torch.autograd.grad(gradient.pow(2).sum(), x)[0]
 
     torch.testing.assert_close(curvature(compiled(torch.fft.hfft)), curvature(torch.fft.hfft))
+
+
+def test_the_engine_does_not_run_what_lies_behind_a_detached_input():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise AssertionError("no history leads here")
+
+    for backend in ("aot_eager", "native"):
+        compiled = fs.compile(lambda x, w: (x.detach() * w).sin(), backend=backend)
+        x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        out = compiled(Fails.apply(x), w)
+        grad, = torch.autograd.grad(out.sum(), w, create_graph=True)
+        grad.sum().backward()
+        out = compiled(Fails.apply(x), w)
+        out.sum().backward()
+        assert x.grad is None and w.grad is not None

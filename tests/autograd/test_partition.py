@@ -9,6 +9,7 @@ from torch.fx import Graph, GraphModule
 from firesteel.autograd import aot
 from firesteel.autograd.maxflow import SINK, SOURCE, Network
 from firesteel.autograd.partition import Roles, choose_saved, default_partition, min_cut_partition, saved_bytes
+from firesteel.autograd.recompute import op_class
 
 aten = torch.ops.aten
 
@@ -240,24 +241,100 @@ def test_flow_on_a_long_chain_does_not_recurse():
     assert net.sink_side() == {SINK}
 
 
-@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
-def test_a_checkpointed_region_is_recomputed_but_what_leaves_it_is_saved(partition):
+def regions_with(between):
+    """mm, sin, mm in each of two regions, `between` them one more sin where that is asked for."""
     j = Joint()
     x, w, t = j.input("primals_1", 8, 8), j.input("primals_2", 8, 8), j.input("tangents_1", 8, 8)
-    inner = j.op(aten.mm.default, x, w)
-    middle = j.op(aten.sin.default, inner)
-    edge = j.op(aten.mm.default, middle, w)
-    for node in (inner, middle, edge):
-        node.meta.update(recompute="must", region=1)
-    y = j.op(aten.sin.default, edge)
-    g = j.op(aten.mul.Tensor, t, j.op(aten.cos.default, edge))
-    g = j.op(aten.mul.Tensor, j.op(aten.mm.default, g, j.op(aten.t.default, w)), j.op(aten.cos.default, inner))
-    for node in list(j.graph.nodes)[list(j.graph.nodes).index(y) + 1:]:
+    forward = []        # (input, inner, result) of each region
+    y = x
+    for region in (1, 2):
+        inner = j.op(aten.mm.default, y, w)
+        edge = j.op(aten.mm.default, j.op(aten.sin.default, inner), w)
+        for node in (inner, inner.next, edge):
+            node.meta.update(recompute="must", region=region)
+        forward.append((y, inner, edge))
+        y = j.op(aten.sin.default, edge) if between or region == 2 else edge
+    last = y
+    g = t
+    for number, (_, inner, edge) in reversed(list(enumerate(forward))):
+        if between or number == 1:
+            g = j.op(aten.mul.Tensor, g, j.op(aten.cos.default, edge))
+        g = j.op(aten.mul.Tensor, j.op(aten.mm.default, g, j.op(aten.t.default, w)), j.op(aten.cos.default, inner))
+        g = j.op(aten.mm.default, g, j.op(aten.t.default, w))
+    node = last
+    while (node := node.next).op != "root":
         node.meta["phase"] = "backward"
-    gm = j.done(y, j.op(aten.mm.default, g, j.op(aten.t.default, w)), None)
-    fw, bw = check(gm, matrices(2), matrices(1), 1, partition)
+    return j.done(last, g, None)
+
+
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_a_region_is_recomputed_and_what_another_region_reads_is_saved(partition):
+    fw, bw = check(regions_with(between=False), matrices(2), matrices(1), 1, partition)
     assert names(bw) == ["primals_1", "primals_2", "mm_1", "tangents_1"]
-    assert targets(bw).count(aten.mm.default) == 3      # one of them computes `inner` again
+    assert targets(bw).count(aten.mm.default) == 7      # four of the gradients, `inner` of both regions, the last one of the second
+
+
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_what_a_region_reads_is_saved_where_it_was_computed_from_another_region(partition):
+    fw, bw = check(regions_with(between=True), matrices(2), matrices(1), 1, partition)
+    assert names(bw) == ["primals_1", "primals_2", "sin_1", "tangents_1"]     # `sin_1` lies between; to save less would run all regions at once
+    assert targets(bw).count(aten.mm.default) == 8
+
+
+def chain_of_products(wish):
+    j = Joint()
+    x, w, t = j.input("primals_1", 64, 64), j.input("primals_2", 64, 64), j.input("tangents_1", 64, 64)
+    inner = j.op(aten.mm.default, x, w)
+    y = j.op(aten.sin.default, inner)
+    inner.meta.update(recompute=wish, region=1)
+    y.meta.update(recompute="must", region=1)
+    g = j.op(aten.mul.Tensor, t, j.op(aten.cos.default, inner))
+    for node in (g.args[1], g):
+        node.meta["phase"] = "backward"
+    return j.done(y, j.op(aten.mm.default, g, j.op(aten.t.default, w)), None)
+
+
+@pytest.mark.parametrize("wish, budget, saved", [("must", 1.0, False), ("prefer", 1.0, False), ("avoid", 1.0, True), ("never", 1.0, True),
+                                                 ("avoid", 0.0, False), ("never", 0.0, True)])
+def test_wishes_of_a_policy(wish, budget, saved):
+    fw, bw = check(chain_of_products(wish), [torch.randn(64, 64) for _ in range(2)], [torch.randn(64, 64)], 1, min_cut_partition, memory_budget=budget)
+    assert ("mm" in names(bw)) is saved and targets(bw).count(aten.mm.default) == 2 - saved
+
+
+def test_a_small_value_is_saved_where_recomputation_is_preferred():
+    j = Joint()
+    x, t = j.input("primals_1", 64, 64), j.input("tangents_1")
+    total = j.op(aten.sum.default, x)
+    total.meta.update(recompute="prefer", region=1)
+    y = j.op(aten.sin.default, total)
+    g = j.op(aten.mul.Tensor, t, j.op(aten.cos.default, total))
+    for node in (g.args[1], g):
+        node.meta.update(phase="backward", recompute="must", region=1)
+    fw, bw = check(j.done(y, j.op(aten.expand.default, g, [64, 64])), [torch.randn(64, 64)], [torch.randn(())], 1, min_cut_partition)
+    assert names(bw) == ["sum_1", "tangents_1"]
+
+
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_a_draw_is_made_again_from_the_state_of_the_generator(partition):
+    j = Joint()
+    x, t = j.input("primals_1", 8, 8), j.input("tangents_1", 8, 8)
+    earlier = j.op(aten.rand_like.default, x)
+    mask = j.op(aten.bernoulli.p, j.op(aten.sin.default, x), 0.5)
+    mask.meta.update(recompute="must", region=1)
+    y = j.op(aten.add.Tensor, j.op(aten.mul.Tensor, x, mask), earlier)
+    g = j.op(aten.mul.Tensor, t, mask)
+    g.meta["phase"] = "backward"
+    mask.meta["val"] = torch.empty(8, 8)        # a draw on the CPU
+    fw, bw = partition(j.done(y, g), None, num_fwd_outputs=1)
+    assert aten.bernoulli.p in targets(bw) and "bernoulli" not in names(bw)
+    x = torch.full((8, 8), 5.0)
+    out, *saved = fw(x)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    (gradient,) = bw(*saved, torch.ones(8, 8))
+    assert torch.equal(torch.get_rng_state(), before)       # as if nothing had been drawn
+    rest = out - x * gradient       # what was drawn earlier, in [0, 1)
+    assert rest.min() >= 0 and rest.max() < 1 and 0 < gradient.sum() < 64
 
 
 @pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
@@ -272,3 +349,42 @@ def test_saved_view_of_a_written_input_is_copied(partition):
         fn(leaf * 1.0).sum().backward()
         return leaf.grad
     torch.testing.assert_close(gradient(aot.function(f, aot.nop, partition_fn=partition)), gradient(f))
+
+
+def two_regions(edge_of_first):
+    """y = f2(f1(x)) of two checkpointed regions, with the gradient of each; `edge_of_first` ends the first one."""
+    j = Joint()
+    x, w, t = j.input("primals_1", 8, 8), j.input("primals_2", 8, 8), j.input("tangents_1", 8, 8)
+    first = [j.op(aten.mm.default, x, w)]
+    edge_of_first(j, first)
+    second = [j.op(aten.mm.default, first[-1], w)]
+    second.append(j.op(aten.sin.default, second[0]))
+    for region, nodes in enumerate((first, second)):
+        for node in nodes:
+            node.meta.update(recompute="must", region=region)
+    start = len(j.graph.nodes)
+    g = j.op(aten.mm.default, j.op(aten.mul.Tensor, t, j.op(aten.cos.default, second[0])), j.op(aten.t.default, w))
+    g = j.op(aten.mul.Tensor, g, j.op(aten.cos.default, first[0]))
+    for node in list(j.graph.nodes)[start:]:
+        node.meta["phase"] = "backward"
+    return j.done(second[-1], j.op(aten.mm.default, g, j.op(aten.t.default, w)), None), first
+
+
+@pytest.mark.parametrize("edge", [(aten.add.Tensor, 1.0), (aten.t.default,)])
+def test_a_region_is_not_recomputed_from_the_region_before_it(edge):
+    """What leaves a region is cheap to compute from values inside of it, but for those the whole region would run again, and those before it.
+    Where a view leaves, its base is kept."""
+    gm, first = two_regions(lambda j, nodes: nodes.append(j.op(edge[0], nodes[-1], *edge[1:])))
+    fw, bw = check(gm, matrices(2), matrices(1), 1, min_cut_partition)
+    kept = first[0] if edge[0] is aten.t.default else first[-1]
+    assert names(bw) == ["primals_1", "primals_2", kept.name, "tangents_1"][kept is first[0]:]
+
+
+def test_attention_without_dropout_is_not_random():
+    graph = Graph()
+    q = graph.placeholder("q")
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert op_class(graph.call_function(attention, (q, q, q))) == "heavy"
+    assert op_class(graph.call_function(attention, (q, q, q, 0.0, True))) == "heavy"
+    assert op_class(graph.call_function(attention, (q, q, q), {"dropout_p": 0.1})) == "random"
+    assert op_class(graph.call_function(aten.bernoulli.p, (q, 0.0))) == "random"

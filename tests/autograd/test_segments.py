@@ -47,3 +47,88 @@ def test_a_view_of_a_written_tensor_goes_into_a_stretch():
         return first, second, x.grad
 
     torch.testing.assert_close(run(fs.compile(program)), run(program))
+
+
+# -- literals that a later stretch reads as numbers -----------------------------------------------------------------------
+SEEDED = torch.Generator()
+
+
+def with_hook(x):
+    y = x * 2
+    y.register_hook(lambda gradient: gradient)
+    return y
+
+
+def alpha_after_a_seed(x):
+    a = torch.tensor(2.0)
+    SEEDED.manual_seed(3)
+    return torch.add(x * 1, x, alpha=a) * a
+
+
+def alpha_after_a_hook(x):
+    a = torch.tensor(0.5)
+    return torch.add(with_hook(x * a), x, alpha=a)
+
+
+def sizes_after_a_hook(x):
+    n = torch.tensor(2)
+    y = with_hook(x)
+    return y.view(1, 3).expand(n, 3) + x.roll(n) + torch.zeros((n, 3)) + y[n]
+
+
+def alpha_that_is_written_later(x):
+    a = torch.tensor(2.0)
+    y = with_hook(x)
+    z = torch.add(y, x, alpha=a)
+    a.add_(1)
+    return z * a
+
+
+def alpha_whose_view_is_written_later(x):
+    a = torch.tensor(2.0)
+    z = torch.add(with_hook(x), x, alpha=a)
+    a.view(1).add_(1)
+    return with_hook(z) * a
+
+
+def alpha_in_two_stretches(x):
+    a = torch.tensor(2.0)
+    return torch.add(with_hook(torch.add(with_hook(x), x, alpha=a)), x, alpha=a)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+@pytest.mark.parametrize("fn", [alpha_after_a_seed, alpha_after_a_hook, sizes_after_a_hook, alpha_that_is_written_later, alpha_whose_view_is_written_later,
+                                alpha_in_two_stretches])
+def test_literals_are_numbers_behind_a_seam_too(fn, backend):
+    x, twin = (torch.tensor([0.3, 1.2, -0.5], requires_grad=True) for _ in range(2))
+    compiled = fs.compile(fn, backend=backend, fullgraph=True)
+    for _ in range(2):
+        expected, given = fn(x), compiled(twin)
+        torch.testing.assert_close(given, expected)
+        expected.sum().backward()
+        given.sum().backward()
+        torch.testing.assert_close(twin.grad, x.grad)
+
+
+# -- the conjugate bit ----------------------------------------------------------------------------------------------------
+class Conjugated(torch.autograd.Function):
+    """Its backward reads data, so the call is a seam."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z.conj()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.conj() * (2 if gradient.abs().sum().item() > 0 else 1)
+
+
+@pytest.mark.parametrize("program", [lambda z: Conjugated.apply(z * 2) * z, lambda z: (Conjugated.apply(z * 2), z.conj(), z.conj() * z)])
+def test_what_comes_out_of_a_seam_has_no_bit_for_kernels(program):
+    def run(fn):
+        z = torch.randn(5, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        out = fn(z)
+        out = out if isinstance(out, tuple) else (out,)
+        sum(t.imag.sum() + 2 * t.real.sum() for t in out).backward()
+        return out, z.grad
+    torch.testing.assert_close(run(fs.compile(program)), run(program))

@@ -14,7 +14,10 @@ from harness import capture, same
 from torch import nn
 
 import firesteel as fs
-from firesteel.artifacts import counters
+from firesteel.artifacts import breaks, counters
+from firesteel.autograd.backwards import ResultOfOperator, history_of, is_accumulator, is_outside
+from firesteel.graph.abstract import AbstractWorld
+from firesteel.sym.env import ShapeEnv
 
 BACKENDS = ["eager", "aot_eager", "native"]
 
@@ -396,3 +399,58 @@ def test_the_gradient_of_a_result_is_none_and_told() -> None:
     compiled = fs.compile(fn, fullgraph=True)
     with pytest.warns(UserWarning, match="not a leaf Tensor"):
         assert compiled(torch.ones(3, requires_grad=True)) is None
+
+
+# -- histories from before the region -------------------------------------------------------------------------------------
+def grad_through_the_past(y, w):
+    return torch.autograd.grad((y * y * w).sum(), w)[0]
+
+
+def grad_of_the_past_alone(y, w):
+    return torch.autograd.grad((y * y).sum(), w, allow_unused=True)[0]
+
+
+def grads_of_one_behind_the_other(y, w):
+    return torch.autograd.grad((y * y * w).sum(), [w, y])
+
+
+def backward_into_the_past(y, w):
+    (y * y * w).sum().backward()
+    return y.detach() + 1
+
+
+def backward_into_one(y, w):
+    (y * y * w).sum().backward(inputs=[w])
+    return y.detach() + 1
+
+
+def grad_of_what_came_in(y, w):
+    return torch.autograd.grad((y * y).sum(), y)[0]
+
+
+def grad_of_what_was_made_here(y, w):
+    z = y * 3
+    return torch.autograd.grad((z * z * y).sum(), z)[0]
+
+
+@pytest.mark.parametrize("fn,stops", [
+    (grad_through_the_past, True), (grad_of_the_past_alone, True), (grads_of_one_behind_the_other, True), (backward_into_the_past, True), (backward_into_one, True),
+    (grad_of_what_came_in, False), (grad_of_what_was_made_here, False)])
+def test_gradients_that_lead_behind_the_region(fn, stops):
+    """A leaf may lie behind a tensor that came in: the graph does not know, the engine does."""
+    found = []
+    breaks.clear()
+    for call in (fn, capture(fn)[0]):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        found.append((call(w * 2, w), w.grad))
+    torch.testing.assert_close(found[1], found[0])
+    assert bool([stop for stop in breaks if "history from before" in str(stop)]) == stops
+
+
+def test_what_a_history_consists_of_is_recognised():
+    w = torch.ones(2, requires_grad=True)
+    y = ResultOfOperator.apply(w, lambda: torch.ones(2))
+    assert is_outside(y.grad_fn) and not is_outside((w * 2).grad_fn) and is_accumulator(y.grad_fn.next_functions[0][0])
+    assert history_of([(y * 2).sum()]).outside == [y.grad_fn] and history_of([(y * 2).sum()], y).outside == []
+    world = AbstractWorld(ShapeEnv())
+    assert is_outside(world.wrap(w * 2, "x").grad_fn) and world.wrap(w, "x").grad_fn is None

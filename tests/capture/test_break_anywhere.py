@@ -8,7 +8,7 @@ import torch
 from harness import capture, same
 
 from firesteel.capture import translate
-from firesteel.capture.machine import Machine
+from firesteel.capture.machine import SymbolicMachine
 
 
 def straight(x):
@@ -183,7 +183,7 @@ def arguments(fn):
     return (x, [1, 2], {"m": 1}, Box(3)) if fn is existing else (x,)
 
 
-class BreakingMachine(Machine):
+class BreakingMachine(SymbolicMachine):
     """Breaks at one step of the first region it runs."""
 
     at, used = 0, False
@@ -195,7 +195,7 @@ class BreakingMachine(Machine):
 
 
 def steps_of(fn, monkeypatch):
-    monkeypatch.setattr(translate, "Machine", BreakingMachine)
+    monkeypatch.setattr(translate, "SymbolicMachine", BreakingMachine)
     BreakingMachine.at, BreakingMachine.used = -1, False
     compiled, _ = capture(fn)
     compiled(*arguments(fn))

@@ -1,5 +1,6 @@
 """Breaks: one break is one split, wherever it is; values, effects and errors are eager's."""
 # ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
+import array
 import contextlib
 import re
 
@@ -395,14 +396,14 @@ def test_stances():
     def f(x):
         return x + 1
     compiled, backend = capture(f)
-    with marks.set_stance("force_eager"):
+    with marks.Stance("force_eager"):
         compiled(torch.ones(2))
     assert not backend.graphs
     compiled(torch.ones(2))
-    with marks.set_stance("eager_on_recompile"):
+    with marks.Stance("eager_on_recompile"):
         same(compiled(torch.ones(2, dtype=torch.float64)), torch.full((2,), 2.0, dtype=torch.float64))
     assert len(backend.graphs) == 1
-    with marks.set_stance("fail_on_recompile"), pytest.raises(RecompileError):
+    with marks.Stance("fail_on_recompile"), pytest.raises(RecompileError):
         compiled(torch.ones(2, dtype=torch.float64))
 
 
@@ -500,3 +501,16 @@ def test_a_match_that_crosses_a_break_is_no_reason_to_compile_again():
     for text in ("a", "baa", "aaa"):
         assert compiled(torch.ones(2), text)[1].group() == re.search("a+", text).group()
     assert len(backend.graphs) == 2
+
+
+def test_a_bound_method_of_native_code_is_guarded_by_its_owner_and_name():
+    """Each lookup makes another object; another owner or method is another program."""
+    def program(x, call):
+        y = x + 1
+        call()
+        return y * 2
+    compiled, first, second = fs.compile(program), array.array("i", [1]), array.array("i", [2])
+    before = sum(counters["recompiles"].values())
+    for owner, name, recompiles in ((first, "tolist", 0), (first, "tolist", 0), (second, "tolist", 1), (first, "tolist", 1), (first, "reverse", 2)):
+        assert torch.equal(compiled(torch.ones(3), getattr(owner, name)), torch.full((3,), 4.0))
+        assert sum(counters["recompiles"].values()) - before == recompiles

@@ -9,6 +9,7 @@ import bytecode_checks  # noqa: E402
 import elsewhere  # noqa: E402
 
 from firesteel.capture import code as codes  # noqa: E402
+from firesteel.capture.instr import Instr
 
 
 def sample(a, b=2):
@@ -60,7 +61,7 @@ def test_long_jumps_get_extended_arguments():
     instrs = codes.copy_instrs(codes.decode(code))
     jump = next(i for i in instrs if i.target is not None)
     for _ in range(300):    # push the target further away
-        instrs.insert(jump.index + 1, codes.Instr("NOP", position=jump.position))
+        instrs.insert(jump.index + 1, Instr("NOP", position=jump.position))
     grown = codes.assemble(instrs, code)
     assert type(space["f"])(grown, {}, "g", (0,))(2) == space["f"](2) == 2 * sum(range(400))
 

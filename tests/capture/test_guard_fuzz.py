@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import firesteel as fs
-from firesteel.capture import steps
+from firesteel.capture import native_guards
 from firesteel.runtime import cpu
 from firesteel.testing import CompileCounter
 
@@ -236,8 +236,8 @@ def same(mine, theirs):
 @pytest.mark.parametrize("machine_code", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_change_is_seen(seed, machine_code, monkeypatch):
-    cpu.engine()
-    monkeypatch.setattr(steps, "POSSIBLE", machine_code)
+    cpu.jit()
+    monkeypatch.setattr(native_guards, "POSSIBLE", machine_code)
     choose = random.Random(2 * seed + machine_code)
     mine, theirs = World(), World()
     counter = CompileCounter()

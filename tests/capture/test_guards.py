@@ -13,7 +13,8 @@ import torch
 
 import firesteel as fs
 from firesteel.capture import guards as G
-from firesteel.capture.guards import KINDS, GlobalState, Guard, GuardFunction, Question, TensorFacts, build_guards, state_guard
+from firesteel.capture.guard_function import GuardFunction, build_guards
+from firesteel.capture.guards import KINDS, GlobalState, Guard, SizeQuestion, TensorFacts, state_guard
 from firesteel.capture.overlap import Overlap
 from firesteel.capture.source import Local, global_source
 from firesteel.sym import expr as E
@@ -98,7 +99,7 @@ CASES = [
     ("no_object", y, {}, [{None: 1}, 5], "has got the key y"),
     ("distinct", y, 3, [], ""),
     ("all_distinct", (x, y), 1000, [], ""),
-    ("expr", Question(E.ge(E.symbol("s0"), 5), (("s0", x),), "model.py:7"), 5, [4, "a"], "x >= 5 does not hold any more (asked at model.py:7)"),
+    ("expr", SizeQuestion(E.ge(E.symbol("s0"), 5), (("s0", x),), "model.py:7"), 5, [4, "a"], "x >= 5 does not hold any more (asked at model.py:7)"),
     ("overlap", Overlap((x.item(0), x.item(1)), frozenset({(0, 1)})), [TENSOR[0], TENSOR], [[TENSOR[0], TENSOR[1]], [TENSOR, TENSOR.clone()]],
      "which of x[0], x[1] share memory has changed; the code, which writes one of them, is for x[0] with x[1]"),
     ("state", GlobalState.now(), None, [], ""),
@@ -259,7 +260,7 @@ def test_arguments_are_looked_at_before_what_hangs_on_others():
 
 def test_expression_with_functions():
     half = E.make("floor", "f64", (E.make("truediv", "f64", (E.symbol("s0"), E.const(2))),))
-    question = Question(E.make("eq", "bool", (half, E.const(3.0))), (("s0", x),))
+    question = SizeQuestion(E.make("eq", "bool", (half, E.const(3.0))), (("s0", x),))
     g = build_guards([Guard(None, "expr", question)], ["x"])
     assert g.check(7) and not g.check(8)
 
@@ -289,7 +290,7 @@ def test_guards_keep_no_tensor_alive():
 
 
 def test_expression_over_two_tensors():
-    question = Question(E.le(E.symbol("s0"), E.symbol("s1")), (("s0", x.size(0)), ("s1", y.size(1))))
+    question = SizeQuestion(E.le(E.symbol("s0"), E.symbol("s1")), (("s0", x.size(0)), ("s1", y.size(1))))
     g = build_guards([Guard(None, "expr", question)], ["x", "y"])
     assert g.check(torch.zeros(2), torch.zeros(1, 3)) and not g.check(torch.zeros(4), torch.zeros(1, 3))
     assert g.explain([torch.zeros(4), torch.zeros(1, 3)]) == "x.size(0) <= y.size(1) does not hold any more"

@@ -2,6 +2,7 @@
 # ruff: noqa: B007, B012, B017, B904, BLE001, SIM105, SIM117, TRY002, TRY003, TRY300, TRY301, RET505  (the constructs are what is tested)
 import contextlib
 import functools
+import sys
 
 import pytest
 import torch
@@ -29,6 +30,19 @@ def test_raise_and_catch_with_attributes(x):
         raise Special(3, detail="deep")
     except (ValueError, Custom) as e:
         return x * e.code, e.detail, e.args, str(e), type(e).__name__, isinstance(e, Custom)
+
+
+@one
+def test_the_exception_being_handled(x):
+    before = sys.exception()
+    try:
+        raise Special(3)
+    except Custom as e:
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            inner = type(sys.exception()).__name__
+        return x * 2, before, inner, sys.exception() is e
 
 
 @one

@@ -1,8 +1,10 @@
 """Containers, text, and the small libraries of Python: one graph each, eager's values; what cannot be captured is a break by name."""
 # ruff: noqa: B007, C401, C402, C403, C404, C405, C406, C408, C414, C416, C417, C419, UP030, UP031, UP032  (the constructs are what is tested)
+import bisect
 import collections
 import copy
 import functools
+import heapq
 import itertools
 import logging
 import math
@@ -16,6 +18,7 @@ import pytest
 import torch
 from harness import capture, check, make_test, same
 
+import firesteel as fs
 from firesteel.artifacts import breaks
 
 one = functools.partial(make_test, fullgraph=True)
@@ -342,3 +345,82 @@ def test_warnings_that_are_errors():
             warnings.resetwarnings()
             warnings.simplefilter(action)
             assert compiled(torch.zeros(1)).item() == expected
+
+
+# -- order ----------------------------------------------------------------------------------------------------------------
+@functools.total_ordering
+class Ranked:
+    __hash__ = None
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __lt__(self, other):
+        return self.rank < other.rank
+
+    def __eq__(self, other):
+        return self.rank == other.rank
+
+
+class Unordered:
+    pass
+
+
+def ranks(items):
+    return [getattr(item, "rank", item) for pair in items for item in pair]
+
+
+@one
+def test_sorted_asks_objects_only_where_they_decide(x):
+    some = [(2, 1), (1, Ranked(3)), (0, 5), (1, Ranked(2))]
+    words = [("b", Ranked(1)), ("a", 1), ("a", 0)]
+    unordered = [(3, Unordered()), (1, 2), (2, Unordered())]
+    tensors = [(3, x), (1, 2), (2, x)]
+    again = [*some]
+    again.sort(reverse=True)
+    return (x + 1, ranks(sorted(some)), ranks(sorted(words)), [pair[0] for pair in sorted(unordered)], [pair[0] for pair in sorted(tensors)], ranks(again),
+            sorted([Ranked(3), Ranked(1)], key=lambda r: (0, r))[0].rank, sorted([(1, (2, Ranked(3))), (1, (2, Ranked(1)))])[0][1][1].rank)
+
+
+@one
+def test_least_and_greatest_of_tuples_with_objects(x):
+    pairs = [(1, Ranked(3)), (1, Ranked(1)), (2, 0)]
+    return (x + 1, min(pairs)[1].rank, max((1, Ranked(3)), (1, Ranked(1)), (0, 0))[1].rank, min([Ranked(3), Ranked(1)], key=lambda r: (0, r)).rank,
+            max([x.shape[0], 2], [3, 4]), max(torch.Size([x.shape[0], 2]), torch.Size([3, 4])))
+
+
+@one
+def test_sequences_compare_item_by_item(x):
+    a, b = Ranked(1), Ranked(2)
+    return (x + 1, (1, a) < (1, b), [1, a] <= [1, Ranked(1)], (1, a, 3) > (1, a), (1, a) >= (1, b), (1, (2, a)) < (1, (2, b)), [a] < [a, b], (1, Unordered()) < (2, 3),
+            (x.shape[0], 1) < (x.shape[0], 2), (x, 1) < (x, 2))
+
+
+@one
+def test_heaps_and_bisections_of_tuples_with_objects(x):
+    heap = [(1, Ranked(3)), (1, Ranked(1)), (2, 2)]
+    heapq.heapify(heap)
+    heapq.heappush(heap, (1, Ranked(2)))
+    row = [(1, Ranked(1)), (1, Ranked(3)), (2, 2)]
+    places = bisect.bisect(row, (1, Ranked(2))), bisect.bisect_left(row, (1, Ranked(3))), bisect.bisect_right(row, 1, key=lambda pair: pair[0])
+    bisect.insort(row, (1, Ranked(2)))
+    bisect.insort_left(row, (0, 0), key=lambda pair: pair[0])
+    return (x + 1, ranks([heapq.heappop(heap) for _ in range(4)]), ranks(row), places, bisect.bisect([1, 2, 2, 3], 2, 0, 3), bisect.bisect_left("abc", "b"),
+            ranks(heapq.nsmallest(2, row)), ranks(heapq.nlargest(1, row)), ranks(heapq.merge([(1, Ranked(1))], [(1, Ranked(0)), (3, 3)])))
+
+
+UNORDERED = {
+    "objects": lambda x: sorted([(1, Unordered()), (1, Unordered())]), "operator": lambda x: (1, Unordered()) < (1, Unordered()),
+    "their own error": lambda x: sorted([(1, Ranked(1)), (1, "a")]), "kinds": lambda x: (1, Ranked(1)) < [1, Ranked(1)], "plain": lambda x: sorted([1, "a"]),
+    "bisect": lambda x: bisect.bisect([1], 1, -1), "tensors": lambda x: sorted([(1, x), (1, x + 1)]),
+}
+
+
+@pytest.mark.parametrize("fn", UNORDERED.values(), ids=UNORDERED)
+def test_what_has_no_order_raises_as_in_eager(fn):
+    x = torch.ones(3)
+    with pytest.raises(Exception) as expected:
+        fn(x)
+    with pytest.raises(expected.type) as given:
+        fs.compile(fn, backend="eager")(x)
+    assert str(given.value) == str(expected.value)

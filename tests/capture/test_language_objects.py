@@ -5,10 +5,11 @@ import collections
 import dataclasses
 import enum
 import functools
+import threading
 import typing
 
 import torch
-from harness import make_test
+from harness import capture, make_test
 
 one = functools.partial(make_test, fullgraph=True)
 
@@ -494,3 +495,58 @@ def test_subclasses_of_builtins(x):
     u = UserBag({"k": x})
     u["l"] = 2
     return b["a"], b["zz"], b.total(), len(s), s[1], s[::2], Text("hi").shout(), u["k"], u["l"], list(u), isinstance(s, list)
+
+
+class WithMethods:
+    def method(self):
+        return 1
+
+    @classmethod
+    def of_class(cls):
+        return 2
+
+
+FIRST, SECOND, ITEMS = WithMethods(), WithMethods(), [1]
+READ_BEFORE = FIRST.method
+
+
+@one
+def test_methods_are_equal_that_are_bound_to_the_same_object(x):
+    same = (FIRST.method == FIRST.method, FIRST.method in [SECOND.method, FIRST.method], FIRST.method == READ_BEFORE, ITEMS.append == ITEMS.append,
+            WithMethods.of_class == FIRST.of_class, x.sin == x.sin, {FIRST.method: 1}.get(READ_BEFORE) == 1)
+    other = (FIRST.method == SECOND.method, FIRST.method == FIRST.of_class, ITEMS.append == [].append, ITEMS.append == ITEMS.pop, x.sin == x.cos)
+    return x + sum(same) - 10 * sum(other)
+
+
+LOCAL = threading.local()
+LOCAL.factor, LOCAL.options = 2, {"shift": 3}
+
+
+class Defaults(threading.local):
+    def __init__(self):
+        self.factor = 5
+
+
+DEFAULTS = Defaults()
+
+
+@one
+def test_the_dict_of_a_thread_local(x):
+    own = LOCAL.__dict__
+    return (x * own["factor"] + own["options"]["shift"], own.get("missing", 7), "factor" in vars(LOCAL), len(own), list(own), own is LOCAL.__dict__,
+            DEFAULTS.__dict__["factor"], hasattr(LOCAL, "missing"))
+
+
+def test_the_dict_of_a_thread_local_is_that_of_the_calling_thread():
+    compiled, counting = capture(lambda x: x * LOCAL.__dict__["factor"])
+    x, found = torch.ones(2), []
+
+    def elsewhere():
+        LOCAL.factor = 9
+        found.append(compiled(x))
+
+    assert torch.equal(compiled(x), x * 2)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], x * 9) and torch.equal(compiled(x), x * 2)

@@ -1,11 +1,14 @@
 """At the recompile limit: one warning with the guard, the values and the change; a dynamic variant where that helps; eager calls are counted."""
+import functools
 import logging
+import threading
 
 import pytest
 import torch
 from harness import capture, same
 
 from firesteel.artifacts import counters
+from firesteel.capture.entry import TRIED_FIRST
 from firesteel.config import config
 from firesteel.errors import RecompileLimitExceeded
 
@@ -81,11 +84,11 @@ def test_a_stance_applies_at_the_limit():
     with config.patch(recompile_limit=2):
         for n in range(2):
             compiled(x, "a" * n)
-        with marks.set_stance("eager_on_recompile"):
+        with marks.Stance("eager_on_recompile"):
             same(compiled(x, "abc"), f(x, "abc"))
-        with marks.set_stance("fail_on_recompile"), pytest.raises(RecompileError, match="name is 'abc'"):
+        with marks.Stance("fail_on_recompile"), pytest.raises(RecompileError, match="name is 'abc'"):
             compiled(x, "abc")
-        with marks.set_stance("fail_on_recompile"):
+        with marks.Stance("fail_on_recompile"):
             same(compiled(x, "a"), f(x, "a"))
     assert len(backend.graphs) == 2 and counted("eager") == 0
 
@@ -112,3 +115,55 @@ def test_the_most_general_entry_also_serves_after_a_break(caplog):
             same(compiled(torch.ones(n), n), f(torch.ones(n), n))
     assert counted("eager") == 0 and counted("made dynamic") == 2
     assert len(backend.graphs) == 8
+
+
+# -- which variant is tried first -----------------------------------------------------------------------------------------
+def many_variants(count):
+    compiled, _ = capture(lambda x, name: x + len(name))
+    names = ["n" * n for n in range(1, count + 1)]
+    with config.patch(recompile_limit=count + 1):
+        for name in names:
+            compiled(torch.ones(2), name)
+    (region,) = compiled.__firesteel_root__.all_regions()
+    assert len(region.entries) == len(region.order) == count
+    return compiled, names, region
+
+
+def checks_of(compiled, region, name):
+    """How many Entries are tried."""
+    tried = []
+    for entry in region.entries:
+        entry.check = functools.partial(lambda check, *inputs: tried.append(1) or check(*inputs), entry.guard.check)
+    assert torch.equal(compiled(torch.ones(2), name), torch.ones(2) + len(name))
+    for entry in region.entries:
+        entry.check = entry.guard.check
+    return len(tried)
+
+
+def test_variants_are_ordered_by_use():
+    compiled, names, region = many_variants(60)
+    assert checks_of(compiled, region, names[-1]) == TRIED_FIRST + 1, "the newest was used last"
+    assert checks_of(compiled, region, names[30]) > TRIED_FIRST + 1
+    assert checks_of(compiled, region, names[30]) == TRIED_FIRST + 1
+    assert checks_of(compiled, region, names[-1]) == TRIED_FIRST + 2
+    assert [checks_of(compiled, region, name) for name in names[:TRIED_FIRST]] == [*range(1, TRIED_FIRST + 1)], "the first keep their places"
+    assert region.entries != list(region.order) and set(region.entries) == set(region.order)
+    assert region.why((torch.ones(2), names[0])) == region.entries[-1].guard.explain((torch.ones(2), names[0]))
+
+
+def test_threads_may_reorder_variants_at_once():
+    compiled, names, region = many_variants(20)
+    wrong = []
+
+    def work(seed):
+        for n in range(200):
+            name = names[(n * seed) % len(names)]
+            if not torch.equal(compiled(torch.ones(2), name), torch.ones(2) + len(name)):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 3, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(region.entries) == len(names) and sorted(map(id, region.entries)) == sorted(map(id, region.order))

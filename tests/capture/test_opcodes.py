@@ -5,10 +5,10 @@ import pytest
 import torch
 from harness import capture
 
-from firesteel.capture import machine, opcodes_rare, versions
-from firesteel.capture.code import Instr
+from firesteel.capture import machine, opcodes_statements, versions
+from firesteel.capture.instr import Instr
 from firesteel.capture.opcodes import OPCODES
-from firesteel.capture.policy import Policy
+from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.values.base import UserRaise
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
@@ -26,16 +26,16 @@ def test_every_normalised_instruction_has_a_handler():
 
 
 def test_instructions_that_break_say_why():
-    assert all(reason for reason in opcodes_rare.BREAKS_ON_PURPOSE.values())
-    assert set(opcodes_rare.BREAKS_ON_PURPOSE) <= set(versions.NORMAL)
-    for name in opcodes_rare.BREAKS_ON_PURPOSE:
+    assert all(reason for reason in opcodes_statements.BREAKS_ON_PURPOSE.values())
+    assert set(opcodes_statements.BREAKS_ON_PURPOSE) <= set(versions.NORMAL)
+    for name in opcodes_statements.BREAKS_ON_PURPOSE:
         with pytest.raises(Break, match=name):
             step(Instr(name), [NONE, NONE])
 
 
 def step(instr, stack, slots=None, namespace=None):
     """One instruction on a frame of its own: what of it is left."""
-    m = machine.Machine(AbstractWorld, Policy(None))
+    m = machine.SymbolicMachine(AbstractWorld, SymbolPolicy(None))
     code = (lambda: None).__code__
     frame = machine.Frame(code, {"known": 3}, dict(slots or {}))
     frame.program = [instr, Instr("NOP"), Instr("NOP")]

@@ -1,4 +1,5 @@
 """__torch_function__: subclasses of Tensor, objects that override functions, modes, devices as contexts; and inference mode entered inside."""
+import contextlib
 import functools
 
 import pytest
@@ -8,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import firesteel as fs
+from firesteel.capture.values import overrides
 
 one = functools.partial(make_test, fullgraph=True)
 
@@ -356,3 +358,102 @@ def test_properties_are_told_apart_in_an_override():
     def f(x):
         return x.ndim, x.shape, (x + 1).sum().as_subclass(torch.Tensor)
     same(capture(f, fullgraph=True)[0](torch.ones(2).as_subclass(Properties)), (10, (7,), torch.tensor(4.0)))
+
+
+# -- symbolic sizes under modes -------------------------------------------------------------------------------------------
+SIZED = {
+    "int": lambda x: torch.zeros(x.shape[0]), "ints": lambda x: torch.ones(x.shape[0], 2), "tuple": lambda x: torch.zeros((x.shape[0], 2)),
+    "list": lambda x: torch.ones([x.shape[0]]), "Size": lambda x: torch.zeros(x.shape), "starred": lambda x: torch.zeros(*x.shape),
+    "keyword": lambda x: torch.zeros(size=(x.shape[0],)), "computed": lambda x: torch.zeros(x.shape[0] * 2 + 1), "empty": lambda x: torch.empty(x.numel()).fill_(1),
+    "full": lambda x: torch.full((x.shape[0],), 3.0), "full of": lambda x: torch.full((2,), x.shape[0]), "rand": lambda x: torch.rand(x.shape[0]) * 0,
+    "randn": lambda x: torch.randn(x.shape[0], 2) * 0, "randint": lambda x: torch.randint(0, x.shape[0], (x.shape[0],)) * 0,
+    "randperm": lambda x: torch.randperm(x.shape[0]).sort().values, "normal": lambda x: torch.normal(0.0, 1.0, (x.shape[0],)) * 0,
+    "arange": lambda x: torch.arange(x.shape[0]), "arange from": lambda x: torch.arange(1, x.shape[0], 2), "arange of floats": lambda x: torch.arange(x.shape[0] / 2),
+    "linspace": lambda x: torch.linspace(0, 1, x.shape[0]), "linspace to": lambda x: torch.linspace(0, x.shape[0], steps=5),
+    "logspace": lambda x: torch.logspace(0, 1, x.shape[0]), "eye": lambda x: torch.eye(x.shape[0], 3), "tril_indices": lambda x: torch.tril_indices(x.shape[0], 3),
+    "tensor": lambda x: torch.tensor([x.shape[0], 1]), "as_tensor": lambda x: torch.as_tensor(x.shape[0]), "asarray": lambda x: torch.asarray(x.shape[0]),
+    "zeros_like": lambda x: torch.zeros_like(x), "full_like": lambda x: torch.full_like(x, x.shape[0]), "new_zeros": lambda x: x.new_zeros(x.shape[0]),
+    "new_full": lambda x: x.new_full((x.shape[0],), x.shape[0]), "new_ones": lambda x: x.new_ones(*x.shape), "new_tensor": lambda x: x.new_tensor([x.shape[0]]),
+    "empty_strided": lambda x: torch.empty_strided((x.shape[0], 2), (2, 1)).zero_(), "window": lambda x: torch.hann_window(x.shape[0]),
+    "fftfreq": lambda x: torch.fft.fftfreq(x.shape[0]), "view": lambda x: x.view(x.shape[0], 1), "expand": lambda x: x[:1].expand(x.shape[0]),
+    "scalar": lambda x: x + x.shape[0], "slice": lambda x: x[1:x.shape[0] - 1], "index": lambda x: x[x.shape[0] - 1], "split": lambda x: x.split(x.shape[0] - 1)[0],
+    "pad": lambda x: torch.nn.functional.pad(x, (0, x.shape[0])), "interpolate": lambda x: torch.nn.functional.interpolate(x[None, None], size=x.shape[0] * 2),
+    "one_hot": lambda x: torch.nn.functional.one_hot(torch.arange(x.shape[0]) % 3, x.shape[0] + 3), "bool": lambda x: torch.full((2,), x.shape[0] > 5),
+    "after a break": lambda x: x.sum() + torch.arange(x.shape[0] if x.sum().item() > 0 else 1),
+}
+
+
+@contextlib.contextmanager
+def default_device():
+    torch.set_default_device("cpu")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextlib.contextmanager
+def default_dtype():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class HandsOn(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Lengthens(TorchFunctionMode):
+    """Changes the arguments."""
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.zeros, torch.arange, torch.ones):
+            args = tuple(a + 1 if isinstance(a, int) else a for a in args)
+        return func(*args, **(kwargs or {}))
+
+
+def everything():
+    stack = contextlib.ExitStack()
+    for context in (default_device, default_dtype, HandsOn, Lengthens):
+        stack.enter_context(context())
+    return stack
+
+
+SURROUNDINGS = {"default device": default_device, "with device": lambda: torch.device("cpu"), "default dtype": default_dtype, "mode": HandsOn,
+                "changing mode": Lengthens, "everything": everything}
+
+
+@pytest.mark.parametrize("surrounding", SURROUNDINGS.values(), ids=SURROUNDINGS)
+@pytest.mark.parametrize("fn", SIZED.values(), ids=SIZED)
+def test_sizes_reach_functions_through_modes(fn, surrounding):
+    for dynamic in (True, None):        # None: constant sizes first
+        compiled, _ = capture(fn, dynamic=dynamic)
+        for size in (5, 6, 9):
+            x = torch.arange(size) + 1.0
+            with surrounding():
+                expected, given = fn(x), compiled(x)
+            assert given.dtype == expected.dtype
+            torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("mode", [HandsOn, Lengthens, lambda: torch.device("cpu")], ids=["hands on", "lengthens", "device"])
+def test_sizes_reach_functions_through_modes_entered_inside(mode):
+    def fn(x):
+        with mode():
+            return torch.zeros(x.shape[0]), x.view(x.shape[0], 1), x[:x.shape[0] - 1], torch.arange(x.shape[0]) + x.shape[0]
+
+    compiled, _ = capture(fn, dynamic=True)
+    for size in (5, 7):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+def test_nothing_computes_with_what_stands_for_a_symbol():
+    for base, token in overrides.SYMBOLIC_TOKENS.items():
+        assert isinstance(token(1), base)
+        for compute in (lambda n: n + 1, lambda n: 2 * n, lambda n: -n, lambda n: n < 3, lambda n: n == 1, bool, int, float, lambda n: n // 2):
+            with pytest.raises(TypeError, match="symbolic"):
+                compute(token(1))

@@ -8,15 +8,15 @@ import torch
 from firesteel.capture.source import (
     Attr,
     Call,
-    Cell,
+    CellContents,
     Const,
     Constants,
-    Emitter,
+    DimSize,
     Fixed,
     Item,
     Local,
     Nth,
-    Size,
+    SourceWriter,
     StorageOffset,
     Stride,
     Type,
@@ -62,7 +62,7 @@ CASES = [
     (Call(x, len), {"x": "abc"}, "len(x)"),
     (Nth(x, 1), {"x": {"a": 1, "b": 2}}, "list(x)[1]"),
     (Nth(x, 2), {"x": collections.deque([1, 2, 3])}, "list(x)[2]"),
-    (Size(x, 1), {"x": torch.zeros(2, 3)}, "x.size(1)"),
+    (DimSize(x, 1), {"x": torch.zeros(2, 3)}, "x.size(1)"),
     (Stride(x, 0), {"x": torch.zeros(2, 3)}, "x.stride(0)"),
     (StorageOffset(x), {"x": torch.zeros(4)[2:]}, "x.storage_offset()"),
     (Fixed(MARKER, "marker"), {}, "marker"),
@@ -71,7 +71,7 @@ CASES = [
     (global_source("MARKER", globals()), {}, "MARKER"),
     (builtin_source("len"), {}, "len"),
     (closure_source(x, 0, "value"), {"x": closing(MARKER)}, "value"),
-    (Cell(Fixed(types.CellType(3), "cell")), {}, "cell.cell_contents"),
+    (CellContents(Fixed(types.CellType(3), "cell")), {}, "cell.cell_contents"),
     (default_source(x, 0), {"x": closing(1)}, "x.__defaults__[0]"),
     (kwdefault_source(x, "c"), {"x": closing(1)}, "x.__kwdefaults__['c']"),
 ]
@@ -129,7 +129,7 @@ def test_names_do_not_collide():
     constants = Constants()
     marker = constants.bind(MARKER, "x")
     names = ["t_0", marker, "x"]
-    emitter = Emitter(constants)
+    emitter = SourceWriter(constants)
     sources = [Local(name).attr("v").attr(which) for name in names for which in ("real", "imag")]
     emitter.share(sources)
     loads = [emitter.load(source) for source in sources]
@@ -145,7 +145,7 @@ def test_shared_prefixes_are_read_once():
         def inner(self):
             Counting.reads += 1
             return types.SimpleNamespace(a=1, b=2, c=types.SimpleNamespace(d=3))
-    emitter = Emitter(Constants())
+    emitter = SourceWriter(Constants())
     inner = x.attr("inner")
     sources = [inner.attr("a"), inner.attr("b"), inner.attr("c").attr("d")]
     emitter.share(sources)
@@ -155,7 +155,7 @@ def test_shared_prefixes_are_read_once():
 
 
 def test_local_gives_a_name_once():
-    emitter = Emitter(Constants())
+    emitter = SourceWriter(Constants())
     source = x.attr("y")
     name = emitter.local(source)
     assert name.isidentifier() and emitter.local(source) == name == emitter.load(source) and len(emitter.lines) == 1

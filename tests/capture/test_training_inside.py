@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -173,7 +174,8 @@ def test_a_checkpoint_is_one_tagged_call() -> None:
     compiled(torch.ones(2, requires_grad=True))
     call, _, add = (n for n in backend.graphs[0].graph.nodes if n.op == "call_function")
     assert call.meta["recompute"] == "must" and "recompute" not in add.meta
-    assert [n.meta.get("recompute") for n in call.target.body.graph.nodes if n.op == "call_function"] == ["must"]
+    body = getattr(backend.graphs[0], call.args[0].name)
+    assert [n.meta.get("recompute") for n in body.graph.nodes if n.op == "call_function"] == ["must"]
 
 
 def test_a_graph_that_runs_as_it_is_checkpoints() -> None:
@@ -192,16 +194,28 @@ def test_a_graph_that_runs_as_it_is_checkpoints() -> None:
     torch.testing.assert_close(ours[1], theirs[1])
 
 
-def test_a_checkpoint_that_breaks_is_inlined(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_breaks_is_run_by_eager(capsys: pytest.CaptureFixture[str]) -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
         print("here")
         return y.cos()
     compiled, backend = capture(lambda x: torch.utils.checkpoint.checkpoint(inside, x * 2, use_reentrant=False) + 1)
     x = torch.ones(2, requires_grad=True)
-    torch.testing.assert_close(compiled(x), (x * 2).sin().cos() + 1)
-    wishes = [n.meta.get("recompute") for g in backend.graphs for n in g.graph.nodes if n.op in ("call_function", "call_method")]
-    assert wishes[:2] == [None, "must"] and wishes[-1] is None and capsys.readouterr().out == "here\n"
+    out = compiled(x)
+    torch.testing.assert_close(out, (x * 2).sin().cos() + 1)
+    assert [n.target for g in backend.graphs for n in g.graph.nodes if n.op == "call_function"] == [operator.mul, operator.add]
+    assert capsys.readouterr().out == "here\n"
+    out.sum().backward()
+    assert capsys.readouterr().out == "here\n"      # the recomputation, which is eager's
+
+
+def test_a_checkpoint_that_breaks_tells_the_line() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        fs.graph_break()
+        return x.cos()
+    with pytest.raises(fs.errors.Unsupported, match=r"left to eager's checkpointing: fs.graph_break was called") as error:
+        fs.compile(lambda x: torch.utils.checkpoint.checkpoint(inside, x, use_reentrant=False), fullgraph=True)(torch.ones(2))
+    assert error.value.location.line == inside.__code__.co_firstlineno + 1
 
 
 def test_an_argument_of_a_checkpoint_stays_itself() -> None:

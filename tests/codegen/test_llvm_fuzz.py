@@ -1,7 +1,8 @@
 """Random nests through the LLVM printer and through the reference interpreter: both must give the same memory.
 
 A seed makes a nest: up to three parallel axes, up to three phases (maps, reductions, scans), buffers with permuted, stepped
-and shifted layouts, gathers, guarded loads, index arithmetic; extents are numbers or symbols.  A failing seed is printed.
+and shifted layouts, gathers, guarded loads, index arithmetic; extents are numbers or symbols.  A failing seed is printed.  Every buffer
+lies between guard zones.
 """
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import pytest
 import torch
 from native_nests import Runner
 
-from firesteel.codegen.target import host
+from firesteel.codegen.target import this_machine
+from firesteel.codegen.zones import Zones
 from firesteel.loops.interp import Interpreter
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Program, Reduce, Store, acc, check_index, load, masked, zero
 from firesteel.loops.ops import DTYPES, S, literal, to
@@ -30,6 +32,7 @@ class Maker:
     def __init__(self, seed: int):
         self.random = random.Random(seed)
         self.torch = torch.Generator().manual_seed(seed)
+        self.zones = Zones(lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
         self.sizes: dict[str, int] = {}
         self.buffers: dict[str, Buffer] = {}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -63,7 +66,7 @@ class Maker:
             strides[d] = step
             step = step * shape[d] if not isinstance(step, int) or step != 1 else shape[d]
         sizes = [self.number(n) for n in shape]
-        tensor = torch.empty_strided(sizes, [self.number(s) for s in strides], dtype=DTYPES[dtype])
+        tensor = self.zones.empty(name, tuple(sizes), tuple(self.number(s) for s in strides), DTYPES[dtype])
         tensor.copy_(torch.randint(-3, 4, sizes, generator=self.torch) if dtype in ("i64", "i32", "bool") else torch.randn(sizes, generator=self.torch))
         self.buffers[name] = Buffer(name, dtype, tuple(shape), tuple(strides), "output" if stored else "input")
         self.tensors[name] = tensor
@@ -152,7 +155,7 @@ class Maker:
         order = list(axes)
         if self.random.random() < 0.3:
             self.random.shuffle(order)
-        dtype = self.random.choice(("f32", "f32", "f32", "f64", "bf16"))
+        dtype = self.random.choice(("f32", "f32", "f64", "bf16", "bool"))
         target = self.buffer(tuple(a.extent for a in order), dtype, True)
         return Store(target.name, tuple(a.value for a in order), to(self.value(axes), dtype))
 
@@ -172,6 +175,7 @@ def check(seed: int) -> None:
     want = reference(maker)
     runner = Runner(maker.nest, maker.buffers)
     assert runner(maker.tensors, maker.sizes) == 0
+    maker.zones.check(f"kernel of seed {seed}")
     for name, buffer in maker.buffers.items():
         tolerance = 2e-2 if buffer.dtype == "bf16" else 2e-5
         scale = want[name].abs().max().item() if want[name].numel() and buffer.dtype != "bool" else 1.0
@@ -185,7 +189,7 @@ def test_random_nest(seed):
 
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_random_nest_without_masks(seed, monkeypatch):
-    if host().vector_bytes < 64:
+    if this_machine().vector_bytes < 64:
         pytest.skip("this machine cannot run what is printed for others")
-    monkeypatch.setattr(native_nests.Runner, "target", dataclasses.replace(host(), vector_bytes=32, masks=False, variant="d"))
+    monkeypatch.setattr(native_nests.Runner, "target", dataclasses.replace(this_machine(), vector_bytes=32, masks=False, variant="d"))
     check(seed)

@@ -8,7 +8,7 @@ import torch
 from native_nests import Runner, buffer, contiguous, layernorm, pointwise, reduction, run, softmax
 
 from firesteel.codegen.llvm import print_nest
-from firesteel.codegen.target import host
+from firesteel.codegen.target import this_machine
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, Store, acc, axis, check_index, load, masked, zero
 from firesteel.loops.ops import S, literal, to
 from firesteel.runtime import threads
@@ -382,7 +382,7 @@ def test_a_float_symbol_and_a_size_as_value():
 def test_a_size_in_f64_does_not_narrow_the_lanes():
     n = symbol("s0")
     nest, buffers = pointwise(lambda v: S.mul(v, to(S.recip(to(n, "f64")), "f32")), contiguous("y", (n,)), contiguous("x", (n,)))
-    assert f"<{host().lanes(4)} x float>" in print_nest(nest, buffers).text
+    assert f"<{this_machine().lanes(4)} x float>" in print_nest(nest, buffers).text
     x, y = randn(30), torch.empty(30)
     run(nest, buffers, {"x": x, "y": y}, {"s0": 30})
     near(y, x / 30)

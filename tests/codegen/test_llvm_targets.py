@@ -10,7 +10,7 @@ import test_llvm_ops
 import torch
 from native_nests import buffer, pointwise, run
 
-from firesteel.codegen.target import host
+from firesteel.codegen.target import this_machine
 from firesteel.loops.ops import S
 
 TARGETS = {
@@ -22,9 +22,9 @@ TARGETS = {
 
 @pytest.fixture(params=TARGETS, autouse=True)
 def machine(request, monkeypatch):
-    if host().vector_bytes < 64:
+    if this_machine().vector_bytes < 64:
         pytest.skip("this machine cannot run what is printed for others")
-    monkeypatch.setattr(native_nests.Runner, "target", dataclasses.replace(host(), **TARGETS[request.param]))
+    monkeypatch.setattr(native_nests.Runner, "target", dataclasses.replace(this_machine(), **TARGETS[request.param]))
 
 
 @pytest.mark.parametrize("shape", [(17,), (1000,), (3, 5), (64, 64)])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import firesteel as fs
 from firesteel.errors import ConstraintViolation, DataDependentError
-from firesteel.graph.rules.shapes import SHAPES
+from firesteel.graph.meta import SHAPES
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
@@ -198,6 +198,20 @@ def test_other_strides_are_noticed():
 
 def test_strides_that_change_become_symbols():
     assert check(lambda x: x * 2, [(torch.randn(8, n)[:, :3],) for n in (10, 11, 12, 13)]) == 2
+
+
+def test_strides_that_changed_in_a_tensor_of_more_dimensions():
+    """What was learned of a third dimension says nothing of a tensor that has two."""
+    wide = [torch.randn(2, 3, n)[..., ::2] for n in (10, 12)] + [torch.randn(2, 3, 4, 5)[..., :k] for k in (3, 4)]
+    check(lambda x: x * 2, [(x,) for x in (*wide, torch.randn(2, 3), torch.randn(4), torch.randn(()), torch.randn(2, 3, 14)[..., ::2])])
+
+
+def test_gradients_that_vanish_under_symbolic_sizes():
+    fn = lambda x: x.clone().triu(1).softmax(-2)
+    compiled = fs.compile(fn, fullgraph=True, dynamic=True)
+    for n in (4, 6):
+        args = (torch.randn(n, 1, n, 1, requires_grad=True),)
+        torch.testing.assert_close(gradients(compiled, args), gradients(fn, args))
 
 
 RELATED = {

@@ -141,3 +141,60 @@ def test_sizes_of_data_in_a_backward():
                 results.append((whole, spread, *torch.autograd.grad(whole.sin().sum() + spread, (a, b))))
             torch.testing.assert_close(*results, equal_nan=True)       # the spread of one number is not one
     assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+def outcome(fn, *args):
+    """The result, or the type of the error."""
+    try:
+        return fn(*args)
+    except Exception as error:
+        return type(error)
+
+
+def agree(given, expected):
+    if isinstance(expected, torch.Tensor):
+        return isinstance(given, torch.Tensor) and given.dtype == expected.dtype and torch.allclose(given, expected, rtol=1e-15, atol=0, equal_nan=True)
+    return type(given) is type(expected) and given == expected
+
+
+WIDE = (2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**70, -2**63, -2**63 - 1)
+OF_INTS = {
+    "sum": lambda x, n: x + n, "product": lambda x, n: x * n, "successor": lambda x, n: x + (n + 1), "square": lambda x, n: x + n * n,
+    "by way of a square": lambda x, n: x * (n * n // max(n, 1)), "shift": lambda x, n: x + (n << 3), "remainder": lambda x, n: x + n * n * n % 1000,
+    "handed back": lambda x, n: n * n + 1, "compared": lambda x, n: x + 1 if n * n > 2**63 else x, "slice": lambda x, n: x[:n], "index": lambda x, n: x[n],
+    "quotient": lambda x, n: x + n / 2, "negated": lambda x, n: x * -n, "clamp": lambda x, n: x.clamp(max=n),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Truncating the start")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("fn", OF_INTS.values(), ids=OF_INTS)
+def test_ints_of_any_number_of_digits(fn, dtype):
+    x = torch.ones(3, dtype=dtype)
+    for wide in WIDE:
+        compiled = fs.compile(fn, dynamic=True)
+        for n in (3, 4, wide, 5):
+            assert agree(outcome(compiled, x, n), outcome(fn, x, n)), (n, outcome(compiled, x, n), outcome(fn, x, n))
+
+
+def test_ints_of_64_bits_share_a_graph():
+    compiled, x = fs.compile(lambda x, n: x + n, dynamic=True), torch.ones(3, dtype=torch.int64)
+    for n in (7, 2**40, -2**63, 2**63 - 1):
+        assert torch.equal(compiled(x, n), x + n)
+    assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+OF_FLOATS = {
+    "//": lambda x, v: x + v // 0.1, "reflected //": lambda x, v: x + 1.0 // v, "int //": lambda x, v: x + 7 // v, "divmod": lambda x, v: x + divmod(v, 0.1)[0],
+    "cube": lambda x, v: x + v ** 3, "inverse": lambda x, v: x + v ** -1, "root": lambda x, v: x + v ** 0.5, "power of two": lambda x, v: x + 2.0 ** v,
+    "%": lambda x, v: x + v % 0.3, "int": lambda x, v: x + int(v), "threefold int": lambda x, v: x * (int(v) * 3), "round": lambda x, v: x + round(v, 1),
+}
+
+
+@pytest.mark.parametrize("fn", OF_FLOATS.values(), ids=OF_FLOATS)
+def test_floats_as_python_computes_them(fn):
+    compiled, x = fs.compile(fn, dynamic=True), torch.ones(3, dtype=torch.float64)
+    with fs.config.patch(recompile_limit=50):
+        compiled(x, 1.5)
+        for v in (2.5, 1.0, 0.7, -0.7, -1.0, 0.3, -0.0, 0.0, 9.3e18, 1e300, -1e300, math.inf, -math.inf, math.nan, 1e-320):
+            assert agree(outcome(compiled, x, v), outcome(fn, x, v)), (v, outcome(compiled, x, v), outcome(fn, x, v))

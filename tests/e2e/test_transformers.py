@@ -90,3 +90,44 @@ def test_evaluates_as_one_graph(name: str) -> None:
     with torch.no_grad():
         same_outputs(compiled(**batch), model(**batch))
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def saved_bytes(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[int, torch.Tensor]:
+    """Bytes of what a forward saves beside the parameters, each storage once; and the loss."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(**batch).loss
+    return sum(size for place, size in found.items() if place not in own), loss
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoints_as_one_graph(name: str) -> None:
+    """Dropout included: the masks of a region are drawn again."""
+    torch.manual_seed(0)
+    model, make = MODELS[name]()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    model.train()
+    twin, plain = copy.deepcopy(model), copy.deepcopy(model)
+    for each in (model, twin):
+        each.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    batch = make(32)
+    counters.clear()
+    losses, sizes = [], []
+    for each in (fs.compile(model, fullgraph=True), twin, fs.compile(plain, fullgraph=True)):
+        torch.manual_seed(1)
+        size, loss = saved_bytes(each, batch)
+        loss.backward()
+        losses.append(loss.detach())
+        sizes.append(size)
+    torch.testing.assert_close(losses, [losses[1]] * 3, rtol=1e-4, atol=1e-5)
+    for (label, p), q in zip(model.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+    assert counters["stats"]["unique_graphs"] == 2 and sizes[0] < sizes[2] / 2 and sizes[0] <= sizes[1] * 1.1

@@ -1,18 +1,29 @@
 """Each kind of graph break: one split with eager's values, a record with sentence, the user's line and a hint; fullgraph=True raises the same text."""
+import ast
+import copy
+import dataclasses
+import decimal
+import functools
+import multiprocessing
+import os
 import pathlib
 import re
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import firesteel as fs
 from firesteel.artifacts import breaks
+from firesteel.capture.values.tensor import BREAKING
 from firesteel.errors import BREAKS, FiresteelError
 
 LOCK = threading.Lock()
+SEMAPHORE = multiprocessing.Lock()._semlock
 
 
 @fs.disable(reason="it logs")
@@ -144,14 +155,236 @@ def failing(x):
 
 def context(x):
     y = x + 1
-    with LOCK:                                          # a context
+    with SEMAPHORE:                                     # a context
         y = y * 2
     return y + 1
+
+
+def region(x):
+    y = x + 1
+    return checkpoint(is_disabled, y, use_reentrant=False) * 2          # a region
 
 
 def depth(x):
     y = x + 1
     return recursive(y, 250)
+
+
+@fs.forbid_in_graph
+def unwelcome(x):
+    return x * 2
+
+
+def forbidden(x):
+    y = x + 1
+    return unwelcome(y) * 3                             # forbidden
+
+
+def introspection(x):
+    y = x + 1
+    names = dir(y)                                      # what it has
+    return y * 2, names
+
+
+def outside(x):
+    y = x + 1
+    with open(os.devnull):                              # a file
+        return y * 2
+
+
+def warning(x):
+    y = x + 1
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.warn("careful", stacklevel=1)          # recorded
+    return y * 2, len(seen)
+
+
+def code(x):
+    y = x + 1
+    made = compile("1 + 1", "<made>", "eval")           # code
+    return y * 2, made.co_name
+
+
+SEEN = []
+
+
+@functools.cache
+def remembered(n):
+    SEEN.append(n)
+    return n
+
+
+def cache(x):
+    y = x + 1
+    n = remembered(3)                                   # a cache
+    return y * n
+
+
+def arguments(x):
+    y = x + 1
+    try:
+        y = unwelcome_not(y, y)                         # one too many
+    except TypeError:
+        pass
+    return y * 2
+
+
+def unwelcome_not(x):
+    return x
+
+
+def instance(x):
+    y = x + 1
+    number = decimal.Decimal(3)                         # an instance
+    return y * 2, number
+
+
+class Point:
+    x: int
+
+
+def class_making(x):
+    y = x + 1
+    made = dataclasses.dataclass(Point)                 # a class
+    return y * 2, made.__name__
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+SLOTTED = Slotted()
+
+
+def a_copy(x):
+    y = x + 1
+    twin = copy.copy(SLOTTED)                           # a copy
+    return y * 2, type(twin).__name__
+
+
+def counting(x):
+    yield x
+
+
+def generator(x):
+    y = x + 1
+    try:
+        counting(y).throw(3)                            # no exception
+    except TypeError:
+        pass
+    return y * 2
+
+
+async def waiting():
+    pass
+
+
+def coroutine(x):
+    y = x + 1
+    made = waiting()                                    # a coroutine
+    made.close()
+    return y * 2
+
+
+def own_name():
+    return sys._getframe(0).f_code.co_name
+
+
+def frames(x):
+    y = x + 1
+    name = own_name()                                   # frames
+    return y * 2, name
+
+
+def storage(x):
+    y = x + 1
+    held = y.untyped_storage()                          # a storage
+    return y * 2, held.nbytes()
+
+
+def torch_state(x):
+    y = x + 1
+    torch._C._set_cudnn_benchmark(False)                # a state
+    return y * 2
+
+
+GENERATOR = torch.Generator()
+
+
+def random_state(x):
+    y = x + 1
+    GENERATOR.clone_state()                             # a generator
+    return y * 2
+
+
+def a_leaf(x):
+    y = x + 1
+    p = torch.nn.Parameter(y[:1].expand(3))             # a leaf
+    return y * 2, p.detach()
+
+
+LEAF = torch.ones(3, requires_grad=True)
+HISTORY = LEAF * 2
+
+
+def gradient(x):
+    y = x + 1
+    z = (HISTORY * y).sum()
+    return y * 2, *torch.autograd.grad(z, LEAF, retain_graph=True)      # a gradient
+
+
+MODULE = torch.nn.ReLU()
+
+
+def a_hook(x):
+    y = x + 1
+    handle = MODULE.register_forward_hook(unwelcome_not)        # a hook
+    handle.remove()
+    return y * 2
+
+
+class Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        SEEN.append(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def autograd_function(x):
+    y = x + 1
+    z = Noting.apply(LEAF)                              # a function
+    return y * 2, z.detach()
+
+
+def noting(x):
+    SEEN.append(1)
+    return x * 2
+
+
+def transform(x):
+    y = x + 1
+    z = torch.vmap(noting)(y)                           # a transform
+    return y * 2, z
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def override(x):
+    y = x + 1
+    z = torch.Tensor._make_subclass(Sub, y, True)       # a subclass
+    return y * 2, z.as_subclass(torch.Tensor).detach()
+
+
+def an_array(x):
+    y = x + 1
+    z = np.asarray([1.0, 2.0])                          # an array
+    return y * 2, z.shape
 
 
 # kind -> (program, what the sentence says)
@@ -162,7 +395,14 @@ PROGRAMS = {
     "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "numpy.sort"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
     "constant": (constant, "tensor (3,) torch.float32 is not while capturing"), "operator": (an_operator, "memoryview"), "store": (store, "attribute cpu"), "iterate": (iterate, "memoryview"),
-    "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "lock"), "depth": (depth, "nested deeper"),
+    "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "SemLock"), "region": (region, "left to eager's checkpointing"), "depth": (depth, "nested deeper"),
+    "forbidden": (forbidden, "unwelcome is marked"), "introspection": (introspection, "dir"), "outside": (outside, "open"), "warning": (warning, "warn"),
+    "code": (code, "compile"), "cache": (cache, "remembered"), "arguments": (arguments, "unwelcome_not"), "instance": (instance, "Decimal"),
+    "class_making": (class_making, "dataclass"), "copy": (a_copy, "slots"), "generator": (generator, "throw"), "coroutine": (coroutine, "waiting"),
+    "frames": (frames, "own_name"), "storage": (storage, "Tensor.untyped_storage"), "torch_state": (torch_state, "_set_cudnn_benchmark"),
+    "random_state": (random_state, "clone_state"), "leaf": (a_leaf, "not dense"), "gradient": (gradient, "history from before"),
+    "hook": (a_hook, "register_forward_hook"), "autograd_function": (autograd_function, "changes objects"), "transform": (transform, "changes objects"),
+    "override": (override, "_make_subclass"), "array": (an_array, "asarray"),
 }
 
 
@@ -172,6 +412,19 @@ def flat(out):
 
 def test_every_kind_has_a_program():
     assert set(PROGRAMS) == set(BREAKS)
+
+
+def kinds_raised():
+    """The kinds that the sources write: Break("..."), and rows of tables of meanings."""
+    for path in pathlib.Path(fs.__file__).parent.joinpath("capture").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Break", "breaks", "Meaning"):
+                yield from (part.value for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant))
+
+
+def test_every_kind_is_raised_and_has_a_hint():
+    assert set(BREAKS) <= {*kinds_raised(), *BREAKING.values()}
+    assert all(row.sentence and row.hint for row in BREAKS.values())
 
 
 @pytest.mark.parametrize("kind", list(PROGRAMS))

@@ -8,14 +8,14 @@ import sys
 import emulated
 import pytest
 import torch
+import torch.nn.functional as F
 
 import firesteel as fs
 from firesteel import pipeline
 from firesteel.codegen import host, triton
-from firesteel.loops.ir import Nest
+from firesteel.codegen.zones import ZONE
 from firesteel.loops.ops import DTYPES
-from firesteel.loops.plan import Plan, Run, extent
-from firesteel.runtime import cpu
+from firesteel.loops.plan import Plan, extent
 from firesteel.sym.expr import evaluate
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
@@ -41,8 +41,8 @@ def _fresh():
 class Emulated:
     """A kernel that the CPU's host function calls by address."""
 
-    def __init__(self, nest: Nest, plan: Plan):
-        self.kernel, self.buffers = triton.print_nest(nest, plan.program.buffers), plan.program.buffers
+    def __init__(self, kernel: triton.GpuKernel, plan: Plan):
+        self.kernel, self.buffers = kernel, plan.program.buffers
         self.function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.run)
         self.address = ctypes.cast(self.function, ctypes.c_void_p).value
         self.failed: list[BaseException] = []
@@ -74,16 +74,15 @@ _NOTHING = ctypes.c_int64()
 kernels_run: list[Emulated] = []
 
 
-def emulated_target(plan: Plan):
-    nests = [step.step for step in plan.steps if isinstance(step, Run) and isinstance(step.step, Nest)]
-    kernels = {nest.name: Emulated(nest, plan) for nest in nests}
-    kernels_run.extend(kernels.values())
-    return host.build(plan, {name: host.Launch(k.address, k.kernel.buffers, k.kernel.symbols) for name, k in kernels.items()}, cpu.compile_text)
+def load_emulated(plan: Plan, kernels: list[triton.GpuKernel]):
+    emulated_kernels = [Emulated(kernel, plan) for kernel in kernels]
+    kernels_run.extend(emulated_kernels)
+    return {k.kernel.name: host.Launch(k.address, k.kernel.buffers, k.kernel.symbols) for k in emulated_kernels}, None
 
 
 @pytest.fixture
 def emulation(monkeypatch):
-    monkeypatch.setitem(pipeline.TARGETS._rows, "cpu", emulated_target)
+    monkeypatch.setitem(pipeline.TARGETS._rows, "cpu", pipeline.CodeTarget(triton.print_nest, load_emulated, ZONE))
     kernels_run.clear()
     yield
     failed = [error for kernel in kernels_run for error in kernel.failed]
@@ -155,6 +154,35 @@ def test_programs_equal_eager(name, train, dtype, dynamic):
 @pytest.mark.parametrize("name", ["mlp", "gpt", "lstm"])
 def test_programs_in_bfloat16(name, train):
     check(name, train, torch.bfloat16, None, "cuda", programs.SMALL[name][:1])
+
+
+TIES = {
+    "softplus amax": lambda x: F.softplus(x).amax(0), "gelu max": lambda x: F.gelu(x).max(1).values,
+    "masked by maximum": lambda x: (lambda t: torch.where(t == t.amax(1, keepdim=True), t, 0.0))(torch.tanh(x)),
+}
+
+
+def check_ties(name: str, device: str) -> None:
+    """A value that is compared keeps its rounding wherever it is computed."""
+    compiled, results = fs.compile(TIES[name]), []
+    for fn in (compiled, TIES[name]):
+        x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16).requires_grad_()
+        y = fn(x)
+        y.float().sum().backward()
+        results.append((y.detach(), x.grad))
+    for got, want in zip(*results):
+        close(got, want, 2e-2)
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_emulated_ties(name, emulation):
+    check_ties(name, "cpu")
+
+
+@gpu_only
+@pytest.mark.parametrize("name", TIES)
+def test_ties(name):
+    check_ties(name, "cuda")
 
 
 @gpu_only

@@ -34,8 +34,13 @@ class FakeDriver:
         def noted(name):
             return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda value: self.calls.append((name, value)) or 0)
         self.keep = [launch(launched), noted("push"), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda where: self.calls.append(("pop",)) or 0),
-                     ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(lambda number: self.calls.append(("twin", number)) or 0x999)]
+                     gpu.TWIN(self.twin)]
         self.table = (ctypes.c_int64 * 4)(*(ctypes.cast(f, ctypes.c_void_p).value for f in self.keep))
+
+    def twin(self, number: int, shared) -> int:
+        self.calls.append(("twin", number))
+        shared[0] = 96
+        return 0x999
 
     def launch(self, addresses: list[int], rest: list[int], programs: int = 7) -> int:
         parameters = [*addresses, *rest]
@@ -55,7 +60,7 @@ def test_a_launch_hands_everything_to_the_driver():
 def test_an_address_that_is_not_aligned_runs_the_twin(address):
     driver = FakeDriver()
     assert driver.launch([0x1000, address], [3]) == 0
-    assert driver.calls[0] == ("twin", 5) and driver.calls[2][:2] == ("launch", 0x999)
+    assert driver.calls[0] == ("twin", 5) and driver.calls[2][:5] == ("launch", 0x999, 7, 128, 96)      # with the twin's own shared memory
 
 
 def test_nothing_to_do_launches_nothing():

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from graph_cases import CASES
 from graph_compare import RuleChecker, run_with_grads
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from tracing import trace
 
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import core_decompositions
-from firesteel.graph.trace import trace
 from firesteel.graph.verify import verify
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -64,6 +64,32 @@ def test_rules_on_a_gpu(name):
 def test_trace_on_a_gpu(name, table):
     function, tensors = CASES[name]
     check_traced(function, [on_gpu(t) for t in tensors], core_decompositions() if table == "core" else None)
+
+
+PERMUTED = {
+    "batch_norm": lambda a, w: F.batch_norm(a, None, None, w, training=True), "batch_norm plain": lambda a, w: F.batch_norm(a, None, None, training=True),
+    "batch_norm of statistics": lambda a, w: F.batch_norm(a, w.detach(), w.detach() ** 2, w), "rms_norm": lambda a, w: F.rms_norm(a, a.shape[-1:]),
+    "batch_norm by cuDNN": lambda a, w: F.batch_norm(a, None, None, w, w, training=True),
+    "nearest": lambda a, w: F.interpolate(a, size=(7, 3)) if a.dim() == 4 else a * 1, "hardswish": lambda a, w: F.hardswish(a),
+}
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5), (6, 4, 3, 5)])
+@pytest.mark.parametrize("name", PERMUTED)
+def test_permuted_inputs_on_a_gpu(name, shape):
+    """Results lie in memory as eager's kernels lay them out, as operators and decomposed."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(shape[::-1], generator=generator).permute(*range(len(shape))[::-1]).requires_grad_()
+    tensors = [on_gpu(a), torch.rand(4, generator=generator).cuda().requires_grad_()]
+    check_rules(PERMUTED[name], tensors)
+    world = AbstractWorld()
+    traced = trace(PERMUTED[name], [world.wrap(t, "x", None) for t in tensors], decompositions=core_decompositions())
+    assert traced.gm(*tensors)[0].stride() == PERMUTED[name](*tensors).stride()
+
+
+def test_default_eps_on_a_gpu():
+    small = torch.full((2, 8), 1e-3, device="cuda", dtype=torch.bfloat16)
+    check_traced(lambda a: F.rms_norm(a, (8,)), [small], core_decompositions())
 
 
 def heads(*shape, seed=0):

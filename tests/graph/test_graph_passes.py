@@ -4,12 +4,12 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from tracing import trace
 
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.passes import clean, fold_constants, merge_equal, remove_dead, remove_noops
-from firesteel.graph.trace import trace
 from firesteel.graph.verify import verify
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from optable import SAMPLES
 
 import firesteel as fs
 from firesteel.graph.abstract import AbstractWorld
-from firesteel.graph.rules import RULES
+from firesteel.graph.rules.base import RULES
 
 aten = torch.ops.aten
 

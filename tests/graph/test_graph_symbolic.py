@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graph_compare import fresh_copy
+from tracing import trace
 
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.passes import clean
-from firesteel.graph.trace import trace
 from firesteel.graph.verify import verify
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.symint import to_symint

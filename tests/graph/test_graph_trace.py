@@ -4,12 +4,17 @@ import torch
 import torch.nn.functional as F
 from graph_cases import CASES
 from graph_compare import fresh_copy, run_with_grads
+from tracing import trace
 
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import DECOMPOSITIONS, core_decompositions
+from firesteel.graph.functional import PUT_BACK
+from firesteel.graph.ops import facts
 from firesteel.graph.passes import clean
+from firesteel.graph.record import RECORDERS, SOLID
+from firesteel.graph.rules.base import RULES
 from firesteel.graph.spec import spec_of
-from firesteel.graph.trace import interpret, trace
+from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
 
 aten = torch.ops.aten
@@ -209,8 +214,14 @@ def _optimizer(a):
     return [*new, *mean, *square]
 
 
+def _decomposed(a):
+    b = F.group_norm(a.cumsum(0), 1)
+    b.view(-1)[0] = 1.5
+    return [b]
+
+
 WRITES = {f.__name__.strip("_"): f for f in (_slices, _splits, _strided, _aliases, _inplace_metadata, _promotion, _out, _strides_kept, _literals,
-                                               _random, _index_writes, _foreach, _inplace_activations, _twins, _optimizer)}
+                                               _random, _index_writes, _foreach, _inplace_activations, _twins, _optimizer, _decomposed)}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -219,6 +230,13 @@ def test_writes_become_values(name, table):
     traced = check_traced(WRITES[name], [x(4, 6)], TABLES[table])
     if table == "all":
         assert not [n for n in traced.gm.graph.nodes if n.op == "call_function" and n.target in DECOMPOSITIONS]
+
+
+def test_every_view_can_be_written_through():
+    """What a view operator with a rule is recorded as: itself, the single views that it gives a list of, or what its recorder makes of it."""
+    views = {op for op in RULES if isinstance(op, torch._ops.OpOverload) and facts(op).kind == "view" and not facts(op).returns_list}
+    composite = {aten.positive.default}         # C++ returns its argument before anything is recorded
+    assert views - composite - set(SOLID) - set(RECORDERS) <= set(PUT_BACK)
 
 
 def test_written_inputs_are_reported():
@@ -296,3 +314,25 @@ def test_nodes_carry_the_meta_of_the_torch_level_node():
     assert backward.meta["phase"] == "backward" and backward.meta["stack_trace"] == "line of tanh" and "m" in backward.meta["nn_module_stack"]
     assert backward.meta["seq_nr"] == by_target[aten.tanh.default].meta["seq_nr"]
     assert by_target[aten.tanh.default].meta["phase"] == "forward"
+
+
+def on_a_gpu(tensor):
+    """Abstract: no GPU is needed."""
+    return AbstractWorld().make(spec_of(tensor)._replace(device=torch.device("cuda")))
+
+
+def test_batch_norm_keeps_strides_on_a_gpu():
+    """Eager's CUDA kernel does; the CPU's and cuDNN's have a memory format."""
+    image, weight = torch.randn(3, 5, 4, 2).permute(3, 2, 1, 0), torch.rand(4)
+    for table in (None, core_decompositions()):
+        for make, strides in ((on_a_gpu, image.stride()), (lambda t: AbstractWorld().wrap(t, "x", None), (60, 15, 3, 1))):
+            traced = trace(lambda a, w: torch.native_batch_norm(a, w, None, None, None, True, 0.1, 1e-5), [make(image), make(weight)], decompositions=table)
+            assert traced.gm.graph.output_node().args[0][0].meta["val"].stride() == strides
+
+
+def test_rms_norm_as_the_kernel_of_a_gpu():
+    """Row-major, and the default eps is that of float32 for smaller types."""
+    small = torch.full((8, 2), 1e-3, dtype=torch.bfloat16).t()
+    out, _ = DECOMPOSITIONS[torch.ops.aten._fused_rms_norm.default](small, [8], None, None)
+    assert out.is_contiguous() and out.dtype is torch.bfloat16
+    torch.testing.assert_close(out, torch.full((2, 8), (1 + 0.119) ** -0.5, dtype=torch.bfloat16), rtol=0.02, atol=0)

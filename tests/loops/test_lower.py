@@ -2,8 +2,11 @@
 import pytest
 import torch
 from optable import LIBRARY_SAMPLES, SAMPLES, Sample, one_op_graph
+from tracing import trace
 
 from firesteel.artifacts import counters
+from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.spec import spec_of
 from firesteel.loops.interp import run
 from firesteel.loops.ir import Extern
 from firesteel.loops.lower import LOWERINGS, lower_graph
@@ -46,3 +49,14 @@ def test_an_operator_without_a_row_is_called_and_counted():
     program = check(Sample(aten.cummax.default, (torch.randn(3, 4), 0)))
     assert [type(step) for step in program.steps] == [Extern]
     assert counters["native"]["fallback:cummax"] == before + 1
+
+
+@pytest.mark.parametrize("op", [aten.hardswish.default, aten.hardsigmoid.default])
+def test_a_sixth_is_a_float_on_a_gpu(op):
+    """Eager's CUDA kernel multiplies doubles by the float nearest to 1/6; the CPU's divides by 6."""
+    x = torch.linspace(-2.5, 2.5, 7, dtype=torch.float64)
+    example = AbstractWorld().make(spec_of(x)._replace(device=torch.device("cuda")))
+    program = lower_graph(trace(op, [example]).gm, [example])
+    sixth = torch.tensor(1 / 6, dtype=torch.float32).double()
+    assert str(float(sixth)) in str(program)
+    assert ", 6.0)\nreturn" in str(lower_graph(trace(op, [x]).gm, [x]))

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from optable import Val, graph_of
 from torch.fx import Graph, GraphModule
+from tracing import trace
 
 from firesteel import pipeline
 from firesteel.artifacts import counters
 from firesteel.config import config
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import core_decompositions
-from firesteel.graph.trace import trace
 from firesteel.loops.fuse import fuse
 from firesteel.loops.interp import run, run_plan
 from firesteel.loops.ir import Extern, Nest, View

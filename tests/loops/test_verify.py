@@ -34,6 +34,7 @@ def test_a_right_program_passes():
 
 FIRST = load(X, (I.value, const(0)))
 BROKEN_NESTS = {
+    "a nest has a phase": Nest("bad", (I,), ()),
     "axis names are unique": Nest("bad", (I,), (Phase("reduce", (I,), (SUM,)), LAST)),
     "a phase is map, reduce or scan": Nest("bad", (I,), (Phase("sweep", (), (), ()),)),
     "a map phase has no accumulators": Nest("bad", (I,), (Phase("map", (R,), (SUM,)), LAST)),

@@ -3,8 +3,8 @@ that a nest reads back only what the same point of its parallel axes has stored 
 import contextlib
 
 import torch
+from tracing import trace
 
-from firesteel.graph.trace import trace
 from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Nest, Program

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import gc
 import subprocess
 import sys
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from native_nests import contiguous, pointwise
 
+import firesteel as fs
 from firesteel.artifacts import counters
 from firesteel.codegen.llvm import print_nest
 from firesteel.config import config
 from firesteel.loops.ops import S
-from firesteel.runtime import cpu, threads
+from firesteel.runtime import cpu, diskcache, threads
 
 
 def kernel(constant: float):
@@ -29,7 +31,7 @@ def run(address: int, *tensors: torch.Tensor) -> None:
 
 def test_equal_text_is_compiled_once():
     first = kernel(101.5)
-    cpu.engine()
+    cpu.jit()
     before = counters["native"]["compiled"]
     a, b = cpu.load([first, first])
     (c,) = cpu.load([kernel(101.5)])
@@ -79,6 +81,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from native_nests import Runner, softmax
+import firesteel as fs
 from firesteel.artifacts import counters
 r = Runner(*softmax(33, 70))
 x, y = torch.randn(33, 70), torch.empty(33, 70)
@@ -105,6 +108,20 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert in_a_process(tmp_path, helpers) == [2, 0]
 
 
+@pytest.mark.parametrize("content", [b"", b"no object code", bytes(5000), b"another function"])
+def test_code_in_the_cache_that_does_not_fit_is_made_again(tmp_path, content):
+    wanted = kernel(600.0 + len(content))
+    if content == b"another function":
+        content = cpu.jit()._compile("define void @somebody() {\n  ret void\n}\n")
+    with config.patch(cache_dir=str(tmp_path)):
+        diskcache.kernels().put(cpu._key(wanted.text), content)
+        (address,) = cpu.load([wanted])
+        assert diskcache.kernels().get(cpu._key(wanted.text)) not in (None, content)
+    y = torch.empty(40)
+    run(address, torch.zeros(40), y)
+    assert y[0] >= 600.0
+
+
 def test_the_key_has_the_settings_that_change_code():
     before = cpu._key("text")
     with config.patch(eager_rounding=not config.eager_rounding):
@@ -117,7 +134,7 @@ def chunks(work: int, total: int = 1000) -> int:
     seen = []
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(
         lambda args, begin, end, chunk, extra: seen.append((begin, end, chunk)))
-    launch = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(cpu.engine().imports["fs_launch"])
+    launch = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(cpu.jit().imports["fs_launch"])
     count = launch(ctypes.cast(body, ctypes.c_void_p), None, total, work, None)
     seen.sort()
     assert [c for _, _, c in seen] == list(range(count))
@@ -157,6 +174,7 @@ def test_slices_are_worth_their_threads(torch_threads):
 
 FAR_APART = """
 import ctypes
+import gc
 from firesteel.runtime import cpu
 
 PAGE, FAR = 4096, 8 << 30
@@ -167,7 +185,7 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 def reserve(size):
     return libc.mmap(None, size, 0, 0x4022, -1, 0)      # no access, private, anonymous, takes no memory
 
-cpu.engine()
+cpu.jit()
 base = reserve(FAR)
 while reserve(PAGE) > base:     # no hole is left above
     pass
@@ -187,3 +205,39 @@ def test_constants_may_be_far_from_the_code():
     """In a process full of libraries they are; a distance of 2 GB must not end it."""
     done = subprocess.run([sys.executable, "-c", FAR_APART], capture_output=True, text=True)
     assert done.stdout == "7\n", done.stderr
+
+
+def test_reset_gives_code_back_that_nobody_holds():
+    def scaled(x):
+        return torch.softmax(x * 1.25, -1)
+    x = torch.randn(4, 40)
+    expected, engine = scaled(x), cpu.jit()
+    fs.compile(scaled)(x)       # and what is made once in a process
+    fs.reset()
+    gc.collect()
+    fs.reset()
+    before = set(engine.loaded)     # what other tests in this process still hold; some of it may go meanwhile
+    for _ in range(3):
+        compiled = fs.compile(scaled)
+        torch.testing.assert_close(compiled(x), expected)
+        assert set(engine.loaded) - before
+        fs.reset()
+        gc.collect()
+        fs.reset()
+        assert not set(engine.loaded) - before
+        torch.testing.assert_close(compiled(x), expected)       # compiled again
+
+
+def test_code_that_is_held_outlives_a_reset():
+    w = torch.randn(40, requires_grad=True)
+    out = fs.compile(lambda w: torch.sin(w).exp())(w)
+    backward = out.grad_fn
+    (address,) = cpu.load([kernel(500.5)])
+    fs.reset()
+    gc.collect()
+    cpu.load([kernel(501.5)])       # unloads what is dead
+    y = torch.empty(40)
+    run(address, torch.zeros(40), y)
+    assert y[0] == 500.5 and backward is not None
+    out.sum().backward()
+    torch.testing.assert_close(w.grad, torch.cos(w.detach()) * out.detach())

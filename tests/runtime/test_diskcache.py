@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from firesteel.config import _default_cache_dir
 from firesteel.runtime import diskcache
 from firesteel.runtime.diskcache import DiskCache
 
@@ -45,6 +46,112 @@ def test_a_damaged_file_is_a_miss_and_goes(cache, damage):
     assert cache.get("a") is None and not path.exists()
     cache.put("a", b"again")
     assert cache.get("a") == b"again"
+
+
+def test_damage_at_any_byte_is_a_miss(cache):
+    cache.put("a", b"0123456789")
+    path = only_file(cache)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        assert cache.get("a") is None and not path.exists()
+    path.write_bytes(whole)
+    path.chmod(0o600)
+    assert cache.get("a") == b"0123456789"
+
+
+def test_an_entry_under_the_name_of_another_is_a_miss(cache):
+    cache.put("a", b"code of a")
+    cache.put("b", b"code of b")
+    os.replace(cache._path("a"), cache._path("b"))
+    assert cache.get("b") is None and cache.get("a") is None
+
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+
+
+@posix
+def test_what_is_made_is_for_the_user_alone(cache):
+    before = os.umask(0)
+    try:
+        cache.put("a", b"code")
+    finally:
+        os.umask(before)
+    path = only_file(cache)
+    assert [p.stat().st_mode & 0o777 for p in (cache.folder, path.parent, path)] == [0o700, 0o700, 0o600]
+
+
+def refused(folder, caplog):
+    cache = DiskCache(str(folder))
+    with caplog.at_level(logging.WARNING, "firesteel"):
+        for _ in range(3):
+            found = cache.get("a")
+            cache.put("b", b"more")
+    return found is None and len(caplog.records) == 1 and "others may write" in caplog.text and not cache._path("b").exists()
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_can_write_is_not_used(cache, caplog, mode):
+    cache.put("a", b"code")
+    cache.folder.chmod(mode)
+    assert refused(cache.folder, caplog)
+
+
+@posix
+def test_a_folder_inside_that_others_can_write_is_not_used(cache, caplog):
+    cache.put("a", b"code")
+    only_file(cache).parent.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "firesteel"):
+        assert DiskCache(str(cache.folder)).get("a") is None
+    assert "others may write" in caplog.text
+
+
+@posix
+def test_a_folder_whose_place_others_can_take_is_not_used(tmp_path, caplog):
+    open_to_all = tmp_path / "open"
+    DiskCache(str(open_to_all / "cache")).put("a", b"code")
+    open_to_all.chmod(0o1777)
+    assert DiskCache(str(open_to_all / "cache")).get("a") == b"code"        # sticky: only the owner takes it away
+    open_to_all.chmod(0o777)
+    assert refused(open_to_all / "cache", caplog)
+
+
+@posix
+def test_a_folder_of_another_user_is_not_used(cache, caplog, monkeypatch):
+    cache.put("a", b"code")
+    monkeypatch.setattr(diskcache, "_user", lambda: os.geteuid() + 1)
+    assert refused(cache.folder, caplog)
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o200])
+def test_a_file_that_others_can_write_or_nobody_reads_is_made_anew(cache, mode):
+    cache.put("a", b"code")
+    path = only_file(cache)
+    path.chmod(mode)
+    assert cache.get("a") is None or mode == 0o200      # root reads all
+    cache.put("a", b"code")
+    assert cache.get("a") == b"code" and path.stat().st_mode & 0o777 == 0o600
+
+
+@posix
+def test_a_link_is_not_followed(cache, tmp_path):
+    cache.put("a", b"code")
+    path, elsewhere = only_file(cache), tmp_path / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    assert cache.get("a") is None and elsewhere.exists()
+    cache.put("a", b"again")
+    assert cache.get("a") == b"again" and not path.is_symlink()
+
+
+def test_without_a_home_no_shared_folder_is_taken(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "missing" / "cache"))
+    assert _default_cache_dir() == ""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert _default_cache_dir() == str(tmp_path / "firesteel")
 
 
 def test_a_crash_while_writing_leaves_no_file_under_the_name(cache, monkeypatch):

@@ -47,6 +47,12 @@ def test_canonical(got, want):
     assert got is want or (type(got) is type(want) and type(got) is not E.Expr and got == want)
 
 
+def test_connectives_of_integers_are_bitwise():
+    six, three = const(6), const(3)
+    for bits in (make("and", "i64", (six, three)), make("or", "i64", (n, const(0))), make("not", "i64", (make("and", "i64", (n, three)),))):
+        assert simplify(bits, {}) is bits
+
+
 ROWS = {i: (0, T - 1), j: (0, C - 1)}
 
 

@@ -36,10 +36,10 @@ values is restored around it, by these rules.
 14. *A result whose history the program has used up* (by a backward of its own, or by overwriting what that needs) requires grad as in eager;
     a backward from it raises what eager raises.
 
-`Plan` is the data for this; `Plan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
+`AliasPlan` is the data for this; `AliasPlan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
 
     writes  = [Write(input=0, value=0, how="grad")]
-    results = [Input(0), Replay(0), Fresh(1), Replay(1)]        # the views are x[0] and y.T, made of x and y
+    results = [InputItself(0), Replay(0), Fresh(1), Replay(1)]        # the views are x[0] and y.T, made of x and y
 """
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from typing import Any
 
 import torch
 
-from firesteel.backwards import spent
+from firesteel.autograd.backwards import spent
 from firesteel.graph.wrappers import is_wrapper, parts_of
 
 # ---------------------------------------------------------------- kinds of results
@@ -65,7 +65,7 @@ class Fresh:
 
 
 @dataclass(frozen=True)
-class Input:
+class InputItself:
     """The caller's own tensor (rule 1)."""
     index: int
 
@@ -91,7 +91,7 @@ class Constant:
         return repr(self.value)
 
 
-Result = Fresh | Input | Replay | Constant
+Result = Fresh | InputItself | Replay | Constant
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Write:
 
 
 @dataclass
-class View:
+class RemadeView:
     """One tensor made again: `call(parent, values)` under grad mode `recorded`; before the writes where `early`.  `own` is the forward output that it
     then receives with a history of its own (rule 6)."""
     parent: Result
@@ -116,12 +116,12 @@ class View:
 
 
 @dataclass
-class Plan:
+class AliasPlan:
     """How the results of a call come from its inputs and from the graph's outputs.  Frozen once `prepare` was called."""
     num_inputs: int
     results: list[Result]
     writes: list[Write] = field(default_factory=list)
-    views: list[View] = field(default_factory=list)
+    views: list[RemadeView] = field(default_factory=list)
     rises: dict[int, int] = field(default_factory=dict)         # input -> by how much its version rises beyond the one copy (rule 7)
     versions: dict[int, int] = field(default_factory=dict)      # forward output -> its version, where it was written
     plain: list[int] = field(default_factory=list)              # forward outputs that a view operator gives, and that are no views for the caller
@@ -129,7 +129,7 @@ class Plan:
     num_values: int = 0                 # outputs of the forward, without what is saved
     assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]  # until `prepare`
 
-    def prepare(self) -> Plan:
+    def prepare(self) -> AliasPlan:
         self.assemble = self._compile()
         return self
 
@@ -137,6 +137,11 @@ class Plan:
         """Forward outputs that autograd must see: written back with recording, returned, or viewed."""
         hidden = {w.value for w in self.writes if w.how != "grad"}
         return set(range(self.num_values)) - hidden
+
+    def kept_inputs(self) -> set[int]:
+        """Inputs that results are made of, or that are written when the graph has run."""
+        parents = [view.parent for view in self.views]
+        return {r.index for r in (*self.results, *parents) if isinstance(r, InputItself)} | {w.input for w in self.writes} | set(self.rises)
 
     def finish(self) -> Callable[[Sequence[Any]], list[Any]] | None:
         """The function that makes fresh outputs what they are in eager, before one of them is saved: no views, and with eager's versions.  None where
@@ -154,7 +159,7 @@ class Plan:
         return finish
 
     def text_of(self, result: Result) -> str:
-        """For people: how a result comes about, over Input.text and Fresh.text."""
+        """For people: how a result comes about, over InputItself.text and Fresh.text."""
         if not isinstance(result, Replay):
             return result.text()
         view = self.views[result.index]
@@ -206,11 +211,11 @@ class Plan:
         return [f"rise([({text}, 1)])" for text in self._written_roots(early)]
 
     def _written_roots(self, early: Sequence[int]) -> list[str]:
-        unrecorded = {Input(w.input) for w in self.writes if w.how == "no_grad"}
+        unrecorded = {InputItself(w.input) for w in self.writes if w.how == "no_grad"}
         roots = dict.fromkeys(self._root(self.views[k]) for k in early)
         return [root.text() for root in roots if root in unrecorded or isinstance(root, Fresh)]
 
-    def _root(self, view: View) -> Result:
+    def _root(self, view: RemadeView) -> Result:
         while isinstance(view.parent, Replay):
             view = self.views[view.parent.index]
         return view.parent

@@ -23,28 +23,30 @@ from torch.fx import GraphModule, Node
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from firesteel import artifacts
+from firesteel import artifacts, stages
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
 from firesteel.autograd.alias import overlaps
+from firesteel.autograd.arrived import tangent_bits
+from firesteel.autograd.backwards import takes_gradients
+from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
 from firesteel.autograd.recompute import is_size, op_class
+from firesteel.autograd.seams import runs_users_code
 from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.autograd.signature import Signature, signature_of
-from firesteel.backwards import takes_gradients
-from firesteel.config import config
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.functional import Unfollowable
 from firesteel.graph.functions import SymbolicFunctions
-from firesteel.graph.guest import GraphCompiler, hosted
 from firesteel.graph.passes import clean
+from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
-from firesteel.graph.verify import verify
+from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
-from firesteel.seams import runs_users_code
 from firesteel.sym.env import LateQuestion, ShapeEnv
+from firesteel.targets import in_use
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
 
@@ -64,50 +66,62 @@ class Compilers:
     decompositions: Mapping | None
     keep_mutations: bool
     whole: bool             # the user asked for fullgraph: a backward that cannot be traced is an error
+    boxed: bool = False     # the inputs of an inference graph come in one list, which may be emptied
+    rewrite: Callable[[GraphModule], Any] | None = None     # of a whole graph, before it is partitioned
 
     @classmethod
     def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
            partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False,
-           whole: bool = False) -> Compilers:
+           whole: bool = False, rewrite: Callable[[GraphModule], Any] | None = None) -> Compilers:
         return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
-                   decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole)
+                   decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole, rewrite=rewrite)
 
 
 def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: GraphCompiler | None) -> tuple[Any, Any, Any]:
-    """Compilers that the user wrote find a context of torch's while they run (graph/guest.py)."""
-    def host(compiler: GraphCompiler | None) -> GraphCompiler | None:
-        return compiler if compiler is None or compiler is nop else hosted(compiler)
-    return host(forward), host(backward), host(inference)
+    """Compilers that the user wrote find a context of torch's while they run (graph/tracing_context.py)."""
+    def own(compiler: GraphCompiler | None) -> GraphCompiler | None:
+        return compiler if compiler is None or compiler is nop else with_tracing_context(compiler)
+    return own(forward), own(backward), own(inference)
 
 
 # ---------------------------------------------------------------- the path
 
 def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None,
                 inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
-                decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False) -> Callable:
+                decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False,
+                rewrite: Callable[[GraphModule], Any] | None = None) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it goes on with, so
-    that a hook that the caller puts on one sees all of its gradient."""
+    that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
-                             gm.meta.get("fullgraph", False))
+                             gm.meta.get("fullgraph", False), rewrite)
+    compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm))
     cuts = results_gone_on_with(gm) if hookable_results and not takes_gradients(gm) else frozenset()
     if cuts or has_seams(gm):
-        return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), cuts)
+        return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), cuts)
     return compile_graph(gm, example_inputs, compilers)
+
+
+def compile_segment(gm: GraphModule, part: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
+    """A segment of a captured graph."""
+    stages.done("graph", part, gm)
+    return compile_graph(part, example_inputs, compilers)
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
     """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, that call is made for real."""
     program, spends = functools.partial(interpret, gm), takes_gradients(gm)
     states = [node for node in gm.graph.nodes if "state" in node.meta]
+    held = [k for k, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.meta.get("held")]
     turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
     try:
         return compile_program(putting_back(program, states) if states else program, example_inputs, compilers, eager=gm.forward,
-                               turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)))
+                               turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)), held=held,
+                               graph=gm)
     except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
         reason = str(error)
         artifacts.log("aot", lambda: f"{reason}: the operators of the user's run in eager")
-        return compile_in_segments(gm, lambda part, inputs: compile_graph(part, inputs, compilers), seams=runs_users_code)
+        return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), seams=runs_users_code)
 
 
 def putting_back(program: Program, states: Sequence[Node]) -> Program:
@@ -122,10 +136,11 @@ def putting_back(program: Program, states: Sequence[Node]) -> Program:
 
 
 def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False,
-                    spends: bool = False, raises: bool = False) -> Callable:
+                    spends: bool = False, raises: bool = False, held: Sequence[int] = (), graph: GraphModule | None = None) -> Callable:
     """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors.  `turns_on`: it
     is called with grad mode off and turns it on; `spends`: it takes gradients itself; `raises`: a backward that cannot be traced is an
-    error, and the caller knows what to do."""
+    error, and the caller knows what to do; `held`: inputs that the caller may overwrite before the backward runs; `graph`: what the program
+    runs."""
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
@@ -141,11 +156,20 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
             raise Unsupported(f"The backward cannot be traced: {error}.", hint="Change the backward, or compile without fullgraph=True.") from error
         return run_by_eager("untraceable_backwards", str(error), eager)
     except Unfollowable as error:
+        if compilers.whole and isinstance(error, OtherContexts):
+            raise Unsupported(f"{error}.", hint="Use create_selective_checkpoint_contexts, or compile without fullgraph=True.") from error
         return run_by_eager(error.counter, str(error), eager)
+    if joint.packing is None:
+        for place in held:
+            joint.gm.graph.find_nodes(op="placeholder")[place].meta["held"] = True
     with timed("clean"):
         clean(joint.gm)
+        if compilers.rewrite is not None:
+            compilers.rewrite(joint.gm)
+        mark_exact(joint.gm)
     if joint.refusal is not None:
         return run_by_eager(*joint.refusal, eager)
+    stages.done("joint", joint, graph)
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
@@ -184,14 +208,15 @@ def _tell_late(part: str, question: LateQuestion) -> None:
 
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
-    _finish("aot", "inference", "aten", joint.gm)
+    boxed = joint.gm.meta["boxed"] = compilers.boxed and joint.packing is None
+    stages.done("forward", joint.gm, joint)
     if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     if joint.packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
-    return runtime.inference(joint.plan, forward, eager)
+    return runtime.boxed_inference(joint.plan, forward, eager) if boxed else runtime.inference(joint.plan, forward, eager)
 
 
 def write_in_graph(joint: Joint) -> None:
@@ -211,29 +236,34 @@ def write_in_graph(joint: Joint) -> None:
 
 
 def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
-    _finish("joint", "joint", "joint", joint.gm)
     count, packing = joint.num_primals, joint.packing
     inputs = joint.example_inputs
     with timed("partition"):
         fw, bw = compilers.partition(joint.gm, [inputs[:count], inputs[count:]], num_fwd_outputs=joint.num_fwd_outputs)
         gradients = keep_gradients(bw)
-    _finish("aot", "forward", "aten", fw)
-    _finish("aot", "backward", "aten", bw)
+    bw.meta["boxed"] = True
+    stages.done("forward", fw, joint)
+    stages.done("backward", bw, joint)
     saved = results_of(fw)[joint.num_fwd_outputs:]
     sizes = sum(is_size(node) for node in saved)
-    reaches, packs = reached_by_tangents(bw, joint.tangents), None
+    numbers = [k for k, tangent in enumerate(joint.tangents) for _ in range(width(tangent.pack))]
+    reaches, packs = reached_by_tangents(bw, numbers, joint, gradients), None
     with timed("compile_forward"):
         forward = compilers.forward(fw, inputs[:count])
     if packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), packing)
         gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
     return runtime.training(runtime.TrainingGraph(
-        plan=joint.plan, forward=forward, tangents=joint.tangents, num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
+        plan=joint.plan, forward=forward, tangents=runtime.of_function(joint.tangents, joint.plan),
+        num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reaches,
-        compile_backward=lambda: _compile_backward(bw, compilers, packs),
+        compile_backward=functools.partial(_compile_backward, bw, compilers, packs, stages.current()),
+        compile_part=functools.partial(_compile_part, bw, compilers, stages.current()), tangent_numbers=numbers,
+        saved_results=_saved_results(joint, results_of(fw)),
         second_order=SecondOrder(program, joint, compilers, eager),
         unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
-        draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager))
+        draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager,
+        backward_graph=bw, severed=joint.severed, packs=packs))
 
 
 def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
@@ -251,9 +281,26 @@ def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) 
     return found, bits, packs
 
 
-def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None) -> Callable:
-    compiled = _compile_plain_backward(bw, compilers)
+def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None, compilation: stages.Compilation | None) -> Callable:
+    with stages.kept_by(compilation):
+        compiled = _compile_plain_backward(bw, compilers)
     return compiled if packs is None else runtime.packed_backward(compiled, packs)
+
+
+def _compile_part(bw: GraphModule, compilers: Compilers, compilation: stages.Compilation | None, part: GraphModule) -> Callable:
+    """A part of the backward, for the tangents that arrived."""
+    part.meta["boxed"] = True
+    with stages.kept_by(compilation):
+        stages.done("backward", part, bw)
+        return _compile_plain_backward(part, compilers)
+
+
+def _saved_results(joint: Joint, results: Sequence[Any]) -> dict[int, int]:
+    """Place among what is saved -> version with which it is, for what is a result too."""
+    if joint.packing is not None:
+        return {}
+    first = {node: k for k, node in enumerate(results[:joint.num_fwd_outputs])}
+    return {place: joint.plan.versions.get(first[node], 0) for place, node in enumerate(results[joint.num_fwd_outputs:]) if node in first}
 
 
 def _compile_plain_backward(bw: GraphModule, compilers: Compilers) -> Callable:
@@ -264,15 +311,6 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers) -> Callable:
         except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
             _tell_late("backward", question)
             return runtime.boxed_call(nop(bw, inputs))
-
-
-def _finish(artifact: str, stage: str, level: str, gm: GraphModule) -> None:
-    """What is done with each graph: checked where that is asked for, logged, dumped."""
-    if config.verify:
-        with timed("verify"):
-            verify(gm, level)
-    artifacts.log(artifact, lambda: f"{stage}\n{gm.code}")
-    artifacts.dump(stage, "py", lambda: gm.code)
 
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:
@@ -287,19 +325,15 @@ def keep_gradients(bw: GraphModule) -> list[int | None]:
     return [None if r is None else next(places) for r in results]
 
 
-def reached_by_tangents(bw: GraphModule, tangents: Sequence[runtime.Tangent]) -> list[int]:
-    """For each result of the backward the bit set of tangents that it depends on."""
-    nodes = list(bw.graph.nodes)[:-1]
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    numbers = [k for k, tangent in enumerate(tangents) for _ in range(width(tangent.pack))]
-    bits = {node: 1 << k for k, node in zip(numbers, placeholders[len(placeholders) - len(numbers):])}
-    for node in nodes:
-        if node not in bits:
-            found = 0
-            for before in node.all_input_nodes:
-                found |= bits[before]
-            bits[node] = found
-    return [bits[node] for node in results_of(bw)]
+def reached_by_tangents(bw: GraphModule, numbers: Sequence[int], joint: Joint, places: Sequence[int | None]) -> list[int]:
+    """For each result of the backward the bit set of tangents from which eager's engine would give it."""
+    bits = tangent_bits(bw, numbers)
+    found = [bits[node] for node in results_of(bw)]
+    if joint.packing is None:
+        for reach, place in zip(joint.reaches, places):
+            if place is not None:
+                found[place] |= reach
+    return found
 
 
 def _read_and_written(joint: Joint) -> list[int]:
@@ -329,6 +363,7 @@ class SecondOrder:
         self.joint = dataclasses.replace(joint, gm=None, example_inputs=[])     # type: ignore[arg-type]  # graph and tensors are not kept
         self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
         self.count = joint.plan.num_inputs
+        self.compilation = stages.current()
         self.autocast = autocast_state()        # the program is traced again, later, perhaps outside of the region it was met in
         self.compiled: dict[tuple, Callable] = {}
 
@@ -344,7 +379,7 @@ class SecondOrder:
 
     def _compile(self, args: list[Any], present: list[int]) -> Callable:
         program, eager = (gradient_program(p, self.joint, self.wanted, present) for p in (self.program, self.eager))
-        with contextlib.ExitStack() as stack:
+        with stages.kept_by(self.compilation), contextlib.ExitStack() as stack:
             for device, dtype, enabled in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             try:
@@ -355,8 +390,7 @@ class SecondOrder:
 
 def autocast_state() -> list[tuple[str, torch.dtype, bool]]:
     """(device, dtype, is it on) for every device on which automatic casting is or can be on."""
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
+    return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in in_use()]
 
 
 def _example(value: Any) -> Any:
@@ -450,13 +484,18 @@ class Traced:
         env = ShapeEnv() if self.dynamic else None
         examples = unique if env is None else with_symbols(unique, env)
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()), kept():
                 run = compile_program(program, examples, self.compilers, eager=program)
         except RuntimeError:
             if not overlaps(unique, range(len(unique))):
                 raise
             run = run_by_eager("overlapping_inputs", "inputs share memory, and the program has an error that may depend on it", program)
         return Variant(run, results, size_check(env))
+
+
+def kept() -> contextlib.AbstractContextManager[Any]:
+    """Inside, products of stages are kept as in fs.compile, for who calls these functions himself."""
+    return stages.kept_by(stages.current() or stages.wanted("aot"))
 
 
 @dataclass(frozen=True)
@@ -532,7 +571,8 @@ def module_simplified(mod: torch.nn.Module, example_args: Sequence[Any], fw_comp
         run = variants.get(key := tuple(places))
         if run is None:
             program = functools.partial(call_flat, mod, names, places)
-            run = variants[key] = compile_program(program, unique, compilers, eager=program)
+            with kept():
+                run = variants[key] = compile_program(program, unique, compilers, eager=program)
         return run, unique
 
     def forward(*args: Any) -> tuple:

@@ -4,7 +4,8 @@
 `torch.autograd.Function` made for the graph, which saves what the partition chose and runs the backward graph, compiled
 at its first use.  What always holds:
   - saved tensors go through `save_for_backward`: version checks, saved-tensor hooks and the error of a second backward are torch's
-  - a gradient of an input that depends on no tangent that arrived is None, as in eager
+  - a gradient of an input that depends on no tangent that arrived is None, as in eager; where some are missing, a smaller backward
+    runs (arrived.py), which reads no saved tensor that eager's engine would not
   - tangents reach the graph with the strides it was traced for
   - under create_graph=True the gradients come from `second_order`, a function of (inputs, tangents) that is
     differentiable itself, so gradients of any order work
@@ -15,17 +16,28 @@ at its first use.  What always holds:
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.fx import GraphModule
 
+from firesteel import transaction
 from firesteel.artifacts import counters
-from firesteel.autograd.alias import Plan, overlaps, write_unrecorded
+from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
+from firesteel.autograd.arrived import backward_of
+from firesteel.graph.sizenodes import size_function
+from firesteel.graph.tensor import AbstractTensor
+from firesteel.graph.trace import interpret, is_recording
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
+from firesteel.homes import is_operator_of_the_user
+from firesteel.sym.expr import Expr
+from firesteel.sym.node import as_size, is_const
+from firesteel.sym.symint import from_sym
+from firesteel.targets import on_gpu
 
 Compiled = Callable[..., Sequence[Any]]
 has_storage = torch._C._has_storage
@@ -42,7 +54,7 @@ class Dense:
 @dataclass(frozen=True)
 class Tangent:
     """What the backward graph expects for one forward output."""
-    value: int                      # which forward output
+    value: int                      # which forward output; of a TrainingGraph: which output of its autograd function
     strides: tuple | Dense | None   # as traced; None where they hold symbols and are contiguous
     pack: Pack | None = None        # where the output is a tensor subclass
     parts: tuple = ()               # the strides of its parts
@@ -51,7 +63,7 @@ class Tangent:
 @dataclass
 class TrainingGraph:
     """All that a call needs.  `backward` is filled at the first backward."""
-    plan: Plan
+    plan: AliasPlan
     forward: Compiled
     tangents: list[Tangent]
     num_saved_tensors: int
@@ -65,17 +77,52 @@ class TrainingGraph:
     copied: list[int]                       # inputs that the graph overwrites and whose old value second_order reads
     draws_random: bool
     eager: Callable[..., Sequence[Any]]     # the captured program, for rule 9 of alias.py
+    backward_graph: GraphModule             # what `backward` is compiled from, for who captures it into a larger graph
+    compile_part: Callable[[GraphModule], Compiled]         # compiles the backward of some tangents
+    tangent_numbers: list[int]              # for the last inputs of the backward graph: which tangent they are, or are a part of
+    saved_results: dict[int, int]           # place among saved tensors -> version, for those that the forward returns too
+    severed: tuple[int, ...] = ()           # inputs whose history no result has
+    packs: list[Pack | None] | None = None  # how its results are put together, where gradients are tensor subclasses
     backward: Compiled | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    parts: dict[int, PartialBackward] = field(default_factory=dict)     # bit set of tangents that arrived -> the backward of these
+    number: int | None = None               # of its backward's structure
+    lock: transaction.Lock = field(default_factory=transaction.Lock)
+
+    def structure(self) -> int:
+        """A number that functions of the same backward share, so that equal models do."""
+        if self.number is None:
+            self.number = _structures.setdefault(self._text(), FIRST_STRUCTURE + len(_structures))
+        return self.number
+
+    def _text(self) -> str:
+        nodes = self.backward_graph.graph.nodes
+        if any(node.op == "get_attr" for node in nodes):        # it holds tensors of its own
+            return f"graph {id(self)}"
+        given = [str(getattr(node.meta["val"], "spec", type(node.meta["val"]))) for node in nodes if node.op == "placeholder"]
+        return "\n".join((self.backward_graph.code, *given, f"{self.tangents} {self.gradients} {self.reaches}"))
+
+    def part(self, arrived: int) -> PartialBackward | None:
+        """The backward of the tangents that arrived; None where all did."""
+        if arrived == (1 << len(self.tangents)) - 1 or self.packs is not None:
+            return None
+        found = self.parts.get(arrived)
+        if found is None:
+            found = self.parts[arrived] = PartialBackward(self, arrived)
+        return found
 
     def ready_backward(self) -> Compiled:
-        with self.lock:
-            compiled = self.backward
-            if compiled is None:
-                assert self.compile_backward is not None
-                compiled = self.backward = self.compile_backward()
-                self.compile_backward = None
-        return compiled
+        return self.backward or transaction.atomic(self.lock.holding, self._make_backward)
+
+    def _make_backward(self) -> Compiled:
+        if self.backward is None:
+            assert self.compile_backward is not None
+            self.backward = self.compile_backward()
+        self.compile_backward = None
+        return self.backward
+
+
+FIRST_STRUCTURE = 1 << 40       # beyond the numbers that torch gives to custom functions
+_structures: dict[str, int] = {}
 
 
 def plain_call(compiled: Compiled) -> Compiled:
@@ -111,7 +158,7 @@ def is_transformed() -> bool:
     return peek_transform() is not None or forward_ad._current_level >= 0
 
 
-def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
+def guarded(plan: AliasPlan, run: Callable, eager: Callable) -> Callable:
     """Rule 9 of alias.py, for graphs that write to inputs."""
     mutated = [w.input for w in plan.writes]
     if not mutated:
@@ -125,7 +172,7 @@ def guarded(plan: Plan, run: Callable, eager: Callable) -> Callable:
     return call
 
 
-def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
+def inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
     """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
     the graph runs with recording off; views of inputs are made again with the caller's mode."""
     forward, assemble, writes, finish = plain_call(forward), plan.assemble, plan.writes, plan.finish()
@@ -150,12 +197,42 @@ def inference(plan: Plan, forward: Compiled, eager: Callable) -> Callable:
     return guarded(plan, run, eager)
 
 
+def boxed_inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
+    """The same as a function of one list, which it empties: inputs are freed while the graph runs, but for those that results are made of."""
+    forward, assemble, writes, finish, kept = boxed_call(forward), plan.assemble, plan.writes, plan.finish(), plan.kept_inputs()
+    mutated = [w.input for w in writes]
+
+    def run(box):
+        if is_transformed() or mutated and overlaps(box, mutated):
+            inputs = list(box)
+            box.clear()
+            return tuple(eager(*inputs))
+        inputs = [value if place in kept else None for place, value in enumerate(box)]
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            values = forward(box)
+            if writes:
+                write_unrecorded(writes, inputs, values)
+            if finish is not None:
+                values = finish(values)
+        finally:
+            torch._C._set_grad_enabled(before)
+        return assemble(inputs, values)
+    run._boxed_call = True      # type: ignore[attr-defined]
+    return run
+
+
 def training(graph: TrainingGraph) -> Callable:
     """The callable for a graph with gradients."""
     plan = graph.plan
     assemble, function = plan.assemble, make_function(graph)
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
+    if graph.severed:
+        apply = detaching(apply, graph.severed)
+    if len(plan.recorded_values()) < plan.num_values:
+        apply = in_all_places(apply, plan)
 
     def run(*inputs):
         if peek_transform() is not None or forward_ad._current_level >= 0:
@@ -164,15 +241,41 @@ def training(graph: TrainingGraph) -> Callable:
     return guarded(plan, run, graph.eager)
 
 
+def detaching(apply: Callable, severed: Sequence[int]) -> Callable:
+    """The function with no edge to what made these inputs: an edge without a gradient would still run what lies behind it."""
+    return lambda *inputs: apply(*[t.detach() if i in severed else t for i, t in enumerate(inputs)])
+
+
+def in_all_places(apply: Callable, plan: AliasPlan) -> Callable:
+    """The function's outputs as forward outputs, with None for those that it does not give."""
+    recorded = plan.recorded_values()
+    places = {value: place for place, value in enumerate(sorted(recorded))}
+    pick = operator.itemgetter(*(places.get(value, len(places)) for value in range(plan.num_values)))       # at least two
+    return lambda *inputs: pick((*apply(*inputs), None))
+
+
+def of_function(tangents: Sequence[Tangent], plan: AliasPlan) -> list[Tangent]:
+    """Tangents of forward outputs as those of the autograd function's outputs."""
+    places = {value: place for place, value in enumerate(sorted(plan.recorded_values()))}
+    return [replace(tangent, value=places[tangent.value]) for tangent in tangents]
+
+
 def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
-    """The autograd function of one graph.  Its forward returns a value for each forward output, None for those that only a
-    write without recording reads."""
+    """The autograd function of one graph.  Its forward returns the forward outputs that autograd must see: what only a write without
+    recording reads is no part of the engine's graph."""
     forward, writes = plain_call(graph.forward), [w for w in graph.plan.writes if w.how != "grad"]
-    hidden, finish = [w.value for w in writes], graph.plan.finish()
+    finish, recorded = graph.plan.finish(), sorted(graph.plan.recorded_values())
     count, tensors_end = graph.plan.num_values, graph.plan.num_values + graph.num_saved_tensors
     sizes, quiet, copied, draws_random = graph.num_saved_sizes, graph.non_differentiable, graph.copied, graph.draws_random
 
     class CompiledFunction(torch.autograd.Function):
+        compiled = graph
+
+        @staticmethod
+        def _compiled_autograd_key(ctx):
+            """What a captured backward of which this is a part depends on: the backward's structure, and the sizes that it saved."""
+            return (graph.structure(), *ctx.sizes) if sizes else (graph.structure(),)
+
         @staticmethod
         def forward(ctx, *inputs):
             if draws_random:
@@ -182,8 +285,6 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
             values = list(results[:count])
             if writes:
                 write_unrecorded(writes, inputs, values)
-                for k in hidden:
-                    values[k] = None
             if finish is not None:
                 values = finish(values)
             ctx.save_for_backward(*results[count:tensors_end])
@@ -192,7 +293,7 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
             if quiet:
                 ctx.mark_non_differentiable(*[values[k] for k in quiet])
             ctx.set_materialize_grads(False)
-            return tuple(values)
+            return tuple([values[k] for k in recorded] if writes else values)
 
         @staticmethod
         def backward(ctx, *tangents):
@@ -211,24 +312,173 @@ def with_copies(inputs: Sequence[Any], copied: Sequence[int]) -> tuple:
 
 def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
     """Runs the backward graph on what was saved; what is freed by torch afterwards is let go before."""
-    args = list(ctx.saved_tensors)
     arrived, fitted = fit_tangents(graph, ctx, tangents)
     if fitted is None:
         return second_order_gradients(graph, ctx, tangents, graph.unstored)
+    if not arrived:     # an edge from another compiled function that has no gradient for it: eager's engine would not come here
+        return (None,) * len(graph.gradients)
+    part = graph.part(arrived)
+    args: list[Any] = list(ctx.saved_tensors) if part is None else part.saved(ctx)
+    zeros = part.zeros(ctx.inputs) if part is not None else {}
     if not keeps_graph():
         ctx.inputs = None
         ctx.maybe_clear_saved_tensors()
-    if not arrived:
-        return (None,) * len(graph.gradients)
     if graph.num_saved_sizes:
         args += ctx.sizes
     args += fitted
-    everything = arrived == (1 << len(graph.tangents)) - 1
     del fitted
+    if part is not None:
+        return part.gradients(args, zeros)
     results = (graph.backward or graph.ready_backward())(args)
-    if everything:
+    if graph.packs is None:
         return tuple([None if k is None else results[k] for k in graph.gradients])
     return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
+
+
+class PartialBackward:
+    """The backward of the tangents that arrived, where not all did: it needs nothing of what eager's engine would not unpack."""
+
+    def __init__(self, graph: TrainingGraph, arrived: int):
+        self.graph = graph
+        self.part = part = backward_of(graph.backward_graph, graph.tangent_numbers, arrived)
+        self.read = [place for place in part.reads if place < graph.num_saved_tensors]
+        place_of = {k: place for place, k in enumerate(part.gives)}
+        reached = {i: k for i, k in enumerate(graph.gradients) if k is not None and graph.reaches[k] & arrived}
+        self.places = [place_of.get(reached[i]) if i in reached else None for i in range(len(graph.gradients))]    # input -> place among results
+        self.only_zeros = {i: k for i, k in reached.items() if k not in place_of}       # the engine gets there, on ways along which zeros come
+        self.compiled: Compiled | None = None
+
+    def saved(self, ctx: Any) -> list[Any]:
+        """The saved tensors; None for those that are not read, where one of them was overwritten."""
+        try:
+            return list(ctx.saved_tensors)
+        except RuntimeError:
+            found: list[Any] = [None] * self.graph.num_saved_tensors
+            for place in self.read:
+                found[place] = self._unpack(ctx, place)
+            return found
+
+    def _unpack(self, ctx: Any, place: int) -> torch.Tensor:
+        raw, version = ctx._raw_saved_tensors[place], self.graph.saved_results.get(place)
+        if version is None:
+            return raw.unpack()
+        if raw.data._version != version:        # a result of the function: torch unpacks it only together with all others
+            return ctx.saved_tensors[place]
+        return raw.data
+
+    def zeros(self, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+        return {i: torch.zeros_like(inputs[i]) for i in self.only_zeros}
+
+    def gradients(self, args: list[Any], zeros: Mapping[int, torch.Tensor]) -> tuple:
+        """`args`: those of the whole backward."""
+        read = self.pick(args)
+        args.clear()
+        results = (self.compiled or self.ready())(read)
+        return self.sorted(results, zeros)
+
+    def pick(self, args: Sequence[Any]) -> list[Any]:
+        return [args[place] for place in self.part.reads]
+
+    def sorted(self, results: Sequence[Any], zeros: Mapping[int, torch.Tensor]) -> tuple:
+        """One gradient an input."""
+        return tuple([zeros.get(i) if place is None else results[place] for i, place in enumerate(self.places)])
+
+    def ready(self) -> Compiled:
+        return transaction.atomic(self.graph.lock.holding, self._compile)
+
+    def _compile(self) -> Compiled:
+        if self.compiled is None:
+            self.compiled = self.graph.compile_part(self.part.gm)
+        return self.compiled
+
+
+class InlinedBackward:
+    """The backward graph of a compiled function as one call of a larger graph: (saved tensors, sizes, tangents) -> one gradient an input."""
+
+    __firesteel_allowed__ = True
+    __module__ = __name__
+
+    def __init__(self, graph: TrainingGraph):
+        self.graph = graph
+        self.__name__ = self.__qualname__ = "compiled_backward"
+
+    @property
+    def calls_the_user(self) -> bool:
+        """Is an operator of the user's in it?"""
+        return any(is_operator_of_the_user(node.target) for node in self.graph.backward_graph.graph.nodes)
+
+    def __call__(self, saved: Sequence[torch.Tensor], sizes: Sequence[int], tangents: Sequence[torch.Tensor | None]) -> tuple:
+        graph = self.graph
+        arrived = sum(1 << place for place, expected in enumerate(graph.tangents) if tangents[expected.value] is not None)
+        if not arrived:
+            return (None,) * len(graph.gradients)
+        results = self.known() if isinstance(next(iter(saved), None), AbstractTensor) and not is_recording() else None
+        if results is not None:
+            return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
+        return self.run(saved, sizes, [tangents[expected.value] for expected in graph.tangents], graph.part(arrived))
+
+    def run(self, saved: Sequence[torch.Tensor], sizes: Sequence[int], given: Sequence[torch.Tensor | None], part: PartialBackward | None) -> tuple:
+        graph = self.graph
+        known = self.sizes([*saved, *sizes, *given]) if None in given else {}
+        fitted = [zeros_of(self.example(k), known) if tangent is None else fit(tangent, graph.tangents[k].strides) for k, tangent in enumerate(given)]
+        args = [*saved, *sizes, *fitted]
+        with torch._C._DisableAutocast():       # the casts are in the graph
+            if part is not None:
+                zeros = {i: zeros_of(self.result(k), known) for i, k in part.only_zeros.items()}
+                return part.sorted(interpret(part.part.gm, *part.pick(args)), zeros)
+            results = interpret(graph.backward_graph, *args)
+        return tuple([None if k is None else results[k] for k in graph.gradients])
+
+    def known(self) -> Sequence[torch.Tensor] | None:
+        """Results as they were traced, for who only asks what they are; None where they depend on sizes."""
+        results: Any = self.graph.backward_graph.graph.output_node().args[0]
+        specs: list[Any] = [getattr(node.meta["val"], "spec", None) for node in results]
+        if not all(spec is not None and all(type(n) is int for n in (*spec.shape, *spec.strides)) for spec in specs):
+            return None
+        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device) for spec in specs]
+
+    def example(self, place: int) -> torch.Tensor:
+        """The tangent for which the graph was traced."""
+        placeholders = [node for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
+        return placeholders[len(placeholders) - len(self.graph.tangents) + place].meta["val"]
+
+    def sizes(self, values: Sequence[Any]) -> dict[Any, Any]:
+        """The symbols of the trace, as the values of this call tell them."""
+        nodes = [node for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
+        pairs = [(node.meta["val"], value) for node, value in zip(nodes, values) if value is not None]
+        told = [pair for about, value in pairs for pair in (zip(about.shape, value.shape) if isinstance(about, torch.Tensor) else [(about, value)])]
+        return {from_sym(about): value for about, value in told if isinstance(about, torch.SymInt)}
+
+    def result(self, k: int) -> torch.Tensor:
+        results: Any = self.graph.backward_graph.graph.output_node().args[0]
+        return results[k].meta["val"]
+
+    def fits(self, tangents: Sequence[torch.Tensor | None]) -> bool:
+        """Can it be called: are the gradients plain tensors, and the sizes of those that do not arrive told by others?"""
+        missing = [place for place, expected in enumerate(self.graph.tangents) if tangents[expected.value] is None]
+        plain = self.graph.packs is None and not any(expected.pack for expected in self.graph.tangents)
+        examples = [node.meta["val"] for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
+        first = len(examples) - len(self.graph.tangents)
+        known = self.sizes([None if place - first in missing else example for place, example in enumerate(examples)])
+        return plain and all(is_told(from_sym(size), known) for place in missing for size in examples[first + place].shape)
+
+
+def zeros_of(like: torch.Tensor, known: Mapping[Any, Any]) -> torch.Tensor:
+    """Zeros for a value of the trace, in this call's sizes."""
+    return torch.zeros([size_from(from_sym(size), known) for size in like.shape], dtype=like.dtype, device=like.device)
+
+
+def size_from(size: Any, known: Mapping[Any, Any]) -> Any:
+    """A size of the trace over what is known of this call's."""
+    size = as_size(size)
+    if not isinstance(size, Expr) or size in known:
+        return known.get(size, size)
+    return size_function(size)(*(size_from(arg, known) for arg in size.args))
+
+
+def is_told(size: Any, known: Mapping[Any, Any]) -> bool:
+    """Can `size_from` answer?"""
+    return is_const(size) or size in known or bool(size.args) and all(is_told(arg, known) for arg in size.args)
 
 
 def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:
@@ -283,8 +533,12 @@ def packed_backward(backward: Callable[[list], Sequence[Any]], packs: list[Pack 
 def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], gradients: Callable | None = None) -> tuple:
     """Gradients that can be differentiated again.  Unpacking the saved tensors makes torch complain where it should:
     after they were freed, or after one was overwritten."""
-    ctx.saved_tensors  # noqa: B018
     wanted = [tangents[t.value] for t in graph.tangents]
+    arrived = sum(1 << k for k, tangent in enumerate(wanted) if tangent is not None)
+    if not arrived:
+        return (None,) * len(graph.gradients)
+    part = graph.part(arrived)
+    _ = ctx.saved_tensors if part is None else part.saved(ctx)
     if gradients is None:
         gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
     if not graph.draws_random:
@@ -298,7 +552,7 @@ RandomState = list[tuple[torch.Generator, torch.Tensor]]
 
 def random_state(inputs: Sequence[Any]) -> RandomState:
     """The states of the generators that a graph on these inputs may draw from: the devices' own, and those among the inputs."""
-    devices = sorted({t.device.index for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda"})
+    devices = sorted({t.device.index for t in inputs if isinstance(t, torch.Tensor) and on_gpu(t)})
     given = [value for value in inputs if isinstance(value, torch.Generator)]
     return states_of([torch.default_generator, *(torch.cuda.default_generators[d] for d in devices), *given])
 

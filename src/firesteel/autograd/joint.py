@@ -2,7 +2,7 @@
 
 `trace_program` runs the program on abstract tensors with torch's C++ autograd at work, looks at what came out (alias.py says what
 matters), and, where something differentiable came out, asks `torch.autograd.grad` for gradients while the recorder still
-listens.  The result is a `Joint`: an inference graph (no tangents) or a joint graph, and the Plan around it.
+listens.  The result is a `Joint`: an inference graph (no tangents) or a joint graph, and the AliasPlan around it.
 
 What always holds
   - placeholders are primals_0.. (one an input, in order) and tangents_0..; results are the forward's values, then one gradient an input
@@ -14,9 +14,11 @@ What always holds
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,12 +26,13 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from firesteel.artifacts import timed
-from firesteel.autograd.alias import Plan
+from firesteel.autograd.alias import AliasPlan
+from firesteel.autograd.arrived import engine_reach, spread
+from firesteel.autograd.backwards import ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
 from firesteel.autograd.function import Dense, Tangent
-from firesteel.autograd.outcome import Origin, Outcome, Program
-from firesteel.backwards import engine, is_spent
+from firesteel.autograd.outcome import Origin, Program, TraceOutcome
 from firesteel.errors import DataDependentError, FiresteelError
-from firesteel.graph.abstract import ResultOfOperator, bare_view, is_bare_view
+from firesteel.graph.abstract import bare_view, is_bare_view
 from firesteel.graph.build import make_module
 from firesteel.graph.rules.base import DataAccess
 from firesteel.graph.sizes import static
@@ -37,8 +40,8 @@ from firesteel.graph.spec import Spec, contiguous_strides, dense_order, is_dense
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
+from firesteel.sym.symint import SYMBOLIC
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 UNTRACEABLE = (DataAccess, DataDependentError, NotImplementedError)     # what tracing raises for programs that it cannot follow
 
 
@@ -50,7 +53,7 @@ class Undifferentiable(Exception):
 class Joint:
     """A traced program.  Without tangents `gm` is an inference graph."""
     gm: GraphModule
-    plan: Plan
+    plan: AliasPlan
     tangents: list[Tangent]
     differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
     non_differentiable: list[int]           # forward values that are floating but carry no gradient
@@ -58,6 +61,8 @@ class Joint:
     example_inputs: list[Any]               # abstract, of the placeholders
     packing: Packing | None = None          # where tensor subclasses take part
     refusal: tuple[str, str] | None = None  # (counter, reason) where only eager can run the program
+    severed: tuple[int, ...] = ()           # inputs that require a gradient and that no result has in its history: the program detaches them
+    reaches: list[int] = field(default_factory=list)        # for each input the bit set of tangents from which it gets a gradient
 
     @property
     def num_fwd_outputs(self) -> int:
@@ -80,29 +85,33 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     recording = recording and (wanted or spends)
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
+    asked = [isinstance(v, torch.Tensor) and v.requires_grad for v in inputs]     # now: a write may give one a history
     made = [isinstance(v, torch.Tensor) and v.requires_grad and not v.is_leaf for v in inputs]      # asked of a view, its trace may be asked too
     with tracing(world), torch.set_grad_enabled(recording):
         with timed("trace_forward"):
             leaves = [_as_taken(leaf, value) for leaf, value in zip(leaves, inputs)]
             values = [_as_made(world, leaf) if is_made and torch.is_grad_enabled() else leaf for leaf, is_made in zip(leaves, made)]
             with torch.set_grad_enabled(recording and at_start):
-                outcome = Outcome(world, program, values, shown)
+                outcome = TraceOutcome(world, program, values, shown)
         if spends:
             put_back_flags(leaves, inputs)
             _mark_spent(outcome, wanted)
         tangents: list[Tangent] = []
         grads: list[Any] = []
+        reaches: list[int] = []
+        severed: tuple[int, ...] = ()
         if wanted and any(v.differentiable for v in outcome.values):
             with timed("trace_backward"):
                 try:
-                    tangents, grads = _differentiate(world, outcome, leaves)
+                    tangents, grads, reaches = _differentiate(world, outcome, [leaf if asks else None for leaf, asks in zip(leaves, asked)])
                 except UNTRACEABLE as error:
                     raise Undifferentiable(str(error)) from error
                 except RuntimeError as error:       # eager raises it too, but when the gradient is asked for, and for that output alone
                     if isinstance(error, FiresteelError):
                         raise
                     raise Undifferentiable(str(error)) from error
-    return _finish(world, outcome, tangents, grads, leaves)
+            severed = _severed(outcome, leaves, [asks and grad is None for asks, grad in zip(asked, grads)])
+    return replace(_finish(world, outcome, tangents, grads, leaves), severed=severed, reaches=reaches)
 
 
 def _add_input(world: TraceWorld, value: Any, name: str) -> Any:
@@ -118,7 +127,7 @@ def _env_of(inputs: Sequence[Any]) -> Any:
     world = find_world([part for v in inputs if isinstance(v, torch.Tensor) for part in parts_of(v)])
     if world is not None:
         return world.env
-    return next((v.node.env for v in inputs if isinstance(v, _SYMBOLIC)), None)
+    return next((v.node.env for v in inputs if isinstance(v, SYMBOLIC)), None)
 
 
 def _as_taken(leaf: Any, example: Any) -> Any:
@@ -151,13 +160,13 @@ def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
             leaf.requires_grad_(given.requires_grad)
 
 
-def _mark_spent(outcome: Outcome, wanted: bool) -> None:
+def _mark_spent(outcome: TraceOutcome, wanted: bool) -> None:
     """Tries every result on its own.  What the tries record is read by nobody.  `wanted`: do inputs require gradients?  Where not, what still
     has a history got it from leaves that the program made."""
     for k, value in enumerate(outcome.values):
         if value.differentiable:
             try:
-                engine.run_backward((value.tensor,), (torch.ones_like(value.tensor),), True, False, (), True, accumulate_grad=True)
+                try_backward((value.tensor,), (torch.ones_like(value.tensor),))
             except RuntimeError as error:
                 if not is_spent(error):
                     raise
@@ -168,8 +177,9 @@ def _mark_spent(outcome: Outcome, wanted: bool) -> None:
                 value.tensor = None
 
 
-def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tuple[list[Tangent], list[Any]]:
-    """Makes the tangents and records torch's own backward."""
+def _differentiate(world: TraceWorld, outcome: TraceOutcome, leaves: list[Any]) -> tuple[list[Tangent], list[Any], list[int]]:
+    """Makes the tangents and records torch's own backward: (tangents, gradients, from which tangents each comes).  `leaves`: the inputs that have
+    a gradient, None for others."""
     places = [k for k, value in enumerate(outcome.values) if value.differentiable]
     first_call = next(node for node in world.graph.nodes if node.op != "placeholder")
     tangents, arriving = [], []
@@ -178,22 +188,67 @@ def _differentiate(world: TraceWorld, outcome: Outcome, leaves: list[Any]) -> tu
             tangent, made = _add_tangent(world, outcome.values[k].tensor, k, f"tangents_{number}")
             tangents.append(tangent)
             arriving.append(made)
-    wanted = [leaf if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
+    wanted = [leaf if leaf is not None and leaf.requires_grad else None for leaf in leaves]
     draws, last = world.draws, next(iter(reversed(world.graph.nodes)))
     general = world.env.in_general() if world.env is not None else nullcontext()
     with general, torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         if outcome.made_leaves:     # histories that lead to no input: where they raise an error, eager shall
-            engine.run_backward(tuple(outcome.values[k].tensor for k in places), tuple(arriving), True, False, (), True, accumulate_grad=True)
-        found = iter(engine_gradients([outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving))
+            try_backward([outcome.values[k].tensor for k in places], arriving)
+        backward = Backward(world, [outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving)
+        found, reaches = iter(backward.gradients), iter(backward.reaches(last))
     if world.draws > draws:
         _mark_late(last)
-    return tangents, [None if leaf is None else next(found) for leaf in wanted]
+    return tangents, [None if leaf is None else next(found) for leaf in wanted], [0 if leaf is None else next(reaches) for leaf in wanted]
+
+
+class Backward:
+    """One recorded run of the engine."""
+
+    def __init__(self, world: TraceWorld, outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any]):
+        self.world, self.outputs, self.leaves, self.tangents = world, tuple(outputs), tuple(leaves), tuple(tangents)
+        self.gradients = self._run(self.outputs, self.tangents, len(outputs) > 1)
+
+    def _run(self, outputs: tuple, tangents: tuple, keep_graph: bool) -> Sequence[Any]:
+        return engine_gradients(outputs, tangents, self.leaves, keep_graph, False)      # hooks that the program registered are recorded
+
+    def reaches(self, last: Node) -> list[int]:
+        """For each leaf the bit set of tangents from which its gradient comes.  `last`: the node before the backward's."""
+        if len(self.outputs) == 1:
+            return [1] * len(self.leaves)
+        nodes = [[self.world.to_node(part) for part in parts_of(gradient)] if gradient is not None else [] for gradient in self.gradients]
+        bits = {self.world.to_node(part): 1 << k for k, tangent in enumerate(self.tangents) for part in parts_of(tangent)}
+        spread(iterate_after(last), bits)
+        known = [functools.reduce(operator.or_, (bits.get(node, 0) for node in found), 0) for found in nodes]
+        return engine_reach(self.outputs, self.leaves, known, self._alone)
+
+    def _alone(self, k: int) -> Sequence[Any]:
+        """The gradients of one output; what is recorded is erased."""
+        last = next(iter(reversed(self.world.graph.nodes)))
+        found = self._run(self.outputs[k:k + 1], self.tangents[k:k + 1], True)
+        for node in reversed(list(iterate_after(last))):
+            self.world.graph.erase_node(node)
+        return found
+
+
+def iterate_after(node: Node) -> Iterator[Node]:
+    while (node := node.next).op != "root":
+        yield node
+
+
+def _severed(outcome: TraceOutcome, leaves: Sequence[Any], without: Sequence[bool]) -> tuple[int, ...]:
+    """Of the inputs that get no gradient, those that no history leads to: the engine must not run what lies behind them."""
+    written = {write.input for write in outcome.plan.writes}
+    found = [i for i, yes in enumerate(without) if yes and i not in written]
+    if not found:
+        return ()
+    reached = {id(leaf) for leaf in history_of([value.tensor for value in outcome.values if value.differentiable]).leaves}
+    return tuple(i for i in found if id(leaves[i]) not in reached)
 
 
 def _mark_late(last: Node) -> None:
     """Marks what follows: random numbers that a backward draws, it draws when it runs, even where they depend on no gradient."""
-    while (last := last.next).op != "root":
-        last.meta["late"] = True
+    for node in iterate_after(last):
+        node.meta["late"] = True
 
 
 def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple[Tangent, Any]:
@@ -205,14 +260,6 @@ def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple
     specs = [tangent_spec(part.spec) for part in parts_of(output)]
     parts = [world.add_input(world.make(spec), f"{name}_{k}") for k, (spec, _) in enumerate(specs)]
     return Tangent(value, None, pack, tuple(strides for _, strides in specs)), replace(pack, strides=None).build(iter(parts))
-
-
-def engine_gradients(outputs: Sequence[Any], inputs: Sequence[Any], tangents: Sequence[Any], create_graph: bool = False) -> Sequence[Any]:
-    """torch.autograd.grad with allow_unused, straight from the engine: the public function first imports a symbolic algebra
-    package (2 s) in order to compare the shapes of outputs and tangents, which agree here."""
-    if not inputs:
-        return ()
-    return engine.run_backward(tuple(outputs), tuple(tangents), create_graph, create_graph, tuple(inputs), True, accumulate_grad=False)
 
 
 def tangent_spec(output: Spec) -> tuple[Spec, tuple | Dense | None]:
@@ -231,7 +278,7 @@ def tangent_spec(output: Spec) -> tuple[Spec, tuple | Dense | None]:
     return output._replace(offset=0), Dense(tuple(order), tuple(order.index(d) for d in range(len(order))))
 
 
-def _finish(world: TraceWorld, outcome: Outcome, tangents: list[Tangent], grads: list[Any], leaves: list[Any]) -> Joint:
+def _finish(world: TraceWorld, outcome: TraceOutcome, tangents: list[Tangent], grads: list[Any], leaves: list[Any]) -> Joint:
     nodes = [node for value in outcome.values for node in value.nodes]
     nodes += [None if part is None else world.to_node(part) for g in grads for part in parts_of(g)]
     output = world.graph.output(tuple(nodes))
@@ -257,14 +304,14 @@ def gradient_program(program: Program, joint: Joint, wanted: Sequence[int], pres
     count, written = joint.plan.num_inputs, {w.input for w in joint.plan.writes}
     origins = [joint.origins[k] for k in present]
 
-    def gradients(*args: Any) -> list[Any]:
+    def run(*args: Any) -> list[Any]:
         inputs, tangents = args[:count], args[count:]
         with torch.enable_grad():
             passed = [_unwritten(t) if i in written else t for i, t in enumerate(inputs)]
             outputs = list(program(*passed))
             starts = [origin.find(passed, outputs) for origin in origins]
-            return list(engine_gradients(starts, [inputs[i] for i in wanted], tangents, create_graph=True))
-    return gradients
+            return list(engine_gradients(starts, tangents, [inputs[i] for i in wanted], True, True))
+    return run
 
 
 def _unwritten(tensor: torch.Tensor) -> torch.Tensor:

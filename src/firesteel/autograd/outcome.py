@@ -1,10 +1,10 @@
 """What a program did: its results and writes, sorted by the rules of alias.py.
 
-`Outcome(world, program, inputs)` runs a program inside a trace and looks at the abstract tensors that came out.  Autograd is at work on them, so
+`TraceOutcome(world, program, inputs)` runs a program inside a trace and looks at the abstract tensors that came out.  Autograd is at work on them, so
 that they know what eager's tensors would: which is a view of which (`_base`), whether there is a history, versions.  Out come the
-forward's values and the `Plan` that makes the caller's results of them and of the inputs.
+forward's values and the `AliasPlan` that makes the caller's results of them and of the inputs.
 
-A tensor that shares memory with another is made again: `Place.via` tells by which calls it came out of an input or out of a tensor that the
+A tensor that shares memory with another is made again: `Alias.via` tells by which calls it came out of an input or out of a tensor that the
 graph returns, and under which grad mode.  Each tensor on the way is made once, so that two results which are views of one tensor that
 nobody returned are so again.
 """
@@ -20,18 +20,17 @@ from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 
-from firesteel.autograd.alias import Constant, Fresh, Input, Plan, Replay, Result, View, Write
-from firesteel.graph.functional import Cell, Place, Via
+from firesteel.autograd.alias import AliasPlan, Constant, Fresh, InputItself, RemadeView, Replay, Result, Write
+from firesteel.graph.functional import Alias, MadeBy, StorageValue
 from firesteel.graph.ops import EMPTY_VIEWS
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of
 from firesteel.sym.expr import Expr
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import SYMBOLIC, from_sym
 
 aten = torch.ops.aten
 Program = Callable[..., Sequence[Any]]
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 set_versions: Callable[..., None] = torch._C._autograd._unsafe_set_version_counter
 
 
@@ -89,7 +88,7 @@ def share_versions(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @dataclass
-class Value:
+class ForwardValue:
     """One output of the forward, by its nodes: one, or one for each part of a wrapper.  `tensor` is what autograd knows of it (None for sizes
     and for unseen bases), `made` the wrapper."""
     nodes: list[Any]
@@ -114,38 +113,38 @@ class Value:
 @dataclass(frozen=True)
 class Before:
     """An input when the program began."""
-    places: list[Place]                 # of its parts
-    cells: list[tuple[Cell, int]]       # of its parts, with their versions
+    places: list[Alias]                 # of its parts
+    cells: list[tuple[StorageValue, int]]       # of its parts, with their versions
     history: Any
     version: int
     requires_grad: bool
 
 
-class Outcome:
+class TraceOutcome:
     """A builder: complete once made.  `shown`: views of memory that the program made are results of the graph as they are, for a graph that
     is run by itself."""
 
     def __init__(self, world: TraceWorld, program: Program, inputs: Sequence[Any], shown: bool = False):
         self.world, self.inputs, self.shown = world, inputs, shown
-        self.values: list[Value] = []
-        self.views: list[View] = []
+        self.values: list[ForwardValue] = []
+        self.views: list[RemadeView] = []
         self.refusal: tuple[str, str] | None = None     # (counter, reason): only eager can run the program
         tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
         before = {i: Before([p.record for p in parts_of(t)], [(p.record.cell, p.record.cell.version) for p in parts_of(t)],
                             t.grad_fn, t._version, t.requires_grad) for i, t in tensors.items()}
         leaves = world.leaves_made
-        self.owner: dict[Cell, int] = {cell: i for i, b in before.items() for cell, _ in b.cells}
-        self.rebuilt: dict[Place, Result] = {t.record: Input(i) for i, t in tensors.items() if type(t) is AbstractTensor}
+        self.owner: dict[StorageValue, int] = {cell: i for i, b in before.items() for cell, _ in b.cells}
+        self.rebuilt: dict[Alias, Result] = {t.record: InputItself(i) for i, t in tensors.items() if type(t) is AbstractTensor}
         self.parts = {part.record: (i, number) for i, t in tensors.items() for number, part in enumerate(parts_of(t))}
         outputs = list(program(*inputs))
-        self.plan = Plan(len(inputs), [], [], self.views)
+        self.plan = AliasPlan(len(inputs), [], [], self.views)
         for i, t in tensors.items():
             self._look_at_input(i, t, before[i])
-        self.made: dict[int, Result] = {id(t): Input(i) for i, t in reversed(tensors.items())}
+        self.made: dict[int, Result] = {id(t): InputItself(i) for i, t in reversed(tensors.items())}
         self.sizes: dict[Expr, int] = {}
         self.members = self._members(outputs)
-        self.rooted: set[Cell] = set()
-        self.seen: dict[Place, torch.Tensor] = self._seen(tensors.values(), outputs)
+        self.rooted: set[StorageValue] = set()
+        self.seen: dict[Alias, torch.Tensor] = self._seen(tensors.values(), outputs)
         self.plan.results = [self._result(output, place) for place, output in enumerate(outputs)]
         self.plan.num_values = len(self.values)
         self.made_leaves = world.leaves_made != leaves
@@ -178,19 +177,17 @@ class Outcome:
         self.plan.writes.append(Write(index, self._add_tensor(tensor, tensor if recorded else None, Origin("input", index)), how))
         if rise > 1:
             self.plan.rises[index] = rise - 1
-        if any(overlaps_itself(part) for part in parts_of(tensor)):
-            self._refuse("overlapping_inputs", f"input {index} is written, and elements of it are one in memory")
 
     # ------------------------------------------------------------ outputs (rules 1 to 6)
 
-    def _seen(self, inputs: Iterable[Any], outputs: Sequence[Any]) -> dict[Place, torch.Tensor]:
+    def _seen(self, inputs: Iterable[Any], outputs: Sequence[Any]) -> dict[Alias, torch.Tensor]:
         """The tensors that can be asked, by their places: outputs, what they are views of, and inputs."""
         shown = [t for t in outputs if type(t) is AbstractTensor]
         return {t.record: t for t in (*shown, *map(owner_of, shown), *inputs) if type(t) is AbstractTensor}
 
-    def _members(self, outputs: list[Any]) -> dict[Cell, list[tuple[int, AbstractTensor]]]:
+    def _members(self, outputs: list[Any]) -> dict[StorageValue, list[tuple[int, AbstractTensor]]]:
         """The outputs that lie in each storage which the program made, each once, with their places."""
-        members: dict[Cell, dict[int, tuple[int, AbstractTensor]]] = {}
+        members: dict[StorageValue, dict[int, tuple[int, AbstractTensor]]] = {}
         for place, output in enumerate(outputs):
             for part in parts_of(output):
                 if type(part) is AbstractTensor and part.record.cell not in self.owner:
@@ -198,7 +195,7 @@ class Outcome:
         return {cell: list(group.values()) for cell, group in members.items()}
 
     def _result(self, output: Any, place: int) -> Result:
-        if type(output) in _SYMBOLIC:
+        if type(output) in SYMBOLIC:
             size = from_sym(output)
             return Fresh(self._size(size)) if type(size) is Expr else Constant(size)
         if not isinstance(output, torch.Tensor) or type(output) is not AbstractTensor and not is_wrapper(output):
@@ -225,9 +222,9 @@ class Outcome:
             return None
         if is_stale(output) or is_tracked(output) and (owner_of(output) is not self.inputs[index] or not follows(output, owner_of(output))):
             return None
-        made: Result = Input(index)
+        made: Result = InputItself(index)
         for via in calls:
-            self.views.append(View(made, self._call(via), via.recorded, text=self._text(via)))
+            self.views.append(RemadeView(made, self._call(via), via.recorded, text=self._text(via)))
             made = Replay(len(self.views) - 1)
         return made
 
@@ -259,7 +256,7 @@ class Outcome:
             self.plan.versions[value] = output._version
         return Fresh(value)
 
-    def _root(self, cell: Cell) -> None:
+    def _root(self, cell: StorageValue) -> None:
         """Lets the graph return what the outputs in a storage are made from: the one tensor that they are views of, or what the storage began as."""
         self.rooted.add(cell)
         owners = {owner.record: (owner, place, owner is t) for place, t in reversed(self.members[cell]) for owner in [owner_of(t)]}
@@ -288,13 +285,13 @@ class Outcome:
             self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
         return made
 
-    def _call_at(self, place: Place) -> tuple[Callable[[torch.Tensor, Sequence[Any]], torch.Tensor], int]:
+    def _call_at(self, place: Alias) -> tuple[Callable[[torch.Tensor, Sequence[Any]], torch.Tensor], int]:
         """The call that leads to a place, and the version of what it gives, where that counts its writes alone: then the call was `.data`."""
         via, tensor = place.via, self.seen.get(place)
         assert via is not None
         if via.op is not aten.detach.default or tensor is None:
             return self._call(via), 0
-        before: Place | None = via.parent
+        before: Alias | None = via.parent
         while before is not None and before not in self.seen:
             before = before.via.parent if before.via is not None else None
         if before is None or share_versions(self.seen[before], tensor):
@@ -303,7 +300,7 @@ class Outcome:
 
     # ------------------------------------------------------------ making again
 
-    def _rebuild_early(self, place: Place) -> Result:
+    def _rebuild_early(self, place: Alias) -> Result:
         """As `_rebuild`, before the writes."""
         made = result = self._rebuild(place)
         while isinstance(made, Replay):
@@ -311,7 +308,7 @@ class Outcome:
             made = self.views[made.index].parent
         return result
 
-    def _rebuild(self, place: Place) -> Result:
+    def _rebuild(self, place: Alias) -> Result:
         """The tensor at a place, made of what is there by the calls that led to it."""
         way = []
         while place not in self.rebuilt:
@@ -324,7 +321,7 @@ class Outcome:
             via = step.via
             assert via is not None
             call, version = self._call_at(step)
-            self.views.append(View(self.rebuilt[via.parent], call, via.recorded, version=version, text=self._text(via)))
+            self.views.append(RemadeView(self.rebuilt[via.parent], call, via.recorded, version=version, text=self._text(via)))
             self.rebuilt[step] = Replay(len(self.views) - 1)
         return self.rebuilt[way[0] if way else place]
 
@@ -338,11 +335,11 @@ class Outcome:
             place = place.via.parent
         value = self._add(self.world.to_node(output), output, origin)
         name: str = output.grad_fn.name()       # type: ignore[union-attr]  # it is tracked
-        self.views.append(View(self.rebuilt[base.record], attach_by(name, calls[::-1], value), True, text=f"{name}()"))
+        self.views.append(RemadeView(self.rebuilt[base.record], attach_by(name, calls[::-1], value), True, text=f"{name}()"))
         self.rebuilt[output.record] = Replay(len(self.views) - 1)
         return self.rebuilt[output.record]
 
-    def _call(self, via: Via) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
+    def _call(self, via: MadeBy) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
         """(tensor, the forward's values) -> the view.  Sizes that are symbols are read from the values."""
         op, args, kwargs, item = via.op, self._at(via.args), {k: self._at(v) for k, v in via.kwargs.items()}, via.item
         if _has_at(args) or _has_at(tuple(kwargs.values())):
@@ -353,7 +350,7 @@ class Outcome:
             return lambda t, v: found(t.resolve_conj(), v)      # abstract tensors have no such bit
         return found if item is None else lambda t, v: found(t, v)[item]
 
-    def _text(self, via: Via) -> str:
+    def _text(self, via: MadeBy) -> str:
         item = "" if via.item is None else f"[{via.item}]"
         return f"{via.op._opname.strip('_')}({', '.join(str(self._at(a)) for a in via.args)}){item}"
 
@@ -366,12 +363,12 @@ class Outcome:
 
     def _size(self, size: Expr) -> int:
         if size not in self.sizes:
-            self.values.append(Value([self.world.size_node(size)]))
+            self.values.append(ForwardValue([self.world.size_node(size)]))
             self.sizes[size] = len(self.values) - 1
         return self.sizes[size]
 
     def _add(self, node: Node, tensor: AbstractTensor | None, origin: Origin | None) -> int:
-        self.values.append(Value([self._own(node)], tensor, origin))
+        self.values.append(ForwardValue([self._own(node)], tensor, origin))
         return len(self.values) - 1
 
     def _add_tensor(self, made: torch.Tensor, tensor: torch.Tensor | None, origin: Origin | None) -> int:
@@ -380,7 +377,7 @@ class Outcome:
         for part in parts_of(made):
             node = self._own(self.world.to_node(part))
             nodes.append(self.world.emit(aten.clone.default, node) if node in nodes else node)
-        self.values.append(Value(nodes, tensor, origin, made))
+        self.values.append(ForwardValue(nodes, tensor, origin, made))
         return len(self.values) - 1
 
     def _own(self, node: Node) -> Node:
@@ -419,18 +416,13 @@ def is_view_call(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.arguments[0].alias_info is not None
 
 
-def overlaps_itself(tensor: AbstractTensor) -> bool:
-    """Only eager knows which writes it allows to such a tensor."""
-    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in zip(tensor.spec.shape, tensor.spec.strides))
-
-
 def fills(tensor: AbstractTensor) -> bool:
     """Does it begin where its storage begins, and show all of it?"""
     whole = tensor.record.cell.spec
     return tensor.spec.offset == whole.offset and tensor.spec.numel() == whole.numel()
 
 
-def calls_to(place: Place) -> list[Via]:
+def calls_to(place: Alias) -> list[MadeBy]:
     """The calls that led to a place, without what they were made on."""
     found: list[Any] = []
     while place.via is not None:
@@ -439,7 +431,7 @@ def calls_to(place: Place) -> list[Via]:
     return found[::-1]
 
 
-def root_of(place: Place) -> Place:
+def root_of(place: Alias) -> Alias:
     while place.via is not None:
         place = place.via.parent
     return place

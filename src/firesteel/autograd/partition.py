@@ -4,7 +4,8 @@ A joint graph has placeholders `primals_*` and `tangents_*` and returns the forw
     forward:   primals                    -> outputs, saved tensors, saved sizes
     backward:  saved tensors, saved sizes, tangents -> gradients
 What always holds: no value of the backward is computed from a tangent in the forward; random and heavy operators of the
-forward run once; an input that the program overwrites is copied before it is saved.
+forward run once; an input that the program overwrites is copied before it is saved; a result is saved only where the backward reads it
+itself, as eager's does, since the caller may overwrite it.
 
 `default_partition` saves what eager would: each forward value that the backward reads, but for those of checkpointed
 regions.  `min_cut_partition` chooses the cheapest set of values from which the backward can compute the rest again.  Each
@@ -17,7 +18,7 @@ recomputes least.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +27,26 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
-from firesteel.autograd.recompute import Policy, bytes_of, is_size, op_class, policy, reads_much_more, save_cost
+from firesteel.autograd.recompute import (
+    RecomputePolicy,
+    bytes_of,
+    find_entries,
+    is_size,
+    op_class,
+    policy,
+    reads_much_more,
+    save_cost,
+    tensors_of,
+)
+from firesteel.autograd.regions import AGAIN
 from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import LazyModule, append_call
 from firesteel.graph.passes import moved
+from firesteel.graph.random_state import operators as random_state
+from firesteel.graph.random_state import state_spec
+from firesteel.graph.spec import contiguous_strides
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
 
@@ -46,7 +61,7 @@ def default_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs
 
 def asked_again(roles: Roles, node: Node) -> bool:
     """Did the user ask for the value to be recomputed?"""
-    return node.meta.get("recompute") == "must" and not roles.policy(node).save
+    return node.meta.get("recompute") in AGAIN and roles.policy(node).recompute
 
 
 def min_cut_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, memory_budget: float | None = None,
@@ -77,8 +92,9 @@ class Roles:
     after_tangents: set[Node]       # what is computed from a tangent
     backward: set[Node]             # what the gradients are computed from
     reads: dict[Node, list[Node]]   # node -> its arguments that are nodes (looked up often, and slow to ask of a node)
+    entries: set[Node]              # what checkpointed regions take from others
     costs: dict[Node, int] = field(default_factory=dict)
-    policies: dict[Node, Policy] = field(default_factory=dict)
+    policies: dict[Node, RecomputePolicy] = field(default_factory=dict)
 
     @classmethod
     def of(cls, joint: GraphModule, num_fwd_outputs: int) -> Roles:
@@ -95,12 +111,15 @@ class Roles:
         forward |= ancestors(effects, reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
         return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects, late,
-                   forward, after_tangents, ancestors([*gradients, *late], reads), reads)
+                   forward, after_tangents, ancestors([*gradients, *late], reads), reads, find_entries(nodes))
 
-    def policy(self, node: Node) -> Policy:
+    def policy(self, node: Node) -> RecomputePolicy:
         found = self.policies.get(node)
         if found is None:
-            found = self.policies[node] = policy(node)
+            found = policy(node)
+            if node in self.entries:
+                found = RecomputePolicy(recompute=False, save=True, fusible=found.fusible)
+            self.policies[node] = found
         return found
 
     def read_by_backward(self) -> list[Node]:
@@ -155,23 +174,42 @@ def is_drawn_late(node: Node) -> bool:
 
 # ---------------------------------------------------------------- the minimum cut
 
+@dataclass(frozen=True)
+class Terms:
+    """What a cut may do with a value, and what that costs."""
+    again: Callable[[Node], bool]           # may the backward compute it?
+    savable: Callable[[Node], bool]
+    saving: Callable[[Node], int]
+    computing: Callable[[Node], int]        # by the backward, once more
+
+
 def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Node]:
     """The values to save.  Heavy operators in `again` may be recomputed."""
+    stored = in_memory(roles)
+    return minimum_cut(roles, Terms(lambda node: may_recompute(roles, node, again), lambda node: roles.policy(node).save,
+                                    lambda node: _cost(roles, node, stored), lambda node: 0))
+
+
+def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
+    """The values to save such that saving them and computing the others costs least.  A value that is computed again lies on the side of the
+    sink: what that costs is an edge from the source, which is then cut."""
     needed = roles.read_by_backward()
     must_save = set(needed)
-    part = _taking_part(roles, needed, again)
-    stored = in_memory(roles)
+    part = _taking_part(roles, needed, terms.again)
+    lent = lent_values(roles)
     net, enter, leave = Network(), {}, {}
     for node in part:
-        once = not may_recompute(roles, node, again)
-        savable = roles.policy(node).save and _one_value(node) or node.op == "placeholder"
+        once = not terms.again(node)
+        savable = terms.savable(node) and _one_value(node) or node.op == "placeholder"
         if not savable and once and node in must_save:
             raise InternalError(f"The backward reads {node}, which can be neither saved nor computed again.")
         enter[node] = SOURCE if once else SINK if node in must_save and not savable else net.vertex()
         leave[node] = SINK if node in must_save else net.vertex() if savable else enter[node]
         if savable:
-            net.edge(enter[node], leave[node], _cost(roles, node, stored))
+            net.edge(enter[node], leave[node], INFINITE if node in lent else terms.saving(node))
         if not once:
+            if cost := terms.computing(node):
+                net.edge(SOURCE, enter[node], cost)
             for before in roles.reads[node]:
                 if leave[before] != SINK:
                     net.edge(leave[before], enter[node], INFINITE)
@@ -179,12 +217,12 @@ def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Nod
     return [node for node in part if leave[node] in kept and enter[node] not in kept]
 
 
-def _taking_part(roles: Roles, needed: Sequence[Node], again: frozenset[Node]) -> list[Node]:
+def _taking_part(roles: Roles, needed: Sequence[Node], again: Callable[[Node], bool]) -> list[Node]:
     """What the backward reads and what would have to be computed for it again, in order."""
     seen, stack = set(needed), list(needed)
     while stack:
         node = stack.pop()
-        if may_recompute(roles, node, again):
+        if again(node):
             for before in roles.reads[node]:
                 if before not in seen:
                     seen.add(before)
@@ -200,7 +238,19 @@ def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()
         return True
     if node in again:
         return True
-    return roles.policy(node).recompute and not (op_class(node) == "reduce" and "recompute" not in node.meta and reads_much_more(node))
+    if op_class(node) == "reduce" and "recompute" not in node.meta and (node.meta.get("exact") or reads_much_more(node)):
+        return False        # another kernel adds in another order: an exact value would not be equal to itself
+    return roles.policy(node).recompute
+
+
+def lent_values(roles: Roles) -> set[Node]:
+    """Results and held inputs that the backward would read only in order to compute others again.  The program may overwrite them before the
+    backward runs; eager, which saves what its backward reads, would not notice."""
+    late = [node for node in roles.nodes if node not in roles.forward or node.meta.get("recompute") in AGAIN]
+    read = {chain[0].all_input_nodes[0] if (chain := views_to(before)) else before for node in late for before in roles.reads[node]}
+    shown = {node for node in roles.outputs if isinstance(node, Node) and not is_size(node)}
+    shown.update(node for node in roles.primals if node.meta.get("held"))
+    return shown - read - {node for node in roles.gradients if isinstance(node, Node)}
 
 
 def _one_value(node: Node) -> bool:
@@ -211,7 +261,8 @@ def _cost(roles: Roles, node: Node, stored: set[Node]) -> int:
     cost = roles.costs.get(node)
     if cost is None:
         is_input = node.op == "placeholder" and not node.meta.get("mutated")
-        cost = roles.costs[node] = 1 if is_size(node) else save_cost(bytes_of(node), is_input, node in stored, node in roles.forward)
+        cost = roles.costs[node] = 1 if is_size(node) else save_cost(bytes_of(node), is_input, node in stored, node in roles.forward,
+                                                                             node.meta.get("recompute") == "prefer" and node not in roles.entries)
     return cost
 
 
@@ -263,7 +314,7 @@ def fit_budget(roles: Roles, saved: list[Node], budget: float) -> list[Node]:
 
 
 def _may_run_twice(node: Node) -> bool:
-    return node.op == "call_function" and op_class(node) in ("heavy", "reduce")
+    return node.op == "call_function" and op_class(node) in ("heavy", "reduce") and node.meta.get("recompute") != "never"
 
 
 def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
@@ -283,9 +334,11 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     available = set(saved)
     reached = ancestors([*roles.gradients, *roles.late_effects], roles.reads, stop=available | set(roles.tangents))
     kept = [node for node in roles.nodes if node in reached and node in available]
+    states = random_states(roles, reached, available)
+    kept += states.values()
     kept += size_nodes(roles, reached, kept)
     kept.sort(key=is_size)      # stable: tensors, then sizes
-    backward = Copier(roles)
+    backward = GraphCopier(roles, states)
     for node in [*kept, *roles.tangents]:
         backward.placeholder(node)
     late = set(roles.late_effects)
@@ -293,7 +346,7 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
         if node in reached and (node in roles.after_tangents or node in late):
             backward.copy(node)
     bw = backward.finish(roles.gradients)
-    forward = Copier(roles)
+    forward = GraphCopier(roles)
     for node in roles.primals:
         forward.placeholder(node)
     needed = ancestors([*roles.outputs, *roles.effects, *kept], roles.reads)
@@ -301,6 +354,37 @@ def build(roles: Roles, saved: Iterable[Node]) -> Partition:
         if node in needed and node.op != "placeholder":
             forward.copy(node)
     return forward.finish([*roles.outputs, *map(forward.kept, kept)]), bw
+
+
+def random_states(roles: Roles, reached: set[Node], available: set[Node]) -> dict[Node, Node]:
+    """For each draw of the forward that the backward makes again a new node, right before it, that reads the state of its generator."""
+    found: dict[Node, Node] = {}
+    for node in [n for n in roles.nodes if n in reached and n not in available and n in roles.forward]:
+        if isinstance(node.target, torch._ops.OpOverload) and op_class(node) == "random":
+            device, named = generator_of(node)
+            if device.type == "meta":       # where nothing is drawn
+                continue
+            with roles.joint.graph.inserting_before(node):
+                state = found[node] = append_call(roles.joint.graph, random_state().read, (device,), named)
+            state.meta.update(val=abstract_state(device, node.meta["val"]), phase="forward")
+            roles.nodes.insert(roles.nodes.index(node), state)
+            roles.reads[state] = state.all_input_nodes
+            reached.update(state.all_input_nodes)
+    return found
+
+
+def abstract_state(device: torch.device, like: Any) -> torch.Tensor:
+    """The value of a node that reads a state, in the world of another node's value."""
+    world, spec = getattr(next(tensors_of(like)), "world", None), state_spec(device)
+    return world.make(spec) if world is not None else torch.empty([int(size) for size in spec.shape], dtype=spec.dtype)     # type: ignore[arg-type]
+
+
+def generator_of(node: Node) -> tuple[torch.device, dict[str, Any]]:
+    """The device that a node draws on, and the generator that it was given, by name."""
+    arguments = node.target._schema.arguments      # type: ignore[union-attr]  # an operator, says who asks
+    values = {a.name: value for a, value in zip(arguments, node.args)} | node.kwargs
+    given = [values[a.name] for a in arguments if "Generator" in str(a.type) and values.get(a.name) is not None]
+    return next(tensors_of(node.meta["val"])).device, {"generator": given[0]} if given else {}
 
 
 def size_nodes(roles: Roles, reached: set[Node], kept: Sequence[Node]) -> list[Node]:
@@ -330,9 +414,9 @@ def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
 
 
 def views_to(node: Node) -> list[Node]:
-    """The chain of views that ends with this node, the first one first."""
+    """The chain of views that ends with this node, the first one first.  An item is one where its tuple holds views."""
     chain: list[Node] = []
-    while node.op == "call_function" and (node.target is operator.getitem or op_class(node) == "view"):
+    while node.op == "call_function" and op_class(node) == "view":
         viewed = node.args[0] if node.args else None
         if not isinstance(viewed, Node):
             break
@@ -341,17 +425,25 @@ def views_to(node: Node) -> list[Node]:
     return chain[::-1]
 
 
+def _copy_of(base: Node, spec: Any) -> tuple[Any, tuple]:
+    """The call that copies a value with its strides, holes included: the backward's kernels read it by these."""
+    if spec is None or spec.strides == contiguous_strides(spec.shape):
+        return torch.ops.aten.clone.default, (base,)
+    return torch.ops.aten.copy.default, (base, base)
+
+
 def _from_start(value: Any, start: Any) -> Any:
     """A value, or a view of it, that lay from `start` on and lies at the front of a storage now."""
     return value if type(start) is int and start == 0 else moved(value, -start)
 
 
-class Copier:
+class GraphCopier:
     """Builds a graph from nodes of the joint graph; a node is copied just before its first reader, so that recomputed values
     live shortly."""
 
-    def __init__(self, roles: Roles):
+    def __init__(self, roles: Roles, states: Mapping[Node, Node] | None = None):
         self.roles, self.graph = roles, Graph()
+        self.states = states or {}      # draw that is made again -> the state of its generator
         self.copies: dict[Node, Node] = {}
 
     def placeholder(self, node: Node) -> None:
@@ -375,9 +467,19 @@ class Copier:
     def _copy_one(self, node: Node) -> Node:
         if node.op != "call_function":
             return self.graph.node_copy(node, self.copies.__getitem__)
+        state = self.states.get(node)
+        before = self._set_state(random_state().swap, self.copies[state], state) if state is not None else None
         copy = append_call(self.graph, node.target, map_arg(node.args, self.copies.__getitem__), map_arg(node.kwargs, self.copies.__getitem__))
         copy.meta = dict(node.meta)
+        if state is not None and before is not None:
+            self._set_state(random_state().put_back, before, state).meta["val"] = None
         return copy
+
+    def _set_state(self, op: Any, value: Node, like: Node) -> Node:
+        """A call that sets the state of the generator that the state `like` is of."""
+        call = append_call(self.graph, op, (value, *like.args), map_arg(like.kwargs, self.copies.__getitem__))
+        call.meta = dict(like.meta)
+        return call
 
     def kept(self, node: Node) -> Node:
         """What the forward returns for a saved value; where it lies in an input that will be overwritten, the same view of a copy."""
@@ -385,8 +487,8 @@ class Copier:
         base = views[0].all_input_nodes[0] if views else node
         if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):
             return node
-        copy = append_call(self.graph, torch.ops.aten.clone.default, (self.copies[base],), {})
         spec = getattr(base.meta["val"], "spec", None)
+        copy = append_call(self.graph, *_copy_of(self.copies[base], spec), {})
         start = spec.offset if spec is not None else 0      # the copy begins at the front of its own storage
         copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": _from_start(base.meta["val"], start)}
         for view in views:

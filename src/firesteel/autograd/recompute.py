@@ -9,6 +9,7 @@ The cost of saving a value is counted in passes over its bytes:
   one in memory      2   held, and read again
   one never stored   3   a fused kernel would have kept it in registers: written, held, and read again
   not of the forward 4   only the backward computes it; the forward would have to do so in its place
+Times 8 for a value that the user would rather have computed again.
 
     policy(node).recompute, policy(node).save
     save_cost(bytes_of(node), is_input=False, in_memory=True, in_forward=True)
@@ -16,60 +17,41 @@ The cost of saving a value is counted in passes over its bytes:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from firesteel.autograd.regions import AGAIN
+from firesteel.operators import Facet
+from firesteel.sym.symint import SYMBOLIC
 from firesteel.table import Table
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Policy:
+class RecomputePolicy:
     """May a value of this class be computed again; may it be saved; does a fused kernel take it in?"""
     recompute: bool
     save: bool
     fusible: bool
 
 
-POLICIES: Table[Policy] = Table("recompute policy", "autograd/recompute.py")
+POLICIES: Table[RecomputePolicy] = Table("recompute policy", "autograd/recompute.py")
 for _name, _policy in {
-    "view": Policy(recompute=True, save=False, fusible=True),       # its base is saved instead: the same memory, fewer names
-    "create": Policy(recompute=True, save=False, fusible=True),     # full, arange: nothing to read
-    "pointwise": Policy(recompute=True, save=True, fusible=True),
-    "move": Policy(recompute=True, save=True, fusible=True),        # gather, cat, pad, cast: reads no more than it writes
-    "reduce": Policy(recompute=True, save=True, fusible=True),      # but see `reads_much_more`
-    "random": Policy(recompute=False, save=True, fusible=False),    # a second draw would give other numbers
-    "heavy": Policy(recompute=False, save=True, fusible=False),     # matmul, convolution, attention, sort, custom operators
-    "size": Policy(recompute=False, save=True, fusible=True),       # an int; saved aside of the tensors
+    "view": RecomputePolicy(recompute=True, save=False, fusible=True),       # its base is saved instead: the same memory, fewer names
+    "create": RecomputePolicy(recompute=True, save=False, fusible=True),     # full, arange: nothing to read
+    "pointwise": RecomputePolicy(recompute=True, save=True, fusible=True),
+    "move": RecomputePolicy(recompute=True, save=True, fusible=True),        # gather, cat, pad, cast: reads no more than it writes
+    "reduce": RecomputePolicy(recompute=True, save=True, fusible=True),      # but see `reads_much_more`
+    "random": RecomputePolicy(recompute=False, save=True, fusible=False),    # a second draw would give other numbers
+    "heavy": RecomputePolicy(recompute=False, save=True, fusible=False),     # matmul, convolution, attention, sort, custom operators
+    "size": RecomputePolicy(recompute=False, save=True, fusible=True),       # an int; saved aside of the tensors
 }.items():
     POLICIES.add(_name, _policy)
 
-CLASS_OF: Table[str] = Table("recompute class", "autograd/recompute.py")
-
-
-def _classify(name: str, operators: str) -> None:
-    for text in operators.split():
-        packet = getattr(aten, text, None)      # some exist only in newer versions of torch
-        if packet is not None:
-            CLASS_OF.add(packet, name)
-
-
-_classify("create", "full zeros ones empty arange linspace logspace eye scalar_tensor full_like zeros_like ones_like empty_like new_full "
-                    "new_zeros new_ones new_empty empty_strided new_empty_strided tril_indices triu_indices")
-_classify("move", "_to_copy cat stack constant_pad_nd index index_select gather embedding clone copy slice_scatter select_scatter diagonal_scatter "
-                  "as_strided_scatter flip roll repeat tril triu lift_fresh_copy slice_backward select_backward expand_copy view_copy "
-                  "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d pixel_shuffle pixel_unshuffle _unsafe_index "
-                  "upsample_nearest1d upsample_nearest2d channel_shuffle index_put _unsafe_view")
-_classify("reduce", "sum mean amax amin prod any all var std var_mean std_mean argmax argmin logsumexp linalg_vector_norm max min "
-                    "_softmax _log_softmax native_layer_norm count_nonzero nansum")
-_classify("pointwise", "leaky_relu_backward hardtanh_backward elu_backward softplus_backward hardsigmoid_backward hardswish_backward "
-                       "native_dropout_backward bucketize convert_element_type _log_softmax_backward_data _softmax_backward_data")
-_classify("size", "sym_size sym_stride sym_numel sym_storage_offset")
+CLASS_OF: Facet[str] = Facet("recompute class")
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 _REDUCE = getattr(torch.Tag, "reduction", None)
@@ -85,7 +67,15 @@ def op_class(node: Node) -> str:
     found = _class_of_target.get(node.target)
     if found is None:
         found = _class_of_target[node.target] = _find_class(node.target)
-    return found
+    return "heavy" if found == "random" and drops_nothing(node) else found
+
+
+def drops_nothing(node: Node) -> bool:
+    """Is it attention or a recurrent layer with a dropout of 0, which draws no numbers though its operator is marked random?"""
+    for place, argument in enumerate(node.target._schema.arguments):    # type: ignore[union-attr]  # what is marked is an OpOverload
+        if argument.name in ("dropout_p", "dropout"):
+            return bool((node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)) == 0)
+    return False
 
 
 def _find_class(target: Any) -> str:
@@ -93,7 +83,7 @@ def _find_class(target: Any) -> str:
         return "heavy"
     if _RANDOM in target.tags:
         return "random"
-    if (name := CLASS_OF.get(target.overloadpacket)) is not None:
+    if (name := CLASS_OF.of(target)) is not None:
         return name
     if getattr(target, "is_view", False):
         return "view"
@@ -102,30 +92,53 @@ def _find_class(target: Any) -> str:
     return "reduce" if _REDUCE is not None and _REDUCE in target.tags else "heavy"
 
 
-def policy(node: Node) -> Policy:
-    """The node's row; what the user asked for goes before it.  `meta["recompute"]` is set in checkpointed regions, of which
-    `meta["region"]` is the name: "must" is recomputed, but for what is read outside of the region, which eager
-    keeps; "never" is saved where it is needed."""
-    row = POLICIES[op_class(node)]
-    wish = node.meta.get("recompute")
-    if wish is None or op_class(node) in ("random", "size"):
+def policy(node: Node) -> RecomputePolicy:
+    """The node's row, or that of the user's wish: `meta["recompute"]` is set in checkpointed regions (regions.py).
+      must      computed again, never saved
+      prefer    the same, unless a value of a fraction of the bytes can be saved in place of what it is computed from (see `save_cost`)
+      avoid     saved, but where a memory budget asks for less
+      never     saved
+    A draw is computed again from the state of its generator, which is saved in its place.  A view that shall be saved stands for its base."""
+    name, wish = op_class(node), node.meta.get("recompute")
+    row = POLICIES[name]
+    if wish is None or name == "size":
         return row
-    if wish == "must":
-        return row if leaves_region(node) else Policy(recompute=True, save=False, fusible=row.fusible)
-    return Policy(recompute=False, save=True, fusible=row.fusible)
+    if wish in AGAIN:
+        return RecomputePolicy(recompute=True, save=wish == "prefer" and row.save and name != "random", fusible=row.fusible)
+    if name == "view" and base_of(node).meta.get("recompute") not in AGAIN:
+        return row
+    return RecomputePolicy(recompute=False, save=True, fusible=row.fusible)
 
 
-def leaves_region(node: Node) -> bool:
-    """Does the forward read the value outside of the checkpointed region that computes it?"""
-    region = node.meta.get("region")
-    return any(user.op != "output" and user.meta.get("phase") != "backward" and
-               (user.meta.get("recompute") is None or user.meta.get("region") != region) for user in node.users)
+def base_of(node: Node) -> Node:
+    """What a chain of views shows."""
+    while node.op == "call_function" and op_class(node) == "view" and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def find_entries(nodes: Sequence[Node]) -> set[Node]:
+    """The values that checkpointed regions take from other regions, or from what was computed from other regions.  They are saved, as in eager:
+    else one region's recomputation would set off that of all regions before it, and all of them would be in memory at once."""
+    entries: set[Node] = set()
+    tagged: set[Node] = set()       # what depends on a value that will be computed again
+    for node in nodes:
+        wish, region = node.meta.get("recompute"), node.meta.get("region")
+        if node.op != "call_function" or node.meta.get("phase") == "backward":
+            continue
+        again = wish in AGAIN and op_class(node) != "create"
+        for read in node.all_input_nodes:
+            if again and read in tagged and read.meta.get("region") != region:
+                entries.add(base_of(read))
+        if again or any(read in tagged for read in node.all_input_nodes):
+            tagged.add(node)
+    return {node for node in entries if node.op == "call_function" and not is_size(node)}
 
 
 def is_size(node: Node) -> bool:
     """Is the node's value a number rather than a tensor?  A generator of random numbers is kept for the backward in the same way."""
     value = node.meta.get("val")
-    return isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator))
+    return isinstance(value, (int, float, bool, *SYMBOLIC, torch.Generator))
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -165,6 +178,6 @@ def reads_much_more(node: Node) -> bool:
     return 4 * bytes_of(node) <= sum(map(bytes_of, node.all_input_nodes))
 
 
-def save_cost(size: int, is_input: bool, in_memory: bool, in_forward: bool) -> int:
+def save_cost(size: int, is_input: bool, in_memory: bool, in_forward: bool, unwanted: bool = False) -> int:
     """Cost of keeping a value of `size` bytes for the backward; at least 1, so that a saved value is never free."""
-    return max(1, size * (1 if is_input else 2 if in_memory else 3 if in_forward else 4))
+    return max(1, size * (1 if is_input else 2 if in_memory else 3 if in_forward else 4) * (8 if unwanted else 1))

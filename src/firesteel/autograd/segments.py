@@ -5,11 +5,14 @@ backward of a user's operator or function reads data, so that it cannot be trace
 
 What a stretch knows is what it reads.  A symbolic size that it uses and that none of the tensors it reads has (the length of a wave, where
 only features are read) is handed to it as a number, read off the first tensor of the whole graph that tells it.
+
+Kernels read memory, and what an earlier stretch gives may be a view with the conjugate or negative bit.  A stretch is given such a tensor with
+the bit flipped, which is a view of the same memory, and flips it back.
 """
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +21,11 @@ import torch.fx
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.regions import module_of
+from firesteel.autograd.seams import is_seam_function
+from firesteel.autograd.symbols import environment
 from firesteel.graph.sizenodes import sizes_in
-from firesteel.seams import is_seam_function
+from firesteel.graph.tensor import AbstractTensor
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym
@@ -60,7 +66,7 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
                         seams: Callable[[Node], bool] = is_seam) -> Callable[..., tuple]:
     """A graph with seams as a callable: every stretch between seams, and behind a node of `cuts`, is compiled by `backend`; seams are
     called as they are."""
-    parts = [part for part in with_states(stretches(gm, cuts, seams)) if not all("state" in node.meta for node in part.nodes)]
+    parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
     tell_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
     steps = [make_step(part, [node for node in part.nodes if node in given], None if any(map(seams, part.nodes)) else backend) for part in parts]
@@ -100,6 +106,14 @@ def stretches(gm: GraphModule, cuts: Collection[Node], seams: Callable[[Node], b
     return [part for part in parts if part]
 
 
+BITS = frozenset({torch._neg_view, torch._conj})       # how an input whose negative or conjugate bit is set is read
+
+
+def with_bits(parts: list[list[Node]]) -> list[list[Node]]:
+    """Each stretch with the calls that set the bits of tensors it reads: a stretch is given memory, where the bit is not seen."""
+    return [[*dict.fromkeys(n for node in part for n in node.all_input_nodes if n.target in BITS and n not in part), *part] for part in parts]
+
+
 def is_item_read(node: Node) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
 
@@ -108,7 +122,7 @@ def is_item_read(node: Node) -> bool:
 StateCall = tuple[Any, tuple[Any, ...]]     # a function and its arguments
 
 
-class Size(NamedTuple):
+class SymbolPlace(NamedTuple):
     """A symbol, and the node that tells it: a number, or dimension `dim` of a tensor."""
     node: Node
     dim: int | None
@@ -131,7 +145,7 @@ class Stretch:
     def __post_init__(self) -> None:
         inside = set(self.nodes)
         self.reads = list(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
-        self.sizes: list[Size] = []         # of symbols that no node of `reads` tells
+        self.sizes: list[SymbolPlace] = []         # of symbols that no node of `reads` tells
 
     def read_nodes(self) -> list[Node]:
         return list(dict.fromkeys([*self.reads, *(size.node for size in self.sizes)]))
@@ -154,63 +168,121 @@ def with_states(parts: list[list[Node]]) -> list[Stretch]:
 
 
 def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
-    """Finds for each stretch the symbols that it uses and does not learn from what it reads."""
-    tellers: dict[Expr, Size] = {}
+    """Finds for each stretch the symbols that it uses and does not learn from what it reads.  A symbol that the environment has learnt to be an
+    expression of others stands for these."""
+    env = environment(gm.graph.nodes)
+    if env is None:
+        return
+    tellers: dict[Expr, SymbolPlace] = {}
     for node in gm.graph.nodes:
-        for symbol, size in _told_by(node):
+        for symbol, size in _told_by(node, env):
             tellers.setdefault(symbol, size)
     for part in parts:
-        used = free_symbols(*(size for node in (*part.reads, *part.nodes) for size in sizes_in(node.meta.get("val"))))
-        told = {symbol for node in part.reads for symbol, _ in _told_by(node)}
+        used = free_symbols(*(env.simplify(size) for node in (*part.reads, *part.nodes) for size in sizes_in(node.meta.get("val"))))
+        told = {symbol for node in part.reads for symbol, _ in _told_by(node, env)}
         inside = set(part.nodes)
         sizes = [tellers[symbol] for symbol in sorted(used - told, key=str) if symbol in tellers]
         part.sizes = [size for size in sizes if size.node not in inside]
 
 
-def _told_by(node: Node) -> list[tuple[Expr, Size]]:
+def _told_by(node: Node, env: Any) -> list[tuple[Expr, SymbolPlace]]:
     """The symbols that can be read off a node's value as they are."""
     val = node.meta.get("val")
     sizes = list(enumerate(val.shape)) if isinstance(val, torch.Tensor) else [(None, val)]
-    found = [(from_sym(size), Size(node, dim)) for dim, size in sizes if type(size) is torch.SymInt]
+    found = [(env.simplify(from_sym(size)), SymbolPlace(node, dim)) for dim, size in sizes if type(size) is torch.SymInt]
     return [(symbol, size) for symbol, size in found if type(symbol) is Expr and symbol.op == "symbol"]
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------
-class Step:
-    """One compiled stretch, or one seam: reads values of nodes, adds values of nodes."""
+class SegmentStep:
+    """One compiled stretch, or one seam: reads values of nodes, adds values of nodes.  `flips`: places among what it reads, and the functions
+    that flip the bits there."""
 
-    def __init__(self, fn: Callable[..., Sequence[Any]], stretch: Stretch, writes: list[Node]):
-        self.fn, self.reads, self.sizes, self.writes = fn, stretch.reads, stretch.sizes, writes
+    def __init__(self, fn: Callable[..., Sequence[Any]], stretch: Stretch, writes: list[Node], flips: Sequence[tuple[int, Sequence[Callable]]] = ()):
+        self.fn, self.reads, self.sizes, self.writes, self.flips = fn, stretch.reads, stretch.sizes, writes, flips
 
     def run(self, values: dict[Node, Any]) -> None:
-        results = self.fn(*[values[node] for node in self.reads], *[size.read(values) for size in self.sizes])
-        for node, result in zip(self.writes, results):
+        args = [*[values[node] for node in self.reads], *[size.read(values) for size in self.sizes]]
+        for place, functions in self.flips:
+            for flip in functions:
+                args[place] = flip(args[place])
+        for node, result in zip(self.writes, self.fn(*args)):
             values[node] = result
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable] | None) -> Step:
+class SeamStep(SegmentStep):
+    """Code of the user's may give a tensor with a bit, of which the trace knew nothing."""
+
+    def run(self, values: dict[Node, Any]) -> None:
+        super().run(values)
+        for node in self.writes:
+            if isinstance(value := values[node], torch.Tensor) and not bits(node) and (value.is_conj() or value.is_neg()):
+                values[node] = value.resolve_conj().resolve_neg()
+
+
+FLIPS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    torch.ops.aten._conj.default: torch._conj, torch.ops.aten._neg_view.default: torch._neg_view}
+
+
+def bits(node: Node) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """The functions that flip the bits which a captured node's tensor has; those of a placeholder are flipped before the graph."""
+    val = node.meta.get("val")
+    return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor and node.op != "placeholder" else []
+
+
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable] | None) -> SegmentStep:
     """No backend: it runs as it is."""
-    gm = as_module(stretch, writes)
     if backend is None:
-        return Step(gm.forward, stretch, writes)
-    examples = [*(node.meta["val"] for node in stretch.reads), *(size.example() for size in stretch.sizes)]
-    return Step(backend(gm, examples), stretch, writes)
+        return SeamStep(as_module(stretch, writes, {}).forward, stretch, writes)
+    flips = {node: found for node in stretch.reads if (found := bits(node))}
+    literals = literals_read(stretch)
+    examples = [*(example(node, literals.get(node)) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
+    compiled = backend(as_module(stretch, writes, flips), examples)
+    return SegmentStep(compiled, stretch, writes, [(place, flips[node]) for place, node in enumerate(stretch.reads) if node in flips])
 
 
-def as_module(stretch: Stretch, writes: list[Node]) -> GraphModule:
-    """The stretch as a graph of its own, which gives the values of `writes`."""
+def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
+    """What is read of earlier stretches and is a literal of the program.  The first call that reads it tells: none has written it before."""
+    first: dict[Node, torch.Tensor | None] = {}
+    for node in stretch.nodes:
+        for read, data in zip(node.all_input_nodes, node.meta.get("literals") or [None] * len(node.all_input_nodes)):
+            first.setdefault(read, data)
+    return {read: data for read, data in first.items() if data is not None}
+
+
+def example(node: Node, literal: torch.Tensor | None) -> Any:
+    val = node.meta["val"]
+    if literal is None or type(val) is not AbstractTensor:
+        return val
+    made = val.world.make(val.spec)
+    made.given = literal
+    return made.requires_grad_(val.requires_grad)
+
+
+def may_be_written(node: Node) -> bool:
+    """May a later stretch overwrite it, before the backward of an earlier one runs?  Not a leaf, as parameters are."""
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and not (node.op == "placeholder" and val.requires_grad and val.is_leaf)
+
+
+def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequence[Callable]]) -> GraphModule:
+    """The stretch as a graph of its own, which gives the values of `writes`.  Of `flips` it is given the flipped tensors."""
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     for node in stretch.reads:
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
+        copies[node].meta = dict(node.meta) | ({"held": True} if may_be_written(node) else {})
     for n, size in enumerate(stretch.sizes):
         graph.placeholder(f"size_{n}").meta["val"] = size.example()
+    for node, functions in flips.items():
+        for flip in functions:
+            copies[node] = graph.call_function(flip, (copies[node],))
+            copies[node].meta = dict(node.meta)
     for fn, args in stretch.before:
-        graph.call_function(fn, args)
+        graph.call_function(fn, args).meta["val"] = None
     for node in stretch.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     for fn, args in stretch.behind:
-        graph.call_function(fn, args)
+        graph.call_function(fn, args).meta["val"] = None
     graph.output(tuple(copies[node] for node in writes))
-    return GraphModule({}, graph, "Segment")
+    return module_of(graph, "Segment")

@@ -16,16 +16,14 @@ from torch.fx import Node
 
 from firesteel.autograd.recompute import tensors_of
 from firesteel.sym.expr import Expr, free_symbols
-from firesteel.sym.symint import from_sym
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from firesteel.sym.symint import SYMBOLIC, from_sym
 
 
 def environment(nodes: Iterable[Node]) -> Any:
     """The ShapeEnv behind the first value that has one; None where all sizes are numbers."""
     for node in nodes:
         value = node.meta.get("val")
-        if isinstance(value, _SYMBOLIC):
+        if isinstance(value, SYMBOLIC):
             return value.node.env
         env = getattr(getattr(value, "world", None), "env", None)
         if env is not None:
@@ -35,7 +33,7 @@ def environment(nodes: Iterable[Node]) -> Any:
 
 def sizes_of(value: Any, env: Any) -> Iterator[Any]:
     """All sizes in a value, as the environment knows them now."""
-    if isinstance(value, _SYMBOLIC):
+    if isinstance(value, SYMBOLIC):
         yield env.simplify(from_sym(value))
     for tensor in tensors_of(value):
         spec = getattr(tensor, "spec", None)

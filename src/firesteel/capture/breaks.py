@@ -14,22 +14,23 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from firesteel.capture.code import Instr
-from firesteel.capture.emit import WRITERS, Emitter
+from firesteel.capture.emit import WRITERS
+from firesteel.capture.frames import Frame
+from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.opcodes import call_parts
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.resume import HANDLED_AGAIN, RUNNING, SUSPENDED, UNSTARTED
 from firesteel.capture.suspended import shell, suspend
 from firesteel.capture.values.base import LASTI, NULL, HandledValue, Value
+from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.functions import BoundMethodValue
 from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.mappings import DictValue
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Frame, Machine
 
 # What a stack slot of a suspended frame holds (the words of resume.py).
 VALUE, NULL_SLOT, HANDLED, LASTI_SLOT = "value", "null", "handled", "lasti"
@@ -87,9 +88,22 @@ def simple(e: Emitter, i: Instr, text: str, pops: int, pushes: bool = True) -> A
 
 
 # -- calls --------------------------------------------------------------------------------------------------------------
-def call_text(e: Emitter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> str:
+def call_text(e: Emitter, m: Machine, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> str:
     named = [f"{k}={e.expr(v)}" if k.isidentifier() else f"**{{{k!r}: {e.expr(v)}}}" for k, v in kwargs.items()]
-    return f"{e.expr(fn)}({', '.join([*map(e.expr, args), *named])})"
+    return f"{callee_text(e, m, fn)}({', '.join([*map(e.expr, args), *named])})"
+
+
+def callee_text(e: Emitter, m: Machine, fn: Value) -> str:
+    part = None if m.part is None else m.part(callee(fn))
+    return e.expr(fn) if part is None else e.constant(part)
+
+
+def callee(fn: Value) -> Any:
+    """The object that is called; None for one made inside."""
+    if isinstance(fn, BoundMethodValue) and isinstance(fn.owner, ClassValue):
+        own = fn.fn.identity()
+        return None if own is None else types.MethodType(own, fn.owner.cls)
+    return fn.identity()
 
 
 @ACTIONS.row("CALL")
@@ -101,7 +115,7 @@ def act_call(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
         return simple(e, i, e.expr(fn.call(m, [], {})), i.arg + 2)
     if fn.identity() in EVALUATE and len(args) == 1:    # it would see the generated function's names
         args = [*args, m.scope_value(f.scope), DictValue({n: (ConstValue(n), v) for n, v in m.local_variables().items()})]
-    return simple(e, i, call_text(e, fn, args, kwargs), i.arg + 2)
+    return simple(e, i, call_text(e, m, fn, args, kwargs), i.arg + 2)
 
 
 EVALUATE = (eval, exec)
@@ -113,7 +127,7 @@ def act_call_function_ex(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     x, y = f.stack[-3 - named:len(f.stack) - 1 - named]
     fn, first = (y, []) if x is NULL else (x, [] if y is NULL else [y])
     parts = [*map(e.expr, first), f"*{e.expr(f.stack[-1 - named])}"] + ([f"**{e.expr(f.stack[-1])}"] if named else [])
-    return simple(e, i, f"{e.expr(fn)}({', '.join(parts)})", 3 + named)
+    return simple(e, i, f"{callee_text(e, m, fn)}({', '.join(parts)})", 3 + named)
 
 
 # -- attributes, items, operators ---------------------------------------------------------------------------------------
@@ -262,7 +276,7 @@ def act_with_except_start(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
 
 # -- states of frames ---------------------------------------------------------------------------------------------------
 @dataclass
-class State:
+class FramesState:
     """A continuation with the texts of its values, in the order of `input_names`."""
     spec: Spec
     values: list[str]
@@ -379,7 +393,7 @@ def stack_item(e: Emitter, item: Value) -> tuple[str, list[str]]:
     return VALUE, [e.expr(item)]
 
 
-def continue_state(e: Emitter, m: Machine, depth: int, index: int, stack: list[Value], extra: list[str]) -> State:
+def continue_state(e: Emitter, m: Machine, depth: int, index: int, stack: list[Value], extra: list[str]) -> FramesState:
     """The frames up to `depth`, the innermost of them going on at `index`."""
     specs, values = [], []
     for f in m.frames[:depth]:
@@ -387,17 +401,17 @@ def continue_state(e: Emitter, m: Machine, depth: int, index: int, stack: list[V
         specs.append(spec)
         values += texts
     spec, texts = frame_state(e, m, m.frames[depth], index, stack, extra)
-    return State((*specs, spec), values + texts)
+    return FramesState((*specs, spec), values + texts)
 
 
-def exit_state(e: Emitter, m: Machine, leave: Exit) -> State:
+def exit_state(e: Emitter, m: Machine, leave: Exit) -> FramesState:
     """The frames after the action, on one exit."""
     f = m.frames[-1]
     stack = f.stack[:-leave.pops] if leave.pops else f.stack
     return continue_state(e, m, len(m.frames) - 1, leave.next, stack, leave.results)
 
 
-def handler_state(e: Emitter, m: Machine, error: str) -> State | None:
+def handler_state(e: Emitter, m: Machine, error: str) -> FramesState | None:
     """Where an exception of the action goes, if any frame handles it."""
     for depth in range(len(m.frames) - 1, -1, -1):
         f = m.frames[depth]
@@ -409,7 +423,7 @@ def handler_state(e: Emitter, m: Machine, error: str) -> State | None:
     return None
 
 
-def current_state(e: Emitter, m: Machine) -> State:
+def current_state(e: Emitter, m: Machine) -> FramesState:
     """All frames as they are: to go on eagerly at the instruction itself."""
     f = m.frames[-1]
     return continue_state(e, m, len(m.frames) - 1, f.pc, f.stack, [])
@@ -420,4 +434,3 @@ def action_of(e: Emitter, m: Machine) -> Action | None:
     instr = f.program[f.pc]
     row = ACTIONS.get(instr.opname)
     return row(e, m, f, instr) if row is not None else None
-

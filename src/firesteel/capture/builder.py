@@ -12,32 +12,33 @@ import collections
 import collections.abc
 import enum
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from firesteel.capture import marks, polyfills
-from firesteel.capture.guards import Guard, Question, TensorFacts
+from firesteel.capture.frames import Frame
+from firesteel.capture.guards import Guard, SizeQuestion, TensorFacts
+from firesteel.capture.meanings import TYPES, CallMeaning, Sort, handler_of, meaning
+from firesteel.capture.protocols import Machine
 from firesteel.capture.resume import HANDLED, HANDLED_AGAIN, VALUE
 from firesteel.capture.resume import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
-from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
 from firesteel.capture.values.class_objects import ClassValue, is_plain
 from firesteel.capture.values.const import BARE, CONSTANT_TYPE_SET, NONE, ConstValue, UnusedConstant, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import (
+    ON_FUNCTION,
     BoundMethodValue,
     BuiltinValue,
     NumpyFunction,
     PartialValue,
-    find_call,
     function_value,
 )
 from firesteel.capture.values.generators import GeneratorValue
@@ -46,22 +47,20 @@ from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
-from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.number import INT64, SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.python_random import RANDOM
 from firesteel.capture.values.tensor import TensorValue
-from firesteel.capture.values.torch_calls import TorchFunctionValue, is_torch_function
-from firesteel.capture.values.torch_states import CoreFunction, is_core_function
+from firesteel.capture.values.torch_calls import TorchFunctionValue, run_abstract
+from firesteel.capture.values.torch_states import CoreFunction
 from firesteel.capture.values.wrappers import guard_parts, is_captured
 from firesteel.capture.world import STATIC
+from firesteel.homes import home_of, is_library, lies_in, lies_in_private
 from firesteel.sym.expr import Expr, eq, free_symbols, symbol
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 Wrapper = Callable[["Machine", Any, Source], Value]
 
@@ -103,6 +102,14 @@ def guard(m: Machine, source: Source, kind: str, data: Any = None) -> None:
         m.guard(Guard(source, kind, data))
 
 
+def guarded(kind: str, make: Callable[[Any, Source], Value]) -> Wrapper:
+    """Guards the object's type, or which object it is, and reads nothing of it."""
+    def wrap(m: Machine, obj: Any, source: Source) -> Value:
+        guard(m, source, kind, type(obj) if kind == "type" else obj)
+        return make(obj, source)
+    return wrap
+
+
 def opaque(m: Machine, obj: Any, source: Source) -> Value:
     """An object that is only passed around; the program may ask for its type."""
     guard(m, source, "type", type(obj))
@@ -125,7 +132,7 @@ def wrap_constant(m: Machine, obj: Any, source: Source) -> Value:
 def symbol_input(m: Machine, obj: int | float, source: Source) -> Value:
     """A number that changed between calls: a symbol, and a placeholder where the graph uses it."""
     name = m.symbol_name(source)
-    expr = m.world.env.create_symbol(obj, name, lo=None, dtype="i64" if type(obj) is int else "f64")
+    expr = m.world.env.create_symbol(obj, name, *INT64, dtype="i64" if type(obj) is int else "f64")
     sym = to_symint(expr, m.world.env)
     guard(m, source, "type", type(obj))
     return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, obj), source)
@@ -141,9 +148,11 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     """A placeholder.  Its sizes are constants or symbols, as `m.dimension_policy` says."""
     if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested:
         return opaque(m, obj, source)
+    if obj.is_conj() or obj.is_neg():
+        return wrap_with_bit(m, obj, source, torch._conj if obj.is_conj() else torch._neg_view)
     policy = m.dimension_policy(obj, source)
     name = m.input_name(source)
-    abstract = m.world.wrap(obj, name, policy, m.policy.strides(source))
+    abstract = m.world.wrap(obj, name, policy, m.policy.strides(source, obj.dim()))
     facts = TensorFacts.of(obj, *guarded_dimensions(obj, abstract))
     m.guard(Guard(source, "tensor", facts))
     m.note_sizes(name, source, policy)
@@ -154,6 +163,28 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     value = TensorValue(node, abstract, source, obj)
     m.record.own(abstract, value)
     return value
+
+
+def wrap_with_bit(m: Machine, obj: torch.Tensor, source: Source, flip: Callable[[torch.Tensor], torch.Tensor]) -> Value:
+    """A tensor whose conjugate or negative bit is set: kernels read memory, so the graph is given a view without the bit, and flips it
+    first of all: the tensor had its bit, and its history, before a grad mode was set."""
+    with torch.set_grad_enabled(m.states.initial.get(("grad",), torch.is_grad_enabled())):
+        memory = m.look(m.lazy(without_bit(obj), Call(source, without_bit)))
+        assert isinstance(memory, TensorValue), memory
+        abstract = run_abstract(m, flip, [memory.abstract], {}, flip)
+    m.guard(Guard(source, "tensor", TensorFacts.of(obj, *guarded_dimensions(obj, memory.abstract))))
+    node = m.record.insert_after(memory.node, flip, (memory.node,))
+    node.meta["val"] = abstract
+    value = TensorValue(node, abstract, source, obj)
+    m.record.own(abstract, value)
+    return value
+
+
+def without_bit(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor whose bit is set.  Taken with gradients on, whatever the program runs under: a view that was taken without
+    would refuse to tell its history after a write."""
+    with torch.enable_grad():
+        return torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor)
 
 
 def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
@@ -169,7 +200,7 @@ def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
         symbols = [s.attr for s in free_symbols(stride)]
         if symbols and all(name in known for name in symbols):
             fact = eq(symbol(f"stride{d}"), stride)
-            m.guard(Guard(None, "expr", Question(fact, ((f"stride{d}", Stride(source, d)), *[(name, known[name]) for name in symbols]))))
+            m.guard(Guard(None, "expr", SizeQuestion(fact, ((f"stride{d}", Stride(source, d)), *[(name, known[name]) for name in symbols]))))
 
 
 def contiguous_strides(shape: list[Any]) -> list[Any]:
@@ -241,6 +272,7 @@ def wrap_deque(m: Machine, obj: collections.deque, source: Source) -> Value:
 @WRAPPERS.row(torch.Size)
 def wrap_size(m: Machine, obj: torch.Size, source: Source) -> Value:
     guard_sequence(m, obj, source)
+    m.policy.read_shape(source, len(obj))
     return SizeValue(lazy_items(m, obj, source), source, obj)
 
 
@@ -308,31 +340,41 @@ def wrap_slice(m: Machine, obj: slice, source: Source) -> Value:
 
 
 # -- functions and classes ----------------------------------------------------------------------------------------------
-def unwrapped(fn: Any) -> Any:
-    """The function behind a compiled wrapper of ours, or behind the wrapper by which torch hides its own functions from its compiler."""
-    original = getattr(fn, marks.COMPILED, None)
-    if original is None and fn.__code__ is marks.TORCH_DISABLED:
-        original = fn.__wrapped__
-    return original if original is not None else fn
+def wrap_callable(m: Machine, obj: Any, source: Source) -> Value:
+    return known_callable(m, obj, source, meaning(obj))
+
+
+def known_callable(m: Machine, obj: Any, source: Source, found: CallMeaning) -> Value:
+    """A callable that is known as an object and not by its code."""
+    guard_callable(m, obj, source)
+    if found.sort is Sort.REPLACED:
+        return build(m, found.data, Fixed(found.data))
+    return CALLABLES.get(found.sort, BuiltinValue)(obj, source)
+
+
+def guard_callable(m: Machine, obj: Any, source: Source) -> None:
+    """Which object it is.  A bound method of native code is made anew by each lookup: whose it is, and its name."""
+    if type(obj) not in BOUND or isinstance(obj.__self__, (types.ModuleType, type)) or obj.__self__ is None:
+        guard(m, source, "identity", obj)
+        return
+    guard(m, source, "type", type(obj))
+    guard(m, Attr(source, "__self__"), "identity", obj.__self__)
+    guard(m, Attr(source, "__name__"), "equals", obj.__name__)
+
+
+BOUND = frozenset({types.BuiltinMethodType, types.MethodWrapperType})
+
+CALLABLES: dict[Sort, Callable[[Any, Source], Value]] = {
+    Sort.NODE: TorchFunctionValue, Sort.STATE: CoreFunction, Sort.NUMPY: NumpyFunction, Sort.CACHED: CachedFunction}
 
 
 @WRAPPERS.row(types.FunctionType)
 def wrap_function(m: Machine, obj: types.FunctionType, source: Source) -> Value:
-    if find_call(obj) is not None:
-        guard(m, source, "identity", obj)
-        return BuiltinValue(obj, source)
-    if unwrapped(obj) is not obj:
-        guard(m, source, "identity", obj)
-        return build(m, unwrapped(obj), Fixed(unwrapped(obj)))
-    substitute = marks.SUBSTITUTES.get(obj)
-    if substitute is not None:
-        guard(m, source, "identity", obj)
-        return build(m, substitute, Fixed(substitute))
-    if is_torch_function(obj):
-        guard(m, source, "identity", obj)
-        return TorchFunctionValue(obj, source)
+    found = meaning(obj)
+    if found.sort not in ON_FUNCTION:
+        return known_callable(m, obj, source, found)
     guard(m, source, "type", types.FunctionType)
-    return function_value(m, obj, source)
+    return function_value(m, obj, source, found)
 
 
 @WRAPPERS.row(types.MethodType)
@@ -347,60 +389,38 @@ def wrap_method(m: Machine, obj: types.MethodType, source: Source) -> Value:
 
 def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     owner = getattr(obj, "__self__", None)
-    if find_call(obj) is None and isinstance(owner, (list, dict, set)) and not is_fixed(source):
+    if isinstance(owner, (list, dict, set)) and handler_of(obj) is None and not is_fixed(source):
         return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
     if isinstance(owner, torch.Tensor) or type(owner) in RANDOM:
         return build(m, owner, Fixed(owner) if is_fixed(source) else Attr(source, "__self__")).getattr(m, obj.__name__)
-    guard(m, source, "identity", obj)
-    if find_call(obj) is None and is_torch_function(obj):
-        return (CoreFunction if is_core_function(obj) else TorchFunctionValue)(obj, source)
-    return BuiltinValue(obj, source)
+    return wrap_callable(m, obj, source)
 
 
 for _type in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
               types.ClassMethodDescriptorType, type(np.random.default_rng)):
     WRAPPERS.add(_type, wrap_builtin)
-
-
-def wrap_operator(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return TorchFunctionValue(obj, source)
-
-
-for _type in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-    WRAPPERS.add(_type, wrap_operator)
-
-
-def wrap_numpy_function(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return NumpyFunction(obj, source)
-
-
-for _type in (np.ufunc, type(np.prod)):
-    if _type is not types.FunctionType:
-        WRAPPERS.add(_type, wrap_numpy_function)
+for _kind in TYPES:
+    WRAPPERS.add(_kind, wrap_callable)
 
 
 @WRAPPERS.row(torch.library.CustomOpDef)
 def wrap_custom_operator(m: Machine, obj: Any, source: Source) -> Value:
     guard(m, source, "identity", obj)
-    return TorchFunctionValue(obj._opoverload, Fixed(obj._opoverload))
+    return CustomOperator(obj._opoverload, obj)
 
 
-@BASES.row(type)
-def wrap_class(m: Machine, obj: type, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return FunctionClassValue(obj, source) if issubclass(obj, torch.autograd.Function) else ClassValue(obj, source)
+class CustomOperator(TorchFunctionValue):
+    """An operator made by torch.library.custom_op: a call is one of the operator, attributes are those of its definition."""
 
-
-class FunctionClassValue(ClassValue):
-    """A subclass of torch.autograd.Function."""
+    def __init__(self, fn: Any, definition: Any):
+        super().__init__(fn, Fixed(fn))
+        self.definition = definition
 
     def getattr(self, m: Machine, name: str) -> Value:
-        return ApplyValue(self.cls) if name == "apply" else super().getattr(m, name)
+        return m.static_attribute(self.definition, name)
 
 
-WRAPPERS.add(type, wrap_class)
+BASES.add(type, WRAPPERS.add(type, guarded("identity", ClassValue)))
 
 
 @WRAPPERS.row(functools.partial)
@@ -414,22 +434,13 @@ def wrap_partial(m: Machine, obj: functools.partial, source: Source) -> Value:
     return PartialValue(functools.partial, fn, args, kwargs, source, obj)
 
 
-@WRAPPERS.row(functools._lru_cache_wrapper)
-def wrap_cached_function(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return CachedFunction(obj, source) if find_call(obj) is None else BuiltinValue(obj, source)
-
-
 @WRAPPERS.row(types.CellType)
 def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Value:
     return m.cell(obj, source)
 
 
 # -- modules, objects ---------------------------------------------------------------------------------------------------
-@BASES.row(types.ModuleType)
-def wrap_python_module(m: Machine, obj: types.ModuleType, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return PythonModuleValue(obj, source)
+BASES.add(types.ModuleType, guarded("identity", PythonModuleValue))
 
 
 @BASES.row(torch.nn.Module)
@@ -491,24 +502,24 @@ def wrap_generator(m: Machine, obj: Any, source: Source) -> Value:
 def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tuple[Any, ...]) -> Any:
     given = iter([m.lazy(value, Item(Call(generator.source, values_of), n)) for n, value in enumerate(values)])
     slots = {name: as_cell(m, next(given)) for name in spec.slots}
-    frame = m.new_frame(spec.code, spec.scope, slots, spec.index)
+    frame = Frame(spec.code, spec.scope, slots, pc=spec.index)
     frame.stack = [*stack_values(m, spec.stack, given), NONE]
     frame.generator = generator
     return frame
 
 
-def wrap_fixed(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return FixedObject(obj, source)
+wrap_fixed = guarded("identity", FixedObject)
 
 
 def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
     if is_native_instance(type(obj)):
         return wrap_native_object(m, obj, source)
-    if type(obj).__module__.startswith("torch.") and isinstance(getattr(type(obj), "__members__", None), dict):      # an enum of torch's, made in C++
+    if lies_in(home_of(type(obj)), "torch") and isinstance(getattr(type(obj), "__members__", None), dict):      # an enum of torch's, made in C++
         return wrap_fixed(m, obj, source)
-    if not is_plain(type(obj)) or getattr(type(obj), "__module__", "").startswith("torch._"):
+    if callable(obj) and marks.is_marked(obj, marks.ALLOWED):
+        return wrap_callable(m, obj, source)
+    if not is_plain(type(obj)) or lies_in_private(home_of(type(obj)), "torch"):
         return BY_CLASS.get(f"{type(obj).__module__}.{type(obj).__qualname__}", opaque)(m, obj, source)
     guard(m, source, "type", type(obj))
     return ObjectValue(type(obj), obj, source)
@@ -571,6 +582,4 @@ CHANGING = ("__main__", "warnings", "torch.utils._device")      # programs set g
 def is_trusted_scope(scope: dict[str, Any]) -> bool:
     """Globals of torch and of the standard library are taken as fixed."""
     name = scope.get("__name__", "")
-    top = name.partition(".")[0]
-    return top == "torch" and name not in CHANGING or top in sys.stdlib_module_names and top not in CHANGING or name == polyfills.__name__
-
+    return is_library(name) and not lies_in(name, *CHANGING) or name == polyfills.__name__

@@ -11,13 +11,14 @@ import re
 import types
 import typing
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.hooks import BackwardHook, RemovableHandle
+from torch.utils.hooks import RemovableHandle
 
-from firesteel.capture.builder import BASES, WRAPPERS, guard, opaque, wrap_fixed, wrap_object
+from firesteel.capture.builder import BASES, WRAPPERS, guard, guarded, opaque, wrap_fixed, wrap_object
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Call, Fixed, Item, Source
 from firesteel.capture.values.arrays import ArrayValue
 from firesteel.capture.values.base import FixedObject, Value
@@ -38,18 +39,10 @@ from firesteel.capture.values.library import WeakReference, referent
 from firesteel.capture.values.python_random import RANDOM, PythonRandom
 from firesteel.capture.values.randomness import RandomGenerator
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-
 _type: Any
 
 # -- NumPy --------------------------------------------------------------------------------------------------------------
-@WRAPPERS.row(np.ndarray)
-def wrap_array(m: Machine, obj: np.ndarray, source: Source) -> Value:
-    guard(m, source, "type", np.ndarray)
-    return ArrayValue(obj, source)
-
-
+WRAPPERS.add(np.ndarray, guarded("type", ArrayValue))
 BASES.add(np.dtype, wrap_fixed)         # there is one object of each that torch knows
 
 
@@ -74,16 +67,12 @@ for _type in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
 
 @WRAPPERS.row(weakref.ReferenceType)
 def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
-    """What it refers to is read anew in each call."""
+    """Its referent is read in each call."""
     guard(m, source, "type", weakref.ReferenceType)
     return WeakReference(m.lazy(obj(), Call(source, referent)), source, obj)
 
 
-def wrap_iterator(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return RealIterator(obj, source)
-
-
+wrap_iterator = guarded("type", RealIterator)
 for _type in dict.fromkeys(PEEKABLE):
     WRAPPERS.add(_type, wrap_iterator)
 
@@ -123,11 +112,7 @@ def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
 
 
 # -- contexts and hooks --------------------------------------------------------------------------------------------------
-def wrap_context(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return context_of(obj, source)
-
-
+wrap_context = guarded("type", context_of)
 for _type in (torch.no_grad, torch.enable_grad, torch.autograd.profiler.record_function):
     WRAPPERS.add(_type, wrap_context)
 
@@ -154,19 +139,9 @@ def wrap_exit(m: Machine, obj: ModeExit, source: Source) -> Value:
     return ExitValue(obj.restore, source, obj)
 
 
-def wrap_opaque(m: Machine, obj: Any, source: Source) -> Value:
-    return opaque(m, obj, source)
-
-
-for _type in (types.CoroutineType, BackwardHook):
-    WRAPPERS.add(_type, wrap_opaque)
+WRAPPERS.add(types.CoroutineType, opaque)
 BASES.add(contextlib.AbstractContextManager, wrap_object)
-
-
-@WRAPPERS.row(RemovableHandle)
-def wrap_handle(m: Machine, obj: RemovableHandle, source: Source) -> Value:
-    guard(m, source, "type", RemovableHandle)
-    return RealHandle(obj, source)
+WRAPPERS.add(RemovableHandle, guarded("type", RealHandle))
 
 
 # -- random numbers ------------------------------------------------------------------------------------------------------
@@ -177,13 +152,8 @@ def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> V
     return RandomGenerator(m, obj, source)
 
 
-def wrap_python_random(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return PythonRandom(obj, source)
-
-
 for _type in RANDOM:
-    WRAPPERS.add(_type, wrap_python_random)
+    WRAPPERS.add(_type, guarded("type", PythonRandom))
 
 
 # -- forms of typing -----------------------------------------------------------------------------------------------------
@@ -196,10 +166,5 @@ for _form in dict.fromkeys([typing.TypeVar, typing.ParamSpec, typing.ParamSpecAr
         WRAPPERS.add(_form, wrap_fixed)
 
 
-def wrap_alias(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return AliasValue(obj, source)
-
-
 for _form in (types.GenericAlias, type(typing.List[int])):      # noqa: UP006  Box[int]
-    WRAPPERS.add(_form, wrap_alias)
+    WRAPPERS.add(_form, guarded("identity", AliasValue))

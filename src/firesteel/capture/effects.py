@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.values.base import Value
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
 
 
 class _Deleted(Value):
@@ -33,7 +30,7 @@ class Literal(Value):
     def __init__(self, obj: Any):
         self.obj = obj
 
-    def rebuild(self, e: Emitter) -> str:
+    def rebuild(self, e: Any) -> str:
         return e.constant(self.obj)
 
 
@@ -154,7 +151,7 @@ class Effects:
         del self.entries[entries:]
 
     # -- replay ----------------------------------------------------------------------------------------------------
-    def emit(self, e: Emitter) -> None:
+    def emit(self, e: Any) -> None:
         """Writes the statements that do it all to the real objects."""
         for effect in self.entries:
             target = e.expr(effect.target)

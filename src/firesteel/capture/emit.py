@@ -13,26 +13,25 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from firesteel.capture.eager_errors import as_eager_says
 from firesteel.capture.effects import DELETED
-from firesteel.capture.mistakes import as_eager_says
-from firesteel.capture.record import Input
-from firesteel.capture.source import Const, Constants, Fixed, Source, build_function
+from firesteel.capture.protocols import Machine
+from firesteel.capture.record import GraphInput
+from firesteel.capture.source import Const, Constants, Fixed, Local, Source, build_function
 from firesteel.capture.tracebacks import located
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.exceptions import ExceptionValue
+from firesteel.capture.values.functions import CellValue, FunctionValue
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-    from firesteel.capture.values.exceptions import ExceptionValue
-    from firesteel.capture.values.functions import CellValue, FunctionValue
-    from firesteel.capture.values.objects import ObjectValue
 
 NO_NAME = (ConstValue,)
 
@@ -71,7 +70,7 @@ def fill_native(obj: Any, base: Any, content: Any) -> None:
         base.__setitem__(obj, key, value)
 
 
-class Emitter:
+class RunEmitter:
     """Mutable; one a capture."""
 
     def __init__(self, m: Machine):
@@ -144,7 +143,7 @@ class Emitter:
 
     # -- objects ---------------------------------------------------------------------------------------------------
     def graph_output(self, value: Any) -> str:
-        node = value.as_arg(self.m)[0]
+        node = value.as_output(self.m)
         if node not in self._output_of:
             self._output_of[node] = f"g_{len(self.outputs)}"
             self.outputs.append(node)
@@ -221,15 +220,40 @@ class Emitter:
         return ", ".join(f"{name!r}: {self.expr(value)}" for name, value in stored.items() if value is not DELETED)
 
     # -- the function ----------------------------------------------------------------------------------------------
-    def build(self, name: str, graph_call: list[str]) -> types.FunctionType:
-        return build_function(name, self.sources.values(), [*self.before, *graph_call, *self.lines], self.constants, f"<firesteel {name}>")
+    def build(self, name: str, graph_call: list[str], boxed: bool = False) -> types.FunctionType:
+        """The function of the sources' values; `boxed`: of one list of them, which it empties."""
+        names, lines = list(self.sources.values()), [*self.before, *graph_call, *self.lines]
+        if boxed:
+            names, lines = ["box"], [f"{', '.join(names)}, = box", "box.clear()", *lines]
+        return build_function(name, names, lines, self.constants, f"<firesteel {name}>")
 
 
-def graph_call(e: Emitter, callable_: Any, captured: Any, inputs: list[Input]) -> list[str]:
-    """The lines that call the compiled graph: what goes wrong in it is told as eager tells it."""
+def boxed_graph_call(e: RunEmitter, callable_: Any, inputs: list[GraphInput], stolen: Source | None) -> list[str]:
+    """The same for a graph that takes its inputs in one list and frees them: nothing else holds those that are not needed later."""
+    names = [e.source(i.source) for i in inputs]
+    later = "\n".join(e.lines)
+    unused = [name for name in dict.fromkeys(names) if not re.search(rf"\b{name}\b", later)]
+    emptied = [f"{e.source(stolen)}.clear()"] if stolen is not None else []
+    return [f"graph_inputs = [{', '.join(names)}]", *emptied, *([f"del {', '.join(unused)}"] if unused else []),
+            f"{results_text(e)}{e.constants.bind(callable_, 'graph')}(graph_inputs)"]
+
+
+def careful_graph_call(e: RunEmitter, callable_: Any, inputs: list[GraphInput], region: Any) -> list[str]:
+    """The same for a graph that may raise in its midst, after calls whose effects eager would have made: nothing has happened yet, so the
+    region runs again for real, effect by effect, up to the error."""
+    everything = ", ".join([*(e.source(Local(name)) for name in region.arg_names), ""])
+    return ["failed = False", "try:", f"    {results_text(e)}{e.constants.bind(callable_, 'graph')}({', '.join(e.source(i.source) for i in inputs)})",
+            "except Exception:", "    failed = True", "if failed:", f"    return {e.constants.bind(region, 'region')}.eager(({everything}))"]
+
+
+def results_text(e: RunEmitter) -> str:
+    return f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = " if e.outputs else ""
+
+
+def graph_call(e: RunEmitter, callable_: Any, captured: Any, inputs: list[GraphInput]) -> list[str]:
+    """The lines that call the compiled graph: its errors are raised as eager raises them."""
     arguments = ", ".join(e.source(i.source) for i in inputs)
-    results = f"({', '.join(f'g_{n}' for n in range(len(e.outputs)))},) = " if e.outputs else ""
+    results = results_text(e)
     told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
     return ["try:", f"    {results}{e.constants.bind(callable_, 'graph')}({arguments})",
             "except (IndexError, RuntimeError) as error:", f"    raise {told}(error, [{arguments}]) from None"]
-

@@ -2,8 +2,8 @@
 
 A `Region` is a place where compiled code may start: a function with one shape of call, or a `Continuation` after a break.  It has a
 list of Entries; an `Entry` is a guard function (which also reads the values that the code needs) and a run function.  A call takes the
-first Entry whose guards hold; a miss captures a new one.  Run functions return the result, or a `Jump` to a continuation, which the
-driver follows in a loop, so that breaks in long loops do not grow Python's stack.
+first Entry whose guards hold, where those behind the first few are ordered by use; a miss captures a new one.  Run functions return the
+result, or a `Jump` to a continuation, which the driver follows in a loop, so that breaks in long loops do not grow Python's stack.
 
     compiled = compile_function(fn, backend=backend, fullgraph=False, dynamic=None, make_world=make_world)
     compiled(x)
@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,32 +24,39 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
 from firesteel.capture.breaks import VALUE, Spec, input_names
 from firesteel.capture.builder import as_cell, build, stack_values
 from firesteel.capture.code import program
-from firesteel.capture.guards import GuardFunction
+from firesteel.capture.frames import Discard, Frame
+from firesteel.capture.guard_function import GuardFunction
 from firesteel.capture.limits import advice
-from firesteel.capture.machine import Frame, Machine
-from firesteel.capture.policy import SHARED, Policy, Records, shared_records
+from firesteel.capture.machine import SymbolicMachine
+from firesteel.capture.parts import part_of
+from firesteel.capture.policy import SHARED, Records, SymbolPolicy, shared_records
 from firesteel.capture.resume import resume_function
-from firesteel.capture.source import Fixed
-from firesteel.capture.steps import CompileText
+from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
-from firesteel.capture.translate import Captured, Jump, translate
+from firesteel.capture.translate import Jump, RegionCode, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
 from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
+from firesteel.native_method import CompileText
+from firesteel.stages import Compilation, Record
 
 logger = logging.getLogger("firesteel")
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
-@dataclass
+TRIED_FIRST = 8         # Entries that keep their places: constants are tried before the more general code that was made for them later
+
+
+@dataclass(eq=False)
 class Entry:
     """A compiled variant of a region."""
     guard: GuardFunction
@@ -59,10 +65,18 @@ class Entry:
     reason: str                         # why it was compiled: the guard of an earlier Entry that failed
     seconds: float
     broke: str = ""                     # the break that ended it, if any
+    late: bool = False                  # is it one of those that are ordered by use?
+    boxed: bool = False                 # does `run` take its values in one list, which it empties?
+    compilation: Compilation | None = None       # where fs.config asks for them: what the stages made
     check: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.check = self.guard.check
+
+    @property
+    def stages(self) -> list[Record]:
+        """What each stage made, as long as it is asked for; the backward's stages from its first use on."""
+        return self.compilation.records if self.compilation is not None else []
 
 
 def makes_parameters(inputs: tuple[Any, ...]) -> bool:
@@ -74,21 +88,33 @@ def makes_parameters(inputs: tuple[Any, ...]) -> bool:
 class Region:
     """See the module's text.  Subclasses say how a capture starts and what eager execution is."""
 
+    stolen: Source | None = None        # a list that came in and that the compiled code may empty, to free its tensors early
+
+    resumes = False     # does it begin behind a break?
+
+    @property
+    def owns_inputs(self) -> bool:
+        """May its code let go of what comes in as soon as it is read?  Of a captured backward, whose list is stolen, or a rest of one."""
+        return self.stolen is not None or self.resumes and self.root.steals is not None
+
     def __init__(self, root: Root, name: str, arg_names: list[str]):
         self.root, self.name, self.arg_names = root, name, arg_names
-        self.entries: list[Entry] = []
+        self.entries: list[Entry] = []              # as they were made
+        self.order: tuple[Entry, ...] = ()          # as they are tried; replaced as a whole, so that any thread may read it
         own = getattr(root.fn, "__module__", None) == "firesteel.api"       # that calls modules: one function for all of them
-        self.policy = Policy(root.dynamic, Records() if own else shared_records(code_of(root.fn), (type(self), *self.place())))
+        self.policy = SymbolPolicy(root.dynamic, Records() if own else shared_records(code_of(root.fn), (type(self), *self.place())))
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
         self._general = False           # the variant at the recompile limit is made
+        self._first: Entry | None = None            # what a stance had compiled for the first call alone
+        self.backend = root.backend                 # who gets the graph that is being captured
         self._under_modes: UnderModes | None = None
 
     def place(self) -> tuple[Any, ...]:
         """Which region of its function it is."""
         return tuple(self.arg_names)
 
-    def start(self, m: Machine, values: list[Value]) -> Value | None:
+    def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
         """Puts the first frames on the machine; or the result, where it is known at once."""
         raise NotImplementedError
 
@@ -100,29 +126,52 @@ class Region:
         """Runs the region on its inputs: a result, or a Jump."""
         if count_modes():
             return self._step_under_modes(inputs)
-        for entry in self.entries:
+        for entry in self.order:
             values = entry.check(*inputs)
             if values is not None:
+                if entry.late:
+                    self._promote(entry)
+                if entry.boxed:
+                    del inputs
+                    values = list(values)       # nothing else holds them
+                    return entry.run(values)
                 return entry.run(*values)
         return self._miss(inputs)
 
+    def _promote(self, entry: Entry) -> None:
+        """The Entry that was just used is tried first of those that are ordered by use; not while another thread compiles or does the same."""
+        if self.order[TRIED_FIRST] is not entry:
+            self.root.lock.holding_if_free(self._put_first, entry)
+
+    def _put_first(self, entry: Entry) -> None:
+        late = [other for other in self.order[TRIED_FIRST:] if other is not entry]
+        self.order = (*self.order[:TRIED_FIRST], entry, *late)
+
     def _miss(self, inputs: tuple[Any, ...]) -> Any:
         entry, values = self.serve(inputs)
-        return self.eager(inputs) if entry is None else entry.run(*values)
+        if entry is None:
+            return self.eager(inputs)
+        if entry.boxed:
+            del inputs
+            values = list(values)
+            return entry.run(values)
+        return entry.run(*values)
 
     def serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
         """An Entry for these inputs, made where there is none, and the values it reads; (None, None): the call is to run eagerly."""
-        if self.eager_only:
-            return None, None
-        with self.root.lock:
-            entry, values = self._find(inputs)
+        return (None, None) if self.eager_only else torchstate.unwatched(transaction.atomic, self.root.lock.holding, self._serve, inputs)
+
+    def _serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
+        entry, values = self._find(inputs)
+        if entry is None:
+            for prepare in BEFORE_COMPILING:
+                prepare()
+            entry = None if self._refuses(inputs) else self._compile(inputs)
             if entry is None:
-                entry = None if self._refuses(inputs) else self._compile(inputs)
-                if entry is None:
-                    return None, None
-                values = entry.check(*inputs)
-                if values is None:
-                    raise InternalError(f"guards of {self.name} fail right after capture: {entry.guard.explain(inputs)}")
+                return None, None
+            values = entry.check(*inputs)
+            if values is None:
+                raise InternalError(f"guards of {self.name} fail right after capture: {entry.guard.explain(inputs)}")
         return entry, values
 
     def _step_under_modes(self, inputs: tuple[Any, ...]) -> Any:
@@ -135,9 +184,11 @@ class Region:
         return [*self.entries, *(self._under_modes.entries if self._under_modes is not None else ())]
 
     def _find(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
-        for entry in self.entries:
+        for entry in self.order:
             values = entry.check(*inputs)
             if values is not None:
+                if entry.late:
+                    self._promote(entry)
                 return entry, values
         return None, None
 
@@ -158,7 +209,7 @@ class Region:
             return True
         if stance == "fail_on_recompile" or config.error_on_recompile:
             raise RecompileError(f"{self.name} would be compiled again: {why}", hint="Keep what the guard names unchanged, or allow recompiles.")
-        if len(self.entries) < config.recompile_limit:
+        if len(self.entries) < (self.root.recompile_limit or config.recompile_limit):
             return False
         if self.root.fullgraph:
             raise RecompileLimitExceeded(f"{self.name} has {len(self.entries)} variants already; the next is asked for because {why}",
@@ -172,8 +223,11 @@ class Region:
         if not self._warned:
             self._warned = True
             logger.warning("%s has %d compiled variants (fs.config.recompile_limit); %s: %s", self.name, len(self.entries),
-                           "one more is made, dynamic in what varied" if general else "other inputs run eagerly", advice(self.entries, inputs))
-        self._general = self._general or general
+                           "one more is made, dynamic in what varied" if general else "other inputs run eagerly",
+                           advice([entry.guard for entry in self.entries], inputs))
+        if general:
+            self._general = True
+            transaction.on_failure(functools.partial(setattr, self, "_general", False))
         counters["recompile_limit"][f"{self.name}: {'made dynamic' if general else 'eager'}"] += 1
         return not general
 
@@ -188,13 +242,14 @@ class Region:
         if self.entries:
             counters["recompiles"][self.root.name] += 1
             log("recompiles", lambda: f"{self.name}: {reason}")
-            for entry in self.entries:
-                self.policy.learn(entry.guard.guards, arguments)
+        for entry in (*self.entries, *((self._first,) if self._first is not None else ())):
+            self.policy.learn(entry.guard.guards, arguments)
+        self.backend = self.root.backend if self.entries or self._first is not None else self.root.first_backend()
         counters["frames"]["total"] += 1
         begun = time.perf_counter()
         try:
-            with timed("capture"), marks.compiling():
-                captured = translate(self, inputs)
+            with timed("capture"), marks.compiling(), stages.kept_by(stages.wanted(self.name)) as compilation:
+                captured = stages.done("captured", translate(self, inputs))
         except Break as stop:           # at the very call of the region: there is nothing to split
             if self.root.fullgraph:
                 raise stop.unsupported() from None
@@ -210,12 +265,16 @@ class Region:
             logger.warning("capture of %s failed; it runs eagerly", self.name, exc_info=True)
             self.eager_only = True
             return None
-        return self._store(captured, reason, time.perf_counter() - begun)
+        return self._store(captured, reason, time.perf_counter() - begun, compilation)
 
-    def _store(self, captured: Captured, reason: str, seconds: float) -> Entry:
-        entry = Entry(captured.guard, captured.run, captured.graph, reason, seconds, captured.broke)
-        if captured.keep:
+    def _store(self, captured: RegionCode, reason: str, seconds: float, compilation: Compilation | None) -> Entry:
+        entry = Entry(captured.guard, captured.run, captured.graph, reason, seconds, captured.broke, boxed=captured.boxed, compilation=compilation)
+        if self.backend is not self.root.backend:       # for the first call alone: the next one shows what varies
+            self._first = entry
+        elif captured.keep:
+            entry.late = len(self.entries) >= TRIED_FIRST
             self.entries.append(entry)
+            self.order = (*self.order[:TRIED_FIRST], entry, *self.order[TRIED_FIRST:])
             counters["frames"]["ok"] += 1
         log("guards", lambda: f"{self.name}\n{entry.guard.text}")
         return entry
@@ -227,8 +286,9 @@ class FunctionRegion(Region):
     def __init__(self, root: Root, positional: int, keywords: tuple[str, ...]):
         self.positional, self.keywords = positional, keywords
         super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
+        self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
 
-    def start(self, m: Machine, values: list[Value]) -> Value | None:
+    def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
         target = build(m, self.root.fn, Fixed(self.root.fn))
         kwargs = dict(zip(self.keywords, values[self.positional:]))
         if isinstance(target, CallableObject):      # there is no frame whose instructions look at them
@@ -237,7 +297,9 @@ class FunctionRegion(Region):
         return None if result is PENDING else result
 
     def eager(self, inputs: tuple[Any, ...]) -> Any:
-        return self.root.fn(*inputs[:self.positional], **dict(zip(self.keywords, inputs[self.positional:])))
+        part = self.root.part(self.root.fn) if self.eager_only and not isinstance(self.root.fn, types.FunctionType) else None
+        fn = self.root.fn if part is None else part
+        return fn(*inputs[:self.positional], **dict(zip(self.keywords, inputs[self.positional:])))
 
 
 class UnderModes(Region):
@@ -248,13 +310,12 @@ class UnderModes(Region):
         self.region = region
         super().__init__(region.root, region.name, [*region.arg_names, "torch_function_modes"])
 
-    def start(self, m: Machine, values: list[Value]) -> Value | None:
-        m.function_modes = m.outer_modes = tuple(m.look(mode) for mode in m.iterate(m.look(values[-1])))
+    def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
+        m.modes.entered = m.modes.outer = tuple(m.look(mode) for mode in m.iterate(m.look(values[-1])))
         return self.region.start(m, values[:-1])
 
     def step(self, inputs: tuple[Any, ...]) -> Any:
-        with without_modes():
-            entry, values = self.serve(inputs)
+        entry, values = without_modes(self.serve, inputs)
         return self.region.eager(inputs[:-1]) if entry is None else entry.run(*values)
 
 
@@ -275,6 +336,8 @@ def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
 class Continuation(Region):
     """The rest of the program after a break: suspended frames, whose values are the inputs."""
 
+    resumes = True
+
     def __init__(self, root: Root, spec: Spec):
         self.spec = spec
         super().__init__(root, f"{root.name} after line {_line(spec)}", input_names(spec))
@@ -282,7 +345,7 @@ class Continuation(Region):
     def place(self) -> tuple[Any, ...]:
         return tuple((frame.code.co_qualname, frame.index, frame.slots, frame.stack) for frame in self.spec)
 
-    def start(self, m: Machine, values: list[Value]) -> Value | None:
+    def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
         try:
             self._build_frames(m, iter(values))
         except Break:
@@ -290,7 +353,7 @@ class Continuation(Region):
             raise
         return None
 
-    def _build_frames(self, m: Machine, given: Iterator[Value]) -> None:
+    def _build_frames(self, m: SymbolicMachine, given: Iterator[Value]) -> None:
         for frame_spec in self.spec:
             f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
             for name in frame_spec.slots:
@@ -298,7 +361,7 @@ class Continuation(Region):
             last = frame_spec is self.spec[-1] and f.program[f.pc].opname in ("STORE_FAST", "POP_TOP")
             f.stack = stack_values(m, frame_spec.stack, given, last)
             m.handling = next((item.current for item in reversed(f.stack) if isinstance(item, HandledValue)), m.handling)
-            f.returns = {"push": None, "discard": m.DISCARD}.get(frame_spec.returns, frame_spec.returns)
+            f.returns = {"push": None, "discard": Discard}.get(frame_spec.returns, frame_spec.returns)
             if f.returns == "made":
                 f.returns = m.look(next(given))
             f.module = frame_spec.module
@@ -362,39 +425,81 @@ def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, 
 class Root:
     """One compiled callable: its settings, its regions, its lock."""
 
-    def __init__(self, fn: Callable[..., Any], backend: Backend, fullgraph: bool, dynamic: bool | None, make_world: MakeWorld,
-                 native_compiler: Callable[[], CompileText | None]):
+    def __init__(self, fn: Callable[..., Any], *, backend: Backend, make_world: MakeWorld, fullgraph: bool = False, dynamic: bool | None = None,
+                 native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
+                 recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({})):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
+        self.steals = steals                        # the argument that is a list, which compiled code may empty
         self.native_compiler = native_compiler      # for guards; None while there is none
-        self.name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-        self.lock = threading.RLock()
+        self.name = name or getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        self.recompile_limit = recompile_limit      # of each region; None: the setting
+        self.first_backends = first_backends        # stance -> who compiles for the first call
+        self.lock = transaction.Lock()
         self.regions: dict[Any, FunctionRegion] = {}
         self.continuations: dict[Spec, Continuation] = {}
+        self.parts: dict[Any, Any] = {}             # function -> what is called for real in its place
+        self.forced: dict[Backend, Any] = {}        # a backend that a stance forced -> the callable compiled by it
         ROOTS.add(self)
 
     def region(self, positional: int, keywords: tuple[str, ...]) -> FunctionRegion:
-        key = (positional, *keywords)
-        with self.lock:
-            if key not in self.regions:
-                self.regions[key] = FunctionRegion(self, positional, keywords)
-        return self.regions[key]
+        return self.lock.holding(self._made, self.regions, (positional, *keywords), FunctionRegion, positional, keywords)
 
     def continuation(self, spec: Spec) -> Continuation:
-        with self.lock:
-            if spec not in self.continuations:
-                self.continuations[spec] = Continuation(self, spec)
-        return self.continuations[spec]
+        return self.lock.holding(self._made, self.continuations, spec, Continuation, spec)
+
+    def _made(self, known: dict[Any, Any], key: Any, make: Callable[..., Region], *args: Any) -> Any:
+        if key not in known:
+            known[key] = make(self, *args)
+        return known[key]
+
+    def part(self, fn: Any) -> Any:
+        """What compiled code calls for real in the place of `fn`; None for the function itself."""
+        key = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+        if not any(isinstance(one, (type, types.FunctionType)) for one in key):
+            return None
+        if key not in self.parts:
+            self.parts[key] = part_of(fn, self._compiled_part)
+        return self.parts[key]
+
+    def _compiled_part(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return self._compiled(fn, self.backend)
+
+    def _compiled(self, fn: Callable[..., Any], backend: Backend, **settings: Any) -> Callable[..., Any]:
+        return compile_function(fn, backend=backend, dynamic=self.dynamic, make_world=self.make_world, native_compiler=self.native_compiler,
+                                recompile_limit=self.recompile_limit, first_backends=self.first_backends, **settings)
+
+    def unusual(self) -> Callable[..., Any]:
+        """What is called where a stance or a block says so: the function itself, or code of the backend that is forced."""
+        backend = marks.forced_backend()
+        if marks.eager_only() or backend is None:
+            return self.fn
+        key = getattr(backend, "__wrapped__", backend)
+        if key not in self.forced:
+            self.forced[key] = self._compiled(self.fn, backend, fullgraph=self.fullgraph, steals=self.steals, name=self.name)
+        return self.forced[key].__firesteel_root__.drive
+
+    def drive(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of compiled code, whatever the stance is."""
+        return drive(self.region(len(args), tuple(kwargs)), (*args, *kwargs.values()))
+
+    def first_backend(self) -> Backend:
+        return self.first_backends.get(marks.stance(), self.backend)
 
     def all_regions(self) -> list[Region]:
         return [*self.regions.values(), *self.continuations.values()]
 
     def reset(self) -> None:
-        with self.lock:
-            self.regions.clear()
-            self.continuations.clear()
+        self.lock.holding(self._forget)
+
+    def _forget(self) -> None:
+        self.regions.clear()
+        self.continuations.clear()
+        self.parts.clear()
+        self.forced.clear()
 
 
 ROOTS: weakref.WeakSet[Root] = weakref.WeakSet()
+BEFORE_COMPILING: list[Callable[[], None]] = []     # called where no Entry serves a call: settings from outside are looked at
 
 
 def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
@@ -403,23 +508,21 @@ def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
     try:
         out = region.step(inputs)
         while type(out) is Jump:
-            out = out.region.step(out.inputs)
+            out = out.go()
         return out
     except BaseException:
         torch._C._set_grad_enabled(grad)     # a block that set it was left by the exception
         raise
 
 
-def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: bool = False, dynamic: bool | None = None,
-                     make_world: MakeWorld, native_compiler: Callable[[], CompileText | None] = lambda: None) -> Callable[..., Any]:
-    """A compiled version of a function, a bound method, a module or another callable."""
-    root = Root(fn, backend, fullgraph, dynamic, make_world, native_compiler)
-
-    regions, runs_eagerly = root.regions, marks.eager_only
+def compile_function(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """A compiled version of a function, a bound method, a module or another callable; the settings are those of `Root`."""
+    root = Root(fn, **settings)
+    regions, is_unusual = root.regions, marks.is_unusual
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        if runs_eagerly():
-            return fn(*args, **kwargs)
+        if is_unusual():
+            return root.unusual()(*args, **kwargs)
         region = regions.get((len(args), *kwargs)) or root.region(len(args), tuple(kwargs))
         return drive(region, (*args, *kwargs.values()) if kwargs else args)
 
@@ -427,6 +530,7 @@ def compile_function(fn: Callable[..., Any], *, backend: Backend, fullgraph: boo
         functools.update_wrapper(compiled, fn)
     setattr(compiled, marks.COMPILED, fn)
     compiled.__firesteel_root__ = root      # type: ignore[attr-defined]  # read by fs.explain
+    marks.hide_from_the_peer(compiled)
     return compiled
 
 
@@ -435,4 +539,3 @@ def reset() -> None:
     for root in list(ROOTS):
         root.reset()
     SHARED.clear()
-

@@ -18,7 +18,6 @@ What always holds:
 """
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,8 +27,8 @@ from typing import Any
 import torch
 import torch.nn.modules.module as module_internals
 
-from firesteel.capture import steps as native
-from firesteel.capture.source import MODULE_HOOKS, Constants, Emitter, Local, Source, build_function, identifier, literal
+from firesteel import targets
+from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal
 from firesteel.sym.expr import python_text
 from firesteel.table import Table
 
@@ -91,7 +90,7 @@ class Guard:
 class Writer:
     """What a row's `check` may use: text for the guard's value, for other sources, and for constants."""
 
-    def __init__(self, emitter: Emitter):
+    def __init__(self, emitter: SourceWriter):
         self.emitter = emitter
         self.load = emitter.load
         self.constant = emitter.constants.name
@@ -111,7 +110,7 @@ KINDS: Table[Kind] = Table("guard kind", "capture/guards.py")
 STRUCTURE, CONSTANT, STATE, TENSOR, RELATION = range(5)     # the ranks
 
 
-def _show(value: Any, limit: int = 80) -> str:
+def shown(value: Any, limit: int = 80) -> str:
     if isinstance(value, type):
         return value.__qualname__
     if isinstance(value, torch.Tensor):
@@ -147,19 +146,19 @@ def _equals(x: str, data: Any, w: Writer) -> str:
 
 
 KINDS.add("type", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data)}",
-                       lambda name, data, now: f"{name} is of type {_show(type(now))}; it was {_show(data)}"))
+                       lambda name, data, now: f"{name} is of type {shown(type(now))}; it was {shown(data)}"))
 KINDS.add("instance", Kind(STRUCTURE, lambda x, data, w: f"isinstance({x}, {w.bind(data)})",
-                           lambda name, data, now: f"{name} is of type {_show(type(now))}, no longer a {_show(data)}"))
+                           lambda name, data, now: f"{name} is of type {shown(type(now))}, no longer a {shown(data)}"))
 KINDS.add("identity", Kind(STRUCTURE, lambda x, data, w: f"{x} is {w.bind(data)}",
-                           lambda name, data, now: f"{name} is another object, {_show(now)}; it was {_show(data)}"))
-KINDS.add("none", Kind(STRUCTURE, lambda x, data, w: f"{x} is None", lambda name, data, now: f"{name} is {_show(now)}; it was None"))
+                           lambda name, data, now: f"{name} is another object, {shown(now)}; it was {shown(data)}"))
+KINDS.add("none", Kind(STRUCTURE, lambda x, data, w: f"{x} is None", lambda name, data, now: f"{name} is {shown(now)}; it was None"))
 KINDS.add("not_none", Kind(STRUCTURE, lambda x, data, w: f"{x} is not None", lambda name, data, now: f"{name} is None; it was not"))
 KINDS.add("length", Kind(STRUCTURE, lambda x, data, w: f"len({x}) == {data}",
                          lambda name, data, now: f"{name} has {len(now)} items; it had {data}"))
 KINDS.add("remaining", Kind(STRUCTURE, lambda x, data, w: f"{x}.__length_hint__() == {data}",
                             lambda name, data, now: f"the iterator {name} has {now.__length_hint__()} items left; it had {data}"))
 KINDS.add("keys", Kind(STRUCTURE, lambda x, data, w: f"(*{x},) == {w.constant(tuple(data), 'keys')}",
-                       lambda name, data, now: f"{name} has the keys {_show(list(now))}; they were {_show(list(data))}"))
+                       lambda name, data, now: f"{name} has the keys {shown(list(now))}; they were {shown(list(data))}"))
 KINDS.add("has_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} in {x}",
                           lambda name, data, now: f"{name} has no key {data!r} any more"))
 KINDS.add("no_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} not in {x}",
@@ -173,10 +172,10 @@ KINDS.add("has_attr", Kind(STRUCTURE, lambda x, data, w: f"hasattr({x}, {data!r}
 KINDS.add("no_attr", Kind(STRUCTURE, lambda x, data, w: f"not hasattr({x}, {data!r})",
                           lambda name, data, now: f"{name} has got the attribute {data}"))
 KINDS.add("code", Kind(STRUCTURE, lambda x, data, w: f"{x}.__code__ is {w.bind(data)}",
-                       lambda name, data, now: f"{name} is another function, {_show(now)}; it was {data.co_name}"))
+                       lambda name, data, now: f"{name} is another function, {shown(now)}; it was {data.co_name}"))
 KINDS.add("truth", Kind(CONSTANT, lambda x, data, w: f"{'' if data else 'not '}{x}",
                         lambda name, data, now: f"{name} is {'false' if data else 'true'} now; it was {'true' if data else 'false'}"))
-KINDS.add("equals", Kind(CONSTANT, _equals, lambda name, data, now: f"{name} is {_show(now)}; it was {_show(data)}", uses=2))
+KINDS.add("equals", Kind(CONSTANT, _equals, lambda name, data, now: f"{name} is {shown(now)}; it was {shown(data)}", uses=2))
 KINDS.add("contiguous", Kind(CONSTANT, lambda x, data, w: f"{x}.is_contiguous()", lambda name, data, now: f"{name} is not contiguous any more"))
 KINDS.add("same", Kind(RELATION, lambda x, data, w: f"{x} is {w.load(data)}",
                        lambda name, data, now: f"{name} is no longer the same object as {data.name}", sources=lambda data: (data,)))
@@ -193,7 +192,7 @@ def _hooks_of(attributes: Mapping[str, Any]) -> str:
 
 KINDS.add("module", Kind(STRUCTURE, lambda x, data, w: f"type({x}) is {w.bind(data[0])} and {x}.training is {data[1]}",
                          lambda name, data, now: (f"{name} is in {'training' if now.training else 'evaluation'} mode now" if type(now) is data[0]
-                                                  else f"{name} is a {_show(type(now))}; it was a {_show(data[0])}"), uses=2))
+                                                  else f"{name} is a {shown(type(now))}; it was a {shown(data[0])}"), uses=2))
 KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{x}[{hook!r}]' for hook in MODULE_HOOKS)})",
                            lambda name, data, now: f"{name} has got hooks ({_hooks_of(now)})", uses=4))
 
@@ -202,7 +201,7 @@ KINDS.add("no_hooks", Kind(STRUCTURE, lambda x, data, w: f"not ({' or '.join(f'{
 
 
 @dataclass(frozen=True)
-class Question:
+class SizeQuestion:
     """A condition over symbols (an Expr of dtype bool) and where each symbol's value is found."""
     expr: Any
     symbols: tuple[tuple[str, Source], ...]
@@ -213,7 +212,7 @@ class Question:
         return python_text(self.expr, {symbol: load(source) for symbol, source in self.symbols})
 
 
-def _question_sentence(name: str, data: Question, now: Any) -> str:
+def _question_sentence(name: str, data: SizeQuestion, now: Any) -> str:
     return f"{data.text(lambda source: source.name)} does not hold any more{f' (asked at {data.reason})' if data.reason else ''}"
 
 
@@ -234,8 +233,7 @@ def _autocast() -> Any:
     """False while no autocast is on; else what is on, by device type."""
     if not torch._C._is_any_autocast_enabled():
         return False
-    devices = ("cpu", "cuda")
-    return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices])
+    return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in targets.KINDS])
 
 
 def _module_hooks() -> Any:
@@ -314,6 +312,7 @@ class TensorFacts:
     requires_grad: bool
     sizes: Dims
     strides: Dims
+    bits: tuple[bool, bool]     # conjugate, negative
     example: Callable[[], torch.Tensor | None]      # a weak reference: guards keep no tensor alive
 
     @staticmethod
@@ -322,7 +321,7 @@ class TensorFacts:
         own_strides = tuple(tensor.stride()) if strided else ()
         return TensorFacts(type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad,
                            tuple(tensor.shape) if sizes is None else tuple(sizes),
-                           own_strides if strides is None else tuple(strides), weakref.ref(tensor))
+                           own_strides if strides is None else tuple(strides), (tensor.is_conj(), tensor.is_neg()), weakref.ref(tensor))
 
     def write(self, x: str, w: Writer) -> str:
         """The check in Python."""
@@ -330,12 +329,12 @@ class TensorFacts:
                  f"{x}.layout is {w.bind(self.layout)}", f"{x}.requires_grad is {self.requires_grad}",
                  *_dims_text(f"{x}.shape", self.sizes)]
         if self.layout is torch.strided:
-            parts += _dims_text(f"{x}.stride()", self.strides)
+            parts += [*_dims_text(f"{x}.stride()", self.strides), f"({x}.is_conj(), {x}.is_neg()) == {self.bits}"]
         return " and ".join(parts)
 
     def difference(self, name: str, now: Any) -> str:
         if not isinstance(now, torch.Tensor) or type(now) is not self.cls:
-            return f"{name} is of type {_show(type(now))}; it was {_show(self.cls)}"
+            return f"{name} is of type {shown(type(now))}; it was {shown(self.cls)}"
         for what in ("dtype", "device", "layout", "requires_grad"):
             if getattr(now, what) != getattr(self, what):
                 return f"{name}.{what} is {getattr(now, what)}; it was {getattr(self, what)}"
@@ -367,270 +366,3 @@ def tensor_checker(facts: Sequence[TensorFacts]) -> Callable[..., bool] | None:
         return None
     return CoreTensors(*examples, dynamic_dims_sizes=[list(fact.sizes) for fact in facts],
                        dynamic_dims_strides=[list(fact.strides) for fact in facts]).check
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One function of many guards
-
-
-class GuardFunction:
-    """The guards of a region as one function over its arguments.
-
-    `check(*args)` is the generated function itself: True or False; or, built with `returns`, a tuple of those sources' values, or None.
-    """
-
-    def __init__(self, guards: list[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False,
-                 machine_code: MachineCode | None = None):
-        self.guards, self.arg_names, self._returns = guards, list(arg_names), returns
-        self._single: dict[int, Callable[..., Any]] = {}
-        self._python_only = python_only
-        walk = _Walked(guards, arg_names, returns, machine_code) if machine_code is not None and returns is not None else None
-        self.walks = walk is not None and walk.worth_it
-        self.check = _Writing(guards, arg_names, returns, False, walk).build(self._slowly) if self.walks else self.in_python
-
-    def __call__(self, *args: Any) -> Any:
-        return self.check(*args)
-
-    @functools.cached_property
-    def in_python(self) -> Callable[..., Any]:
-        """The check without machine code; made when it is first asked for."""
-        return _generate(self.guards, self.arg_names, self._returns, self._python_only)
-
-    def _slowly(self, *args: Any) -> Any:
-        return self.in_python(*args)
-
-    @property
-    def text(self) -> str:
-        """The generated Python."""
-        return self.in_python.__source__    # type: ignore[attr-defined]  # from build_function
-
-    def explain(self, args: Sequence[Any] | Mapping[str, Any]) -> str:
-        """The first guard that fails on these arguments, as a sentence; an empty string where all hold."""
-        arguments = dict(args) if isinstance(args, Mapping) else dict(zip(self.arg_names, args, strict=True))
-        for n, guard in enumerate(self.guards):
-            if text := self._failure(n, guard, arguments):
-                return text
-        if self.check(*[arguments[name] for name in self.arg_names]) in (False, None):
-            return _tensor_failure(self.guards, arguments)
-        return ""
-
-    def failing(self, args: Sequence[Any]) -> Guard | None:
-        """The first guard that fails on these arguments."""
-        arguments = dict(zip(self.arg_names, args, strict=True))
-        return next((guard for n, guard in enumerate(self.guards) if self._failure(n, guard, arguments)), None)
-
-    def _failure(self, n: int, guard: Guard, arguments: Mapping[str, Any]) -> str:
-        """Why this one fails, or an empty string; each guard is compiled alone when first asked."""
-        try:
-            now = guard.place.fetch(arguments) if guard.source is not None else None
-        except Exception as error:      # the object is not where it was: that is the reason
-            return f"{guard.name} cannot be read any more ({type(error).__name__}: {error})"
-        if n not in self._single:
-            self._single[n] = _generate([guard], self.arg_names, None, python_only=True)
-        if self._single[n](*[arguments[name] for name in self.arg_names]):
-            return ""
-        try:
-            return KINDS[guard.kind].sentence(guard.name, guard.data, now)
-        except Exception as error:      # the value is so different that the sentence cannot be said of it
-            return f"{guard.name} is {_show(now)}; {guard.kind} does not apply to it ({type(error).__name__})"
-
-
-@dataclass(frozen=True)
-class MachineCode:
-    """What guards need to be machine code where they can: a compiler, and the arguments, of which they all hold now."""
-    compile_text: native.CompileText
-    arguments: Mapping[str, Any]
-
-
-def build_guards(guards: Iterable[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None = None,
-                 machine_code: MachineCode | None = None) -> GuardFunction:
-    """One function that checks all guards; with `returns`, it hands back those sources' values, read once for check and use."""
-    return GuardFunction(_ordered(guards), arg_names, returns, machine_code=machine_code)
-
-
-def _concerns_argument(guard: Guard) -> bool:
-    """A cheap look at an argument itself: it comes first."""
-    return type(guard.source) is Local and KINDS[guard.kind].rank <= CONSTANT
-
-
-def _ordered(guards: Iterable[Guard]) -> list[Guard]:
-    """Each guard once; cheap ones on arguments, then by rank, and within a rank from the roots outward."""
-    def place(guard: Guard) -> tuple[bool, int, int]:
-        rank, depth = KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0
-        return not _concerns_argument(guard), rank, depth
-    return sorted({guard.key(): guard for guard in _aliases_told(guards)}.values(), key=place)
-
-
-def _aliases_told(guards: Iterable[Guard]) -> Iterable[Guard]:
-    """A second tensor guard on the same tensor becomes "the same object as the first": the C++ check wants them distinct."""
-    seen: dict[int, Source] = {}
-    for guard in guards:
-        example = guard.data.example() if guard.kind == "tensor" else None
-        if example is not None and seen.setdefault(id(example), guard.place) != guard.source:
-            yield Guard(guard.source, "same", seen[id(example)])
-        else:
-            yield guard
-
-
-def _loads(guard: Guard) -> Iterable[Source]:
-    kind = KINDS[guard.kind]
-    if guard.source is not None:
-        yield from [guard.source] * kind.uses
-    yield from kind.sources(guard.data)
-
-
-class _Body:
-    """Collects conditions and the assignments they need, in order, so that a condition stands before later assignments."""
-
-    def __init__(self, emitter: Emitter, failure: str):
-        self.emitter, self.failure = emitter, failure
-        self.waiting: list[str] = []
-
-    def add(self, write: Callable[[], str]) -> None:
-        before = len(self.emitter.lines)
-        condition = write()
-        if len(self.emitter.lines) > before and self.waiting:
-            self.emitter.lines.insert(before, self._test())
-        self.waiting.append(condition)
-        if len(self.waiting) >= 32:
-            self.flush()
-
-    def _test(self) -> str:
-        tests, self.waiting = self.waiting, []
-        inside = " and ".join(f"({test})" if " or " in test else test for test in tests)
-        return f"if not ({inside}): return {self.failure}"
-
-    def flush(self) -> None:
-        if self.waiting:
-            self.emitter.lines.append(self._test())
-
-
-class _Walked:
-    """The guards that are steps in machine code, and the places of what Python text takes over in the tuple `found`."""
-
-    def __init__(self, guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source], machine_code: MachineCode):
-        self.steps, self.compile_text = native.Steps(arg_names, machine_code.arguments), machine_code.compile_text
-        self.done = {n for n, guard in enumerate(guards) if not _concerns_argument(guard) and self.steps.check(guard)}
-        self.worth_it = native.POSSIBLE and len(self.done) >= native.WORTH_IT
-        self.places: dict[Source, int] = {}
-        for source in [*returns, *[guard.place for guard in guards if guard.kind == "tensor"]]:
-            self._export(source)
-
-    def _export(self, source: Source) -> int:
-        return self.places.setdefault(source, len(self.places)) if self.steps.reads(source) is not None else -1
-
-    def take(self, sources: Iterable[Source]) -> dict[Source, int]:
-        """The places of these, or of the last ones on the way to them that are read in machine code."""
-        return {step: place for source in sources for step in [self._last(source)] if step.base is not None and (place := self._export(step)) >= 0}
-
-    def _last(self, source: Source) -> Source:
-        while source.base is not None and self.steps.reads(source) is None:
-            source = source.base
-        return source
-
-    def row(self, sources: Sequence[Source]) -> str:
-        """Text for a tuple of these sources, where they stand in a row; else nothing."""
-        places = [self.places.get(source, -1) for source in sources]
-        if not places or places != list(range(max(places[0], 0), places[0] + len(places))):
-            return ""
-        return f"found[{places[0]}:{places[-1] + 1}]"
-
-    def write(self, constants: Constants, arguments: str, otherwise: Callable[..., Any]) -> list[str]:
-        walk = self.steps.build(list(self.places), self.compile_text)
-        constants.bind(walk, "alive")       # as long as the function
-        return [f"found = {constants.bind(walk.call, 'walk')}({arguments})", "if found is None: return None",
-                f"if found is False: return {constants.bind(otherwise, 'in_python')}({arguments})"]
-
-
-class _Writing:
-    """Writes the function: arguments, what is machine code, the rest by rank, the values."""
-
-    def __init__(self, guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool, walk: _Walked | None):
-        self.parameters, self.returns, self.walk = [identifier(name) for name in arg_names], returns, walk
-        self.constants = Constants()
-        self.emitter = Emitter(self.constants)
-        self.body, self.writer = _Body(self.emitter, "None" if returns is not None else "False"), Writer(self.emitter)
-        self.tensors = [guard for guard in guards if guard.kind == "tensor"]
-        if walk is not None:        # in the order in which they are handed over
-            self.tensors.sort(key=lambda guard: walk.places.get(guard.place, -1))
-        self.checker = tensor_checker([guard.data for guard in self.tensors]) if self.tensors and not python_only else None
-        done = walk.done if walk is not None else ()
-        self.guards = [guard for n, guard in enumerate(guards) if n not in done and (guard.kind != "tensor" or self.checker is None)]
-        self.tensor_row = walk.row([guard.place for guard in self.tensors]) if walk is not None else ""
-        self.result_row = walk.row(returns) if walk is not None and returns is not None else ""
-
-    def build(self, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        loads = self._loads()
-        self.emitter.share(loads)
-        self._arguments()
-        if self.walk is not None:
-            self._walk(self.walk, loads, otherwise)
-        self._rest()
-        return self._function()
-
-    def _loads(self) -> list[Source]:
-        """All that Python text will say."""
-        found = [source for guard in self.guards for source in _loads(guard)]
-        found += [guard.place for guard in self.tensors] if self.checker is not None and not self.tensor_row else []
-        return found + list(self.returns or () if not self.result_row else ())
-
-    def _arguments(self) -> None:
-        for guard in filter(_concerns_argument, self.guards):
-            self._check(guard)
-        tensors = [guard for guard in self.tensors if type(guard.place) is Local]
-        if self.checker is not None and 0 < len(tensors) < len(self.tensors):   # twice, so that another size costs no look at the whole model
-            self._check_tensors(tensor_checker([guard.data for guard in tensors]), tensors)
-
-    def _walk(self, walk: _Walked, loads: list[Source], otherwise: Callable[..., Any]) -> None:
-        self.body.flush()
-        taken = walk.take(loads)
-        self.emitter.lines += walk.write(self.constants, ", ".join(self.parameters), otherwise)
-        for source, place in taken.items():
-            self.emitter.assign(source, f"found[{place}]")
-
-    def _rest(self) -> None:
-        rest = [guard for guard in self.guards if not _concerns_argument(guard)]
-        for guard in [guard for guard in rest if KINDS[guard.kind].rank < TENSOR]:
-            self._check(guard)
-        if self.checker is not None:
-            self._check_tensors(self.checker, self.tensors, self.tensor_row)
-        for guard in [guard for guard in rest if KINDS[guard.kind].rank >= TENSOR]:
-            self._check(guard)
-        if self.checker is None and len(self.tensors) > 1:
-            self.body.add(lambda: f"len({{{', '.join(f'id({self.emitter.load(guard.place)})' for guard in self.tensors)}}}) == {len(self.tensors)}")
-        self.body.flush()
-
-    def _check(self, guard: Guard) -> None:
-        load = self.emitter.load
-        self.body.add(lambda: KINDS[guard.kind].check(load(guard.source) if guard.source is not None else "", guard.data, self.writer))
-
-    def _check_tensors(self, checker: Callable[..., bool] | None, tensors: Sequence[Guard], row: str = "") -> None:
-        name = self.constants.bind(checker, "tensors")
-        self.body.add(lambda: f"{name}({f'*{row}' if row else ', '.join(self.emitter.load(guard.place) for guard in tensors)})")
-
-    def _function(self) -> Callable[..., Any]:
-        values = "True" if self.returns is None else self.result_row or f"({''.join(f'{self.emitter.load(source)}, ' for source in self.returns)})"
-        # Rule 1: whatever reading meets (a missing attribute, a shorter list, a user's property that raises) is a guard that fails.
-        inside = [f"    {line}" for line in [*self.emitter.lines, f"return {values}"]]
-        lines = ["try:", *inside, "except Exception:", f"    return {self.body.failure}"]
-        return build_function("guard", self.parameters, lines, self.constants, "<firesteel guard>")
-
-
-def _generate(guards: Sequence[Guard], arg_names: Sequence[str], returns: Sequence[Source] | None, python_only: bool = False) -> Callable[..., Any]:
-    return _Writing(guards, arg_names, returns, python_only, None).build(bool)
-
-
-def _tensor_failure(guards: Sequence[Guard], arguments: Mapping[str, Any]) -> str:
-    """Each tensor alone is as before in Python's eyes: two have become one object, or dispatch keys differ."""
-    tensors = [guard for guard in guards if guard.kind == "tensor"]
-    first: dict[int, str] = {}
-    for guard in tensors:
-        now = guard.place.fetch(arguments)
-        if id(now) in first:
-            return f"{guard.name} and {first[id(now)]} are the same tensor now; they were not"
-        first[id(now)] = guard.name
-    for guard in tensors:
-        checker = tensor_checker([guard.data])
-        if checker is not None and not checker(guard.place.fetch(arguments)):
-            return guard.data.difference(guard.name, guard.place.fetch(arguments))
-    return "a tensor or the thread's dispatch state differs from before"

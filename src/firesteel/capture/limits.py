@@ -4,17 +4,15 @@ A region that has `recompile_limit` Entries and meets inputs that none serves is
 what varied, one more Entry is made in which all that varied are symbols, whatever the settings say; else, and for what that Entry does
 not serve either, calls run eagerly and are counted in `fs.counters["recompile_limit"]`.
 
-    advice(region.entries, inputs)      # "name is 'c'; it was 'b'. Seen so far: 'a', 'b'. Keep ..."
+    advice([entry.guard for entry in region.entries], inputs)      # "name is 'c'; it was 'b'. Seen so far: 'a', 'b'. Keep ..."
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firesteel.capture.guard_function import GuardFunction
 from firesteel.capture.guards import Guard
-
-if TYPE_CHECKING:
-    from firesteel.capture.entry import Entry
 
 SHOWN = 8       # values in a message
 
@@ -31,20 +29,20 @@ CHANGES = {
 OTHERWISE = "Keep it unchanged between calls, or raise fs.config.recompile_limit."
 
 
-def advice(entries: Sequence[Entry], inputs: tuple[Any, ...]) -> str:
+def advice(variants: Sequence[GuardFunction], inputs: tuple[Any, ...]) -> str:
     """The guard that fails, the values that were seen for it, and what to change."""
-    guard = entries[-1].guard.failing(inputs)
-    sentence = entries[-1].guard.explain(inputs)
+    guard = variants[-1].failing(inputs)
+    sentence = variants[-1].explain(inputs)
     if guard is None:
         return f"{sentence}. {OTHERWISE}"
-    seen = list(dict.fromkeys(filter(None, (_value(entry, guard) for entry in entries))))
+    seen = list(dict.fromkeys(filter(None, (_value(variant, guard) for variant in variants))))
     shown = f" Seen so far: {', '.join(seen[-SHOWN:])}." if seen else ""
     return f"{sentence}.{shown} {CHANGES.get(guard.kind, OTHERWISE)}"
 
 
-def _value(entry: Entry, wanted: Guard) -> str:
-    """What an Entry wants where `wanted` failed."""
-    for guard in entry.guard.guards:
+def _value(variant: GuardFunction, wanted: Guard) -> str:
+    """What a variant wants where `wanted` failed."""
+    for guard in variant.guards:
         if guard.kind == wanted.kind and guard.source == wanted.source and guard.source is not None:
             return str(tuple(guard.data.sizes)) if guard.kind == "tensor" else f"{guard.data!r:.60}"
     return ""

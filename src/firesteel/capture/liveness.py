@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import types
 
-from firesteel.capture.code import Instr, per_code, program
+from firesteel.capture.code import per_code, program
+from firesteel.capture.instr import Instr
 
 READS = frozenset({"LOAD_FAST", "LOAD_FAST_AND_CLEAR", "DELETE_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF",
                    "LOAD_FROM_DICT_OR_DEREF", "MAKE_CELL"})

@@ -12,30 +12,30 @@ What always holds:
 """
 from __future__ import annotations
 
-import linecache
 import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from firesteel.capture import builder_rare, opcodes_rare, polyfills, torch_objects  # noqa: F401  importing them registers their rows
+from firesteel.autograd.regions import Tags, nested
+from firesteel.capture import builder_rare, opcodes_statements, polyfills, torch_objects  # noqa: F401  importing them registers their rows
 from firesteel.capture.builder import is_trusted_scope
-from firesteel.capture.code import Instr, program
 from firesteel.capture.effects import Effects
+from firesteel.capture.frames import PROLOGUE, Discard, Frame, restore_frame, trace_line
 from firesteel.capture.guards import Guard
 from firesteel.capture.opcodes import OPCODES
-from firesteel.capture.policy import Policy
+from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
-from firesteel.capture.source import Call, Fixed
-from firesteel.capture.tracebacks import Place
+from firesteel.capture.services import Leaves, Modes, States
+from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values import (  # noqa: F401
+    autograd,
     builtin_calls,
     checkpoints,
     classes,
     copies,
     data,
+    engine_objects,
     gradients,
     hooks,
     known_names,
@@ -50,68 +50,22 @@ from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
 from firesteel.capture.values.class_objects import SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
-from firesteel.capture.values.containers import Sequence, TupleValue
-from firesteel.capture.values.contexts import ALWAYS_GUARDED, STATES, Changes, Key, get_state, set_state
+from firesteel.capture.values.containers import Sequence
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.generators import AGAIN, GeneratorValue, exhausted
 from firesteel.capture.values.iterators import SequenceIterator
-from firesteel.capture.values.torch_calls import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
 
 DEPTH_LIMIT = 150           # frames
 LENGTH_LIMIT = 100_000      # items that an iterator may give at once
-PROLOGUE = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR", "RESUME"})     # before these a frame cannot be resumed
 
-
-class Discard:
-    """The `returns` of a frame whose result nobody wants."""
-
-
-class Frame:
-    """A suspended or running Python frame.  Mutable."""
-
-    __slots__ = ("code", "program", "pc", "slots", "stack", "scope", "closure", "returns", "module", "tags", "generator", "birth", "namespace")
-
-    def __init__(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], closure: list[CellValue] | tuple[CellValue, ...] = (),
-                 pc: int = 0, birth: int = 0):
-        self.code, self.scope, self.slots, self.closure, self.pc, self.birth = code, scope, slots, closure, pc, birth
-        self.program: list[Instr] = program(code)
-        self.stack: list[Value] = []
-        self.returns: Any = None                        # None: push the result; a Value: push that instead; Discard
-        self.module: tuple[str, str, type] | None = None    # (key, name, class) of the nn.Module whose forward this is
-        self.tags: dict[str, str] | None = None         # meta of the nodes made here and in the frames above
-        self.generator: GeneratorValue | None = None
-        self.namespace: Any = None                      # of a class body
-
-    def finish(self, count: int, result: Value) -> None:
-        """Pops the operands and pushes the result; a pending one is pushed when the callee returns."""
-        if count:
-            del self.stack[-count:]
-        if result is not PENDING:
-            self.stack.append(result)
-
-    def instr(self) -> Instr:
-        """The instruction that is being executed (pc is one ahead)."""
-        return self.program[self.pc - 1]
-
-    def place(self, index: int) -> Place:
-        """Of the instruction there."""
-        return self.code.co_filename, self.program[index].lineno or self.code.co_firstlineno, self.code.co_qualname
-
-    def __repr__(self) -> str:
-        return f"<Frame {self.code.co_qualname} at {self.pc}>"
-
-
-class Machine(Reader):
+class SymbolicMachine(Reader):
     """One capture.  Mutable; used by one thread; see the module's text."""
 
-    operators, unary_operators = OPERATORS, UNARY_OPERATORS
-    DISCARD = Discard
-
-    def __init__(self, make_world: MakeWorld, policy: Policy, break_at: frozenset[int] = frozenset()):
+    def __init__(self, make_world: MakeWorld, policy: SymbolPolicy, break_at: frozenset[int] = frozenset()):
         super().__init__(make_world(ShapeEnv(self.location)), policy)
         self.break_at = break_at
         self.frames: list[Frame] = []
@@ -120,16 +74,10 @@ class Machine(Reader):
         self.handling: Value = NONE             # the exception being handled
         self.returned: Value = NONE             # by the frame at the base of the innermost `run`
         self.base = 0
-        self.initial_states: dict[Key, Any] = {}
-        self.started_in_inference = self.inference = torch.is_inference_mode_enabled()
-        self.functions_off = False              # are overrides of torch's functions switched off?
-        self.function_modes: tuple[Value, ...] = ()     # that are on, innermost last
-        self.outer_modes: tuple[Value, ...] = ()        # those that were on before the region
-        self.filled_leaves: tuple[Any, ...] = ()        # see values/leaves.py
-        self.real_leaves: frozenset[int] = frozenset()  # the same: steps
-        self.turned: tuple[Any, ...] = ()               # the same
-        self.turned_at_once: list[Any] = []             # the same
+        self.states = States(self.guard, self.record, self.effects)
+        self.modes, self.leaves = Modes(), Leaves()
         self.draws: tuple[Any, ...] = ()                # see values/python_random.py
+        self.part: Callable[[Any], Any] | None = None   # see parts.py; None: the graph is not to be split
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -208,6 +156,15 @@ class Machine(Reader):
         return PENDING
 
     # -- results that are needed now (rule 3) ----------------------------------------------------------------------
+    def run_whole(self, fn: FunctionValue, slots: dict[str, Value]) -> Value:
+        """The result of a function that is not split: a break inside is one of the call."""
+        mark = self.checkpoint()
+        try:
+            return self._finish(self.enter(fn, slots))
+        except Break:
+            self.rollback(mark)
+            raise
+
     def call_now(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         mark = self.checkpoint()
         try:
@@ -242,9 +199,6 @@ class Machine(Reader):
         self.record.rollback(record)
 
     # -- generators ------------------------------------------------------------------------------------------------
-    def new_frame(self, code: types.CodeType, scope: dict[str, Any], slots: dict[str, Value], pc: int) -> Frame:
-        return Frame(code, scope, slots, pc=pc)
-
     def push_generator(self, generator: GeneratorValue, sent: Value) -> bool:
         """Lets the running frame wait for the generator's next element; False where it is finished."""
         frame = generator.frame
@@ -252,7 +206,7 @@ class Machine(Reader):
             return False
         if frame in self.frames:
             raise self.raise_real(ValueError("generator already executing"))
-        self.effects.on_undo(_restore_frame, frame, (frame.pc, list(frame.stack), dict(frame.slots)))
+        self.effects.on_undo(restore_frame, frame, (frame.pc, list(frame.stack), dict(frame.slots)))
         self.effects.change(generator, "touched", True)
         frame.stack[-1] = sent
         self.frames.append(frame)
@@ -287,7 +241,7 @@ class Machine(Reader):
 
     def generator_returns(self, frame: Frame, result: Value) -> None:
         """A generator's frame, which was just popped, has returned."""
-        self.finish_generator(frame.generator, result)      # type: ignore[arg-type]  # it has one
+        self.finish_generator(frame.generator, result)
         if len(self.frames) == self.base:
             self.returned = result
         else:
@@ -386,9 +340,6 @@ class Machine(Reader):
             return SequenceIterator(owner)
         return SequenceIterator(owner, 0, owner.iterate(self))
 
-    def tuple_of(self, items: list[Value]) -> Value:
-        return TupleValue(list(items))
-
     def check_length(self, length: int) -> None:
         if length > LENGTH_LIMIT:
             raise Break("iterate", value=f"an iterator of more than {LENGTH_LIMIT} items")
@@ -419,14 +370,14 @@ class Machine(Reader):
         if isinstance(first, CellValue):
             first = first.get(self)
         if not isinstance(cell, CellValue) or first is None:
-            raise Break("call", name="super")
+            raise Break("introspection", name="super")
         return SuperValue(cell.get(self).constant(), self.look(first))      # type: ignore[union-attr]  # bound when the class was made
 
     def local_variables(self) -> dict[str, Value]:
         """What locals() holds: the bound ones, cells by their content."""
         frame = self.frames[-1]
         if frame.namespace is not None:
-            raise Break("call", name="locals in a class body")
+            raise Break("introspection", name="locals in a class body")
         names = dict.fromkeys((*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars))
         found = {name: frame.slots.get(name) for name in names}
         read = {name: slot.get(self) if isinstance(slot, CellValue) else slot for name, slot in found.items()}
@@ -441,33 +392,10 @@ class Machine(Reader):
     def override_attribute(self, tensor: Value, name: str) -> Value | None:
         return overrides.attribute(self, tensor, name)
 
-    # -- states of torch -------------------------------------------------------------------------------------------
-    def set_states(self, changes: Changes) -> None:
-        """Sets states for the abstract run, and in the graph."""
-        for key, value in changes:
-            before = get_state(key)
-            self.guard_state(key)
-            self.initial_states.setdefault(key, before)
-            if before != value:
-                set_state(key, value)
-                self.effects.on_undo(set_state, key, before)
-                node = self.record.call_function(_setter(key), (*key[1:], value), {}, None)
-                node.meta["state"] = (key, self.initial_states[key])
-
-    def guard_state(self, key: Key) -> None:
-        """What a state was at the start is used: it is set back to that."""
-        if key not in self.initial_states and key[0] not in ALWAYS_GUARDED:
-            self.guard(Guard(Call(Fixed(key, key[0]), get_state), "equals", get_state(key)))
-
-    def changed_states(self) -> Changes:
-        """States that are not as they were at the start."""
-        now = [(key, get_state(key)) for key in self.initial_states]
-        return [(key, value) for key, value in now if value != self.initial_states[key]]
-
+    # -- the end ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Puts the states of torch back."""
-        for key, value in self.initial_states.items():
-            set_state(key, value)
+        self.states.restore()
         leaves.put_back_flags(self)
 
     def release(self) -> None:
@@ -476,6 +404,7 @@ class Machine(Reader):
         self.frames.clear()
         self.record.release()
         self.effects = Effects()
+        self.states = States(self.guard, self.record, self.effects)
         if self.world.env is not None:
             self.world.env.locate = lambda: None
 
@@ -490,7 +419,7 @@ class Machine(Reader):
         instr = frame.program[min(max(frame.pc - 1, 0), len(frame.program) - 1)]
         return Location(frame.code.co_filename, instr.lineno or frame.code.co_firstlineno, frame.code.co_qualname)
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[CodeLine, ...]:
         """Where the frames are: the innermost one stands at its instruction, the others behind theirs."""
         return tuple(f.place(f.pc if f is self.frames[-1] else f.pc - 1) for f in self.frames if f.code.co_filename != polyfills.__file__)
 
@@ -500,23 +429,16 @@ class Machine(Reader):
         text = self._traces.get(lines)
         if text is None:
             text = self._traces[lines] = "".join(trace_line(code, line) for code, line in lines)
-        tags = {name: tag for f in self.frames if f.tags for name, tag in f.tags.items()}
         modules = {f.module[0]: (f.module[1], f.module[2]) for f in self.frames if f.module is not None}
-        return {"stack_trace": text, "nn_module_stack": modules, **tags}
+        return {"stack_trace": text, "nn_module_stack": modules, **self.region_tags()}
 
+    def region_tags(self) -> Tags:
+        """The tags of the checkpointed regions that are inlined now."""
+        tags: Tags = {}
+        for region in (f.tags for f in self.frames if f.tags):
+            tags = nested(tags, region) if tags else region
+        return tags
 
-
-def trace_line(code: types.CodeType, line: int | None) -> str:
-    text = linecache.getline(code.co_filename, line).strip() if line else ""
-    return f'  File "{code.co_filename}", line {line}, in {code.co_qualname}\n    {text}\n'
-
-
-def _restore_frame(frame: Frame, state: tuple[int, list[Value], dict[str, Value]]) -> None:
-    frame.pc, frame.stack, frame.slots = state[0], list(state[1]), dict(state[2])
-
-
-def _setter(key: Key) -> Callable[..., Any]:
-    return STATES[key[0]].set
 
 
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}

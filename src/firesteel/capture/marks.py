@@ -18,26 +18,31 @@ from typing import Any
 
 import torch
 
+from firesteel import transaction
 from firesteel.errors import UserError
+from firesteel.homes import home_of, lies_in
 
 DISABLED = "__firesteel_disabled__"
-BREAK = "__firesteel_break__"
 ALLOWED = "__firesteel_allowed__"
 FORBIDDEN = "__firesteel_forbidden__"
 CONSTANT = "__firesteel_constant__"
+WHOLE = "__firesteel_whole__"           # a break inside is one of the call, made for real: see parts.py
 COMPILED = "__firesteel_compiled__"     # on a compiled wrapper: the function it was made of
+HIDDEN = "__firesteel_hidden__"         # on a function of ours that the peer takes for disabled
 DIMENSIONS = "__firesteel_dimensions__"
 
-STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
+STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
 
-class _Thread(threading.local):
+class _MarksOfThread(threading.local):
     """What holds on one thread."""
     eager = False           # compiled callables are to run eagerly
     compiling = 0           # how many captures are under way
 
 
-_state = _Thread()
+_state = _MarksOfThread()
+transaction.keep("marks", _state)
 _stance = "default"
+_backend: Any = None        # what a stance forces, instead of each callable's own
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {}
 
 
@@ -64,6 +69,15 @@ def eager_only() -> bool:
     return _state.eager or _stance == "force_eager"
 
 
+def is_unusual() -> bool:
+    """Is a call to go another way than to the callable's own compiled code: eagerly, or to a backend that is forced?"""
+    return _state.eager or _stance == "force_eager" or _backend is not None
+
+
+def forced_backend() -> Any:
+    return _backend
+
+
 def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
     """This code runs eagerly; calling it from compiled code is one graph break.  Decorator, or context with no function."""
     if fn is None:
@@ -76,8 +90,12 @@ def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, rea
     def disabled(*args: Any, **kwargs: Any) -> Any:
         if not recursive:
             return fn(*args, **kwargs)
-        with _Disabled(recursive, reason):
+        outer = _state.eager
+        try:
+            _state.eager = True
             return fn(*args, **kwargs)
+        finally:        # no context: it may be interrupted before its exit begins
+            _state.eager = outer
 
     setattr(disabled, DISABLED, reason or "")
     return disabled
@@ -85,9 +103,6 @@ def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, rea
 
 def graph_break(msg: str = "") -> None:
     """A graph break here; does nothing in eager code."""
-
-
-setattr(graph_break, BREAK, True)
 
 
 def _marked(fn: Any, mark: str) -> Any:
@@ -195,7 +210,7 @@ def is_compiling() -> bool:
     return _state.compiling > 0
 
 
-@contextlib.contextmanager
+@transaction.context
 def compiling() -> Any:
     _state.compiling += 1
     try:
@@ -208,32 +223,33 @@ def stance() -> str:
     return _stance
 
 
-class set_stance:
+class Stance:
     """Sets what compiled callables do from now on; also a context manager and a decorator that put it back."""
 
-    def __init__(self, stance: str = "default"):
-        global _stance
+    def __init__(self, stance: str = "default", *, force_backend: Any = None):
         if stance not in STANCES:
             raise UserError(f"no stance {stance!r}; there are {', '.join(STANCES)}")
-        self.wanted, self._before = stance, _stance
-        _stance = stance
+        if force_backend is not None and stance != "default":
+            raise UserError(f"A backend is forced together with the stance {stance!r}.", hint='Force it with the stance "default" alone.')
+        self.wanted, self._before = (stance, force_backend), (_stance, _backend)
+        self.__enter__()
 
-    def __enter__(self) -> set_stance:
-        global _stance
-        _stance = self.wanted
+    def __enter__(self) -> Stance:
+        global _stance, _backend
+        _stance, _backend = self.wanted
         return self
 
     def __exit__(self, *exc: object) -> None:
-        global _stance
-        _stance = self._before
+        global _stance, _backend
+        _stance, _backend = self._before
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        wanted = self.wanted
+        stance, backend = self.wanted
         self.__exit__()
 
         @functools.wraps(fn)
         def under_stance(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(wanted):
+            with Stance(stance, force_backend=backend):
                 return fn(*args, **kwargs)
         return under_stance
 
@@ -246,14 +262,34 @@ def looks_disabled(fn: Any) -> str | None:
     """The reason (perhaps empty) why fn must run eagerly, or None; the peer's mark counts too."""
     # boundary: recognises torch.compiler.disable, torch._dynamo.disable (by the attribute they leave on a function)
     reason = getattr(fn, DISABLED, None)
-    if reason is None and getattr(fn, "_torchdynamo_disable", False):
+    if reason is None and getattr(fn, "_torchdynamo_disable", False) and not hasattr(fn, HIDDEN):
         reason = getattr(fn, "_torchdynamo_disable_msg", None) or ""
     return reason
 
 
 def before_the_peer(fn: Any) -> Any:
-    """An optimiser's function as torch has it: the peer, where it is loaded, puts marks of its own on some.  None for all others."""
-    # boundary: recognises the attributes that torch._dynamo.disable leaves on a function
-    if getattr(fn, "_torchdynamo_disable", False) and str(fn.__module__).startswith("torch.optim."):
-        return getattr(fn, "_torchdynamo_orig_callable", None)
-    return None
+    """The function that the peer was to compile, or an optimiser's function on which it, once loaded, put marks of its own.  None for all others."""
+    # boundary: recognises the attributes that torch.compile and torch._dynamo.disable leave on a function
+    original = getattr(fn, "_torchdynamo_orig_callable", None)
+    if original is None or getattr(fn, "_torchdynamo_disable", False) and not lies_in(home_of(fn), "torch.optim"):
+        return None
+    return original
+
+
+def hide_from_the_peer(fn: Any) -> None:
+    """torch.compile around a call of this function calls it as it is, and looks at no frame that it calls."""
+    # boundary: the mark of torch._dynamo.disable, and the engine's own table of what is skipped
+    fn._torchdynamo_disable = True
+    setattr(fn, HIDDEN, True)
+    if _SKIP is not None:
+        _frames.set_code_exec_strategy(fn.__code__, _SKIP)
+
+
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_SKIP = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP) if hasattr(_frames, "set_code_exec_strategy") else None
+
+
+def is_module_of_the_peer(cls: type) -> bool:
+    """What torch.compile makes of a module; its `_orig_mod` is the module."""
+    # boundary: recognises torch._dynamo.eval_frame.OptimizedModule by its name
+    return cls.__name__ == "OptimizedModule" and cls.__module__ == "torch._dynamo.eval_frame"

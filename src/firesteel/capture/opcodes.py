@@ -9,28 +9,22 @@ import builtins
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from firesteel.capture.code import Instr
-from firesteel.capture.values.base import NULL, PENDING, HandledValue, LazyValue, UserRaise, Value
+from firesteel.capture.frames import Discard, Frame
+from firesteel.capture.instr import Instr
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
+from firesteel.capture.values.base import NULL, PENDING, LazyValue, Value
 from firesteel.capture.values.class_objects import ClassValue, SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh, is_none
-from firesteel.capture.values.containers import ListValue, Sequence, SliceValue, TupleValue, list_append
-from firesteel.capture.values.contexts import ContextValue
-from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, CellValue, make_function
+from firesteel.capture.values.containers import ListValue, SliceValue, TupleValue, list_append
+from firesteel.capture.values.functions import CellValue, make_function
 from firesteel.capture.values.generators import GeneratorValue, drop, iterate_into, let_go
 from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
-from firesteel.capture.values.objects import ObjectValue
-from firesteel.capture.values.overrides import enter_device
 from firesteel.errors import Break
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Frame, Machine
 
 Handler = Callable[["Machine", "Frame", Instr], None]
 
@@ -166,7 +160,7 @@ def op_store_attr(m: Machine, f: Frame, i: Instr) -> None:
 def discard_pending(m: Machine, result: Value | None) -> None:
     """The result of a user's method that was just called is not wanted."""
     if result is PENDING:
-        m.frames[-1].returns = m.DISCARD
+        m.frames[-1].returns = Discard
 
 
 @OPCODES.row("DELETE_ATTR")
@@ -506,79 +500,6 @@ def op_yield_value(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-1] = NONE
     m.frames.pop()
     m.give(f, value)
-
-
-# -- exceptions ---------------------------------------------------------------------------------------------------------
-@OPCODES.row("RAISE_VARARGS")
-def op_raise_varargs(m: Machine, f: Frame, i: Instr) -> None:
-    if i.arg == 0:
-        if is_none(m.handling):
-            raise m.raise_real(RuntimeError("No active exception to reraise"))
-        raise UserRaise(m.handling)
-    exception = f.stack[-i.arg]
-    if isinstance(exception, ClassValue):
-        exception = m.call_now(exception, [], {})
-    if not isinstance(exception, ExceptionValue):
-        raise m.raise_real(TypeError("exceptions must derive from BaseException"))
-    if i.arg == 2:
-        cause = f.stack[-1]
-        m.effects.store_attr(exception, "__cause__", m.call_now(cause, [], {}) if isinstance(cause, ClassValue) else cause)
-    if m.handling is not exception and not is_none(m.handling) and exception.source is None:
-        m.effects.store_attr(exception, "__context__", m.handling)
-    raise UserRaise(exception)
-
-
-@OPCODES.row("PUSH_EXC_INFO")
-def op_push_exc_info(m: Machine, f: Frame, i: Instr) -> None:
-    exception = f.stack.pop()
-    f.stack += [HandledValue(m.handling, exception), exception]
-    m.handling = exception
-
-
-@OPCODES.row("POP_EXCEPT")
-def op_pop_except(m: Machine, f: Frame, i: Instr) -> None:
-    handled = f.stack.pop()
-    m.effects.change(handled, "over", True)
-    m.handling = handled.previous       # type: ignore[attr-defined]  # what PUSH_EXC_INFO left
-
-
-@OPCODES.row("CHECK_EXC_MATCH")
-def op_check_exc_match(m: Machine, f: Frame, i: Instr) -> None:
-    exception, wanted = f.stack[-2:]
-    classes = [m.look(c) for c in wanted.items] if isinstance(wanted, Sequence) else [wanted]
-    f.stack[-1] = boolean(issubclass(exception.python_type(), tuple(c.constant() for c in classes)))
-
-
-@OPCODES.row("RERAISE")
-def op_reraise(m: Machine, f: Frame, i: Instr) -> None:
-    raise UserRaise(f.stack[-1])
-
-
-# -- with ---------------------------------------------------------------------------------------------------------------
-@OPCODES.row("BEFORE_WITH")
-def op_before_with(m: Machine, f: Frame, i: Instr) -> None:
-    manager = f.stack[-1]
-    if isinstance(manager, ContextValue):
-        f.stack[-1:] = manager.enter(m)
-        return
-    if isinstance(manager.identity(), torch.device):
-        f.stack[-1:] = enter_device(m, manager)
-        return
-    if not isinstance(manager, ObjectValue):
-        raise Break("context", name=manager.describe())
-    leave, enter = manager.method(m, "__exit__"), manager.method(m, "__enter__")
-    if leave is None or enter is None:
-        raise Break("context", name=manager.describe())
-    entered = enter.call(m, [], {})
-    f.stack[-1] = leave
-    if entered is not PENDING:
-        f.stack.append(entered)
-
-
-@OPCODES.row("WITH_EXCEPT_START")
-def op_with_except_start(m: Machine, f: Frame, i: Instr) -> None:
-    leave, exception = f.stack[-4], f.stack[-1]
-    f.finish(0, leave.call(m, [m.constant_object(exception.python_type()), exception, NONE], {}))
 
 
 # -- imports ------------------------------------------------------------------------------------------------------------

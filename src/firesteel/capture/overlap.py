@@ -1,4 +1,4 @@
-"""Inputs that share memory, one of which is written: what a write to one shows in the others is part of the compiled program.
+"""Inputs that alias, one of which is mutated: what the mutation does to the others is part of the compiled program.
 
 In: the tensors that a graph reads, with what the capture did to them.  Out: at most one guard a shared storage, which says which of the
 tensors in it lie over one another.  What always holds: a program that writes no shared input has no such guard.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from firesteel.capture.guards import KINDS, RELATION, Guard, Kind, Writer
-from firesteel.capture.record import Input
+from firesteel.capture.record import GraphInput
 from firesteel.capture.source import Source
 
 Pairs = frozenset[tuple[int, int]]
@@ -27,8 +27,8 @@ class Overlap:
     pairs: Pairs
 
 
-def overlap_guards(inputs: Sequence[Input]) -> Iterator[Guard]:
-    groups: dict[int, list[Input]] = {}
+def overlap_guards(inputs: Sequence[GraphInput]) -> Iterator[Guard]:
+    groups: dict[int, list[GraphInput]] = {}
     for i in inputs:
         if isinstance(i.real, torch.Tensor) and i.source is not None and torch._C._has_storage(i.real):
             groups.setdefault(i.real.untyped_storage()._cdata, []).append(i)

@@ -10,6 +10,7 @@ arguments are shared by all compiled versions of a function, until `reset`.
 """
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from firesteel import transaction
 from firesteel.capture.guards import Guard
 from firesteel.capture.marks import dimension_wishes
 from firesteel.capture.source import Attr, Item, Local, Source
@@ -35,7 +37,7 @@ class Records:
         self.numbers: set[Source] = set()
 
     def take(self, other: Records, only: Callable[[Source], bool] = lambda source: True) -> None:
-        """Adds what another has of some sources."""
+        """Merges another's records, filtered by `only`."""
         for mine, theirs in ((self.sizes, other.sizes), (self.strides, other.strides)):
             for source, dims in list(theirs.items()):
                 if only(source):
@@ -52,7 +54,7 @@ def shared_records(code: types.CodeType | None, region: Any) -> Records:
     return Records() if code is None else SHARED.setdefault(code, {}).setdefault(region, Records())
 
 
-class Policy:
+class SymbolPolicy:
     """Mutable: learns from guards that failed."""
 
     def __init__(self, dynamic: bool | None, shared: Records | None = None):
@@ -73,9 +75,9 @@ class Policy:
         everywhere = self.everywhere and not isinstance(tensor, torch.nn.Parameter)
         return tuple(wished(*wishes[d]) if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
 
-    def strides(self, source: Source) -> set[int]:
-        """Dimensions whose stride was seen to change."""
-        return self._strides.get(source, set())
+    def strides(self, source: Source, rank: int) -> set[int]:
+        """Dimensions whose stride was seen to change, of those that a tensor of this rank has: an earlier one may have had more."""
+        return {d for d in self._strides.get(source, ()) if d < rank}
 
     def number_is_symbol(self, source: Source, number: int | float) -> bool:
         if self._settled and source in self._numbers:
@@ -85,6 +87,11 @@ class Policy:
         if isinstance(number, float) and self.dynamic is not False and is_learning_rate(source):
             return True
         return source in self._numbers or (self.everywhere and type(number) is int and number not in (0, 1) and is_argument(source))
+
+    def read_shape(self, source: Source, count: int) -> None:
+        """A torch.Size that came in holds sizes, wherever it is kept: they are symbols where sizes are."""
+        if self.everywhere and is_of_an_argument(source):
+            self._numbers.update(Item(source, place) for place in range(count))
 
     # -- told when a guard fails -----------------------------------------------------------------------------------
     def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
@@ -98,12 +105,21 @@ class Policy:
         if self.dynamic is False:
             return False
         before, settled = self._known(), self._settled
+        transaction.on_failure(functools.partial(self._know, before, settled))
         self._settled = True
         self._learn(guards, arguments)
         return self._known() != before or bool(self._numbers) and not settled and (config.specialize_int or config.specialize_float)
 
     def _known(self) -> tuple[Any, ...]:
         return {s: set(d) for s, d in self._sizes.items()}, {s: set(d) for s, d in self._strides.items()}, set(self._numbers)
+
+    def _know(self, known: tuple[Any, ...], settled: bool) -> None:
+        """Back to what was known: the next call has to be taught the same again."""
+        own: Any
+        for own, then in zip((self._sizes, self._strides, self._numbers), known):
+            own.clear()
+            own.update(then)
+        self._settled = settled
 
     def _learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
         for guard in guards:

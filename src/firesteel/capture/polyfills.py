@@ -8,6 +8,7 @@ What always holds: they give what the original gives, element by element and jus
 # ruff: noqa: A002  (names of parameters are the originals')
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import heapq
@@ -531,6 +532,38 @@ def heappushpop(heap: list[Any], item: Any) -> Any:
     return heapreplace(heap, item) if heap and heap[0] < item else item
 
 
+# -- bisect -------------------------------------------------------------------------------------------------------------
+def place_of(items: Any, goes_right: Callable[[Any], bool], lo: int, hi: int | None, key: Callable[[Any], Any] | None) -> int:
+    """The first place in lo:hi whose item does not satisfy `goes_right`; those that do come first."""
+    if lo < 0:
+        raise ValueError("lo must be non-negative")
+    high = len(items) if hi is None else hi
+    while lo < high:
+        middle = (lo + high) // 2
+        item = items[middle]
+        if goes_right(item if key is None else key(item)):
+            lo = middle + 1
+        else:
+            high = middle
+    return lo
+
+
+def bisect_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> int:
+    return place_of(a, lambda item: item < x, lo, hi, key)
+
+
+def bisect_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> int:
+    return place_of(a, lambda item: not x < item, lo, hi, key)
+
+
+def insort_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> None:
+    a.insert(bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)
+
+
+def insort_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> None:
+    a.insert(bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
+
+
 # -- logging ------------------------------------------------------------------------------------------------------------
 def is_enabled_for(logger: Any, level: int) -> bool:
     """Logger.isEnabledFor without its cache."""
@@ -559,6 +592,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.dropwhile: dropwhile, itertools.filterfalse: filterfalse, itertools.compress: compress, itertools.pairwise: pairwise,
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
     heapq.heapify: heapify, heapq.heappush: heappush, heapq.heappop: heappop, heapq.heapreplace: heapreplace, heapq.heappushpop: heappushpop,
+    bisect.bisect_left: bisect_left, bisect.bisect_right: bisect_right, bisect.insort_left: insort_left, bisect.insort_right: insort_right,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
     operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
 }

@@ -16,46 +16,40 @@ import torch
 
 from firesteel.capture import builder
 from firesteel.capture.effects import DELETED, Effects
-from firesteel.capture.guards import Guard, Question, state_guard
-from firesteel.capture.policy import Policy
-from firesteel.capture.source import MODULE_TABLES, Attr, Cell, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
+from firesteel.capture.guards import Guard, SizeQuestion, state_guard
+from firesteel.capture.policy import SymbolPolicy
+from firesteel.capture.protocols import Machine
+from firesteel.capture.source import MODULE_TABLES, Attr, CellContents, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
-from firesteel.capture.values.base import LazyValue, OpaqueValue, UserRaise, Value
+from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.classes import LocalClass, stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, CellValue, FunctionValue, ScopeValue
 from firesteel.capture.values.hooks import HandleValue
 from firesteel.capture.values.iterators import IteratorValue
-from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.number import SymNumber, fits
 from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.world import STATIC, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation
 from firesteel.sym.expr import free_symbols
 
 
-class Reader:
-    """Mutable; the base of Machine."""
+class Reader(Machine):
+    """Mutable; the base of SymbolicMachine."""
 
-    def __init__(self, world: TensorWorld, policy: Policy):
+    def __init__(self, world: TensorWorld, policy: SymbolPolicy):
         self.world, self.policy = world, policy
         self.guards: list[Guard] = [state_guard()]
         self.effects = Effects()
         self._guard_keys: set[Any] = set()
         self._objects: dict[int, tuple[Any, Value]] = {}
         self._size_sources: dict[str, Source] = {}
-        self.number_symbols: dict[Source, Value] = {}   # numbers that are symbols, each met once or more
+        self.number_symbols: dict[Source, Any] = {}     # numbers that are symbols, each met once or more
         self.wished: list[tuple[str, Source, int, Any]] = []    # sizes that must stay symbols, and the user's mark
         self._names: set[str] = set()
         self._scopes: dict[int, ScopeValue] = {}
 
-    def raise_real(self, error: BaseException) -> UserRaise:
-        """The program meets this error here."""
-        raise NotImplementedError
-
-    def call_now(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """A call whose result is needed at once."""
-        raise NotImplementedError
 
     # -- looking at objects ----------------------------------------------------------------------------------------
     def lazy(self, obj: Any, source: Source) -> Value:
@@ -104,16 +98,13 @@ class Reader:
     def constant_object(self, obj: Any) -> Value:
         return builder.constant_value(self, obj)
 
-    def opaque_constant(self, obj: Any) -> Value:
-        return OpaqueValue(obj, Fixed(obj))
-
     def cell(self, obj: types.CellType, source: Source) -> CellValue:
         """A closure cell of the user's; one Value a cell."""
         known = self.same_object(obj)
         if known is not None:
             return known
         try:
-            content = LazyValue(obj.cell_contents, Cell(source))
+            content = LazyValue(obj.cell_contents, CellContents(source))
         except ValueError:
             content = None
         value = CellValue(content, source, obj)
@@ -219,9 +210,6 @@ class Reader:
         else:
             self.guard(Guard(owner.source, "length", len(owner.obj)))
 
-    def guard_fact(self, source: Source, answer: bool) -> None:
-        self.guard(Guard(source, "truth", answer))
-
     def guard_no_attribute(self, owner: Any, name: str) -> None:
         """Nothing of that name was found; a class's own __getattr__, which is inlined, may find it elsewhere."""
         fallback, plain = mro_lookup(owner.cls, "__getattr__"), not has_custom_getattribute(owner.cls)
@@ -273,9 +261,6 @@ class Reader:
                 return
             self.guard(Guard(own, "no_key", name))
 
-    def guard_no_hooks(self, module: Any) -> None:
-        self.guard(Guard(OwnDict(module.source), "no_hooks"))
-
     def all_guards(self) -> list[Guard]:
         """The guards, and the questions about sizes that were answered with this call's sizes."""
         exact = {guard.source for guard in self.guards if guard.kind == "equals"}       # of these the type needs no look
@@ -297,7 +282,7 @@ class Reader:
         if env is None:
             return []
         sources = {info.expr: self._size_sources[info.source] for info in env.symbols.values() if info.source in self._size_sources}
-        return [Guard(None, "expr", Question(g.expr, tuple((s.attr, sources[s]) for s in free_symbols(g.expr)), str(g.location or ""), g.why))
+        return [Guard(None, "expr", SizeQuestion(g.expr, tuple((s.attr, sources[s]) for s in free_symbols(g.expr)), str(g.location or ""), g.why))
                 for g in env.guards()]
 
     # -- sizes and numbers -----------------------------------------------------------------------------------------
@@ -310,7 +295,7 @@ class Reader:
         for dim, kind in enumerate(policy):
             if kind != STATIC:
                 self._size_sources[f"{name}.size()[{dim}]"] = source.size(dim)
-        for dim in self.policy.strides(source):
+        for dim in self.policy.strides(source, len(policy)):
             self._size_sources[f"{name}.stride()[{dim}]"] = Stride(source, dim)
 
     def check_wishes(self) -> None:
@@ -341,7 +326,7 @@ class Reader:
         return {s.attr: self._size_sources[sources[s]].name for s in free_symbols(expr) if s is not but and sources[s] in self._size_sources}
 
     def becomes_symbol(self, source: Source, number: int | float) -> bool:
-        return self.world.env is not None and self.policy.number_is_symbol(source, number)
+        return self.world.env is not None and fits(number) and self.policy.number_is_symbol(source, number)
 
     def symbol_name(self, source: Source) -> str:
         name = self.input_name(source)
@@ -395,10 +380,6 @@ class Reader:
         if not hasattr(known, "__index__"):
             raise Break("operator", name="[]", value=value.describe())
         return known.__index__()
-
-    def number_of(self, value: Value) -> Any:
-        """The number or symbol behind a number."""
-        return value.sym if isinstance(value, SymNumber) else value.constant()
 
 
 def has_custom_getattribute(cls: type) -> bool:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
 
-if TYPE_CHECKING:
-    from firesteel.capture.values.base import Value
+from firesteel.autograd.regions import module_of
+from firesteel.capture.values.base import Value
+from firesteel.sym.symint import SYMBOLIC
 
 Node = torch.fx.Node
 Meta = Callable[[], dict[str, Any]]     # the user's place: stack_trace and nn_module_stack
 
 
-class Input:
+class GraphInput:
     """A placeholder: the node, where its value comes from, its abstract value and its real one at capture."""
 
     __slots__ = ("node", "source", "abstract", "real")
@@ -37,11 +38,12 @@ class Recorder:
 
     def __init__(self, place: Meta):
         self.graph = torch.fx.Graph()
-        self.inputs: list[Input] = []
+        self.inputs: list[GraphInput] = []
         self.nodes: list[Node] = []                     # in order of making, placeholders left out
         self.tensors: dict[int, tuple[Any, Value]] = {} # id(abstract) -> (abstract, its Value)
         self.place = place
         self._number_nodes: dict[int, tuple[Value, Node]] = {}     # id(SymNumber) -> its node
+        self._held: dict[int, Value] = {}                           # id(SymNumber) -> it, of which `all_hold` was said
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._last_placeholder: Node | None = None
 
@@ -52,7 +54,7 @@ class Recorder:
             node = self.graph.placeholder(name)
         self._last_placeholder = node
         node.meta.update(val=abstract, **self.place())
-        self.inputs.append(Input(node, source, abstract, real))
+        self.inputs.append(GraphInput(node, source, abstract, real))
         return node
 
     def call_function(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
@@ -60,6 +62,12 @@ class Recorder:
 
     def call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> Node:
         return self._made(self.graph.create_node("call_method", name, args, kwargs), val)
+
+    def body(self, name: str, module: torch.fx.GraphModule) -> Node:
+        """A graph that a call takes, as an attribute that is named like its node."""
+        node = self.graph.create_node("get_attr", name, (), {}, name=name)
+        node.target = node.name
+        return self._made(node, module)
 
     def insert_after(self, anchor: Node, fn: Callable[..., Any], args: tuple[Any, ...]) -> Node:
         """A call right behind an earlier node, giving no tensor."""
@@ -94,6 +102,20 @@ class Recorder:
         self._undo.append((setattr, (value, "node", value.node)))
         value.node = node
 
+    def all_hold(self, number: Any, holds: Callable[[Any], bool]) -> bool:
+        """Does it hold of a symbolic number and of all that it was computed from?  Asked once of each."""
+        stack, asked = [number], {}
+        while stack:
+            top = stack.pop()
+            if id(top) not in self._held and id(top) not in asked:
+                if not holds(top):
+                    return False
+                asked[id(top)] = top
+                stack += top.operands
+        self._held.update(asked)
+        self._undo += [(self._held.pop, (key,)) for key in asked]
+        return True
+
     def node_of(self, number: Any) -> Node:
         """The node that computes a symbolic number, made at its first use; first those of what it was computed from (sums may be long)."""
         nodes, stack = self._number_nodes, [number]
@@ -122,7 +144,7 @@ class Recorder:
             self.graph.erase_node(self.nodes.pop())
 
     # -- the end ---------------------------------------------------------------------------------------------------
-    def finish(self, outputs: list[Node]) -> tuple[torch.fx.GraphModule, list[Input]]:
+    def finish(self, outputs: list[Node]) -> tuple[torch.fx.GraphModule, list[GraphInput]]:
         """Closes the graph: unused placeholders and unused item reads go, `outputs` come back as a tuple."""
         self.graph.output(tuple(outputs))
         for node in reversed(self.nodes):
@@ -132,13 +154,14 @@ class Recorder:
         for unused in self.inputs:
             if not unused.node.users:
                 self.graph.erase_node(unused.node)
-        return torch.fx.GraphModule({}, self.graph, "Captured"), used
+        return module_of(self.graph, "Captured"), used
 
     def release(self) -> None:
         """Drops what was kept for building only."""
         self.tensors.clear()
         self._undo.clear()
         self._number_nodes.clear()
+        self._held.clear()
         self.place = dict
         for used in self.inputs:
             used.real = None
@@ -159,4 +182,4 @@ def is_pure_read(node: Node) -> bool:
     if node.target is operator.getitem:
         read: Any = node.args[0]        # a node
         return not isinstance(read.meta.get("val"), torch.Tensor)
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(node.meta.get("val"), SYMBOLIC)

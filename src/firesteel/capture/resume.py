@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture import versions
-from firesteel.capture.code import Instr, Position, assemble, copy_instrs, decode, per_code, program
+from firesteel.capture.code import assemble, copy_instrs, decode, per_code, program
+from firesteel.capture.instr import Instr, Position
 
 # What a stack slot holds.
 VALUE = "value"         # an object: the argument
@@ -240,5 +241,6 @@ def _call_awaited(write: _Prologue, awaited: Instr) -> None:
     null, load = Instr("PUSH_NULL"), Instr("LOAD_FAST", argval=_THUNK)
     for part in ((load, null) if versions.NULL_ABOVE else (null, load)):
         write.spell(part)
-    write.add("DELETE_FAST", write.layout.slots[_THUNK])
+    # inside of the block too: Python 3.13 looks for the handler of an error in a callee at the instruction before the call
+    write.add("DELETE_FAST", write.layout.slots[_THUNK], like=awaited)
     write.spell(Instr("CALL", 0), like=awaited)

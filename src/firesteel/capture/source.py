@@ -11,7 +11,7 @@ value itself.
 
 What always holds: equal sources are equal objects for dicts and sets; evaluating one has no effect on the program.  Names in
 generated text carry their kind, so none collides with another: `a_` argument of the region, `c_` constant, `t_` temporary.
-An `Emitter` assigns prefixes that several sources share once.
+An `SourceWriter` assigns prefixes that several sources share once.
 """
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class Source:
     def type(self) -> Type:
         return Type(self)
 
-    def size(self, dim: int) -> Size:
-        return Size(self, dim)
+    def size(self, dim: int) -> DimSize:
+        return DimSize(self, dim)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class Call(Source):
         return f"{getattr(self.key, '__name__', self.key)}({self.base.name})"
 
 
-class Cell(Source):
+class CellContents(Source):
     """The content of a closure cell: base.cell_contents."""
 
     __slots__ = ("label",)
@@ -397,9 +397,9 @@ class Cell(Source):
         return self.label or f"{self.base.name}.cell_contents"
 
 
-def closure_source(function: Source, index: int, name: str) -> Cell:
+def closure_source(function: Source, index: int, name: str) -> CellContents:
     """The free variable `name`, the index-th of the function's closure."""
-    return Cell(Item(Attr(function, "__closure__"), index), name)
+    return CellContents(Item(Attr(function, "__closure__"), index), name)
 
 
 def default_source(function: Source, index: int) -> Item:
@@ -433,7 +433,7 @@ class Nth(Source):
         return f"list({self.base.name})[{self.key}]"
 
 
-class Size(Source):
+class DimSize(Source):
     """A tensor's size in one dimension."""
 
     __slots__ = ()
@@ -488,10 +488,10 @@ class StorageOffset(Source):
 # Writing many
 
 
-class Emitter:
+class SourceWriter:
     """Builds the body of a generated function, computing what several sources share once.
 
-        e = Emitter(Constants())
+        e = SourceWriter(Constants())
         e.share([a, b, c])          # all that will be loaded
         e.lines.append(f"f({e.load(a)}, {e.load(b)})")
 

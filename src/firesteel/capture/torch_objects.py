@@ -9,13 +9,14 @@ branch, one that is a tensor breaks there, and both branches are compiled.  A sc
 # boundary: recognises _torchdynamo_inline, by which torch.jit says what a scripted function was made of
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
-from firesteel.capture.builder import BASES, BY_CLASS, WRAPPERS, build, guard, opaque
+from firesteel.capture.builder import BASES, BY_CLASS, WRAPPERS, build, guard, guarded, opaque
 from firesteel.capture.polyfills import HIGHER_ORDER
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Fixed, Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.class_objects import INSTANTIATE
@@ -25,9 +26,6 @@ from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.torch_calls import call_graph
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 
 @BASES.row(torch._ops.HigherOrderOperator)
@@ -48,17 +46,10 @@ def wrap_scripted(m: Machine, obj: Any, source: Source) -> Value:
     return build(m, original, Fixed(original))
 
 
-@WRAPPERS.row(TorchVersion)
-def wrap_version(m: Machine, obj: TorchVersion, source: Source) -> Value:
-    guard(m, source, "identity", obj)
-    return ConstValue(obj)
-
-
-@BY_CLASS.row("torch._dynamo.decorators.DynamoConfigPatchProxy")
-def wrap_peers_settings(m: Machine, obj: Any, source: Source) -> Value:
-    """torch._dynamo.dont_skip_tracing and others, which exported modules use: settings of the peer, which mean nothing here."""
-    guard(m, source, "identity", obj)
-    return ContextValue(type(obj), [], {}, [], source, obj)
+WRAPPERS.add(TorchVersion, guarded("identity", lambda obj, source: ConstValue(obj)))
+# torch._dynamo.dont_skip_tracing and others, which exported modules use: settings of the peer, which mean nothing here
+BY_CLASS.add("torch._dynamo.decorators.DynamoConfigPatchProxy",
+             guarded("identity", lambda obj, source: ContextValue(type(obj), [], {}, [], source, obj)))
 
 
 @INSTANTIATE.row("tensor by its class")

@@ -15,18 +15,18 @@ import re
 import types
 from collections.abc import Iterable
 
-Place = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
+CodeLine = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _ONE_LINE = bytes([0x80 | 13 << 3 | 7, 0])      # a table of positions: the first eight units are on the function's line, columns unknown
 
 
-def places_of(stack_trace: str | None) -> list[Place]:
+def places_of(stack_trace: str | None) -> list[CodeLine]:
     """The places in the `stack_trace` of a node."""
     return [(file, int(line), name) for file, line, name in _LINE.findall(stack_trace or "")]
 
 
-def located(error: BaseException, places: Iterable[Place]) -> BaseException:
+def located(error: BaseException, places: Iterable[CodeLine]) -> BaseException:
     """The error with the user's frames in its traceback, before those that it has."""
     trace = error.__traceback__
     for file, line, name in reversed(list(places)):
@@ -34,7 +34,7 @@ def located(error: BaseException, places: Iterable[Place]) -> BaseException:
     return error.with_traceback(trace)
 
 
-def located_inside(error: BaseException, places: Iterable[Place]) -> BaseException:
+def located_inside(error: BaseException, places: Iterable[CodeLine]) -> BaseException:
     """The same where generated code has just caught the error: its own frame, which comes first, is added again when it is raised."""
     return located(error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None), places)
 

@@ -5,37 +5,53 @@ hands the graph to the backend (`_compile_graph`) and builds the guard function.
 """
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from firesteel.artifacts import counters, dump, log, note_break, timed
-from firesteel.capture.breaks import Action, State, action_of, current_state, exit_state, handler_state, write_generators
-from firesteel.capture.emit import Emitter, graph_call
-from firesteel.capture.guards import GuardFunction, MachineCode, build_guards
-from firesteel.capture.machine import Machine
-from firesteel.capture.mistakes import eager_error
+from firesteel import stages, torchstate, transaction
+from firesteel.artifacts import counters, note_break, timed
+from firesteel.capture.breaks import Action, FramesState, action_of, current_state, exit_state, handler_state, write_generators
+from firesteel.capture.eager_errors import eager_error
+from firesteel.capture.emit import RunEmitter, boxed_graph_call, careful_graph_call, graph_call
+from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
+from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.overlap import overlap_guards
-from firesteel.capture.record import Input
-from firesteel.capture.source import Local
+from firesteel.capture.policy import SymbolPolicy
+from firesteel.capture.record import GraphInput
+from firesteel.capture.services import set_state
+from firesteel.capture.source import Item, Local
 from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
-from firesteel.capture.values.contexts import set_state
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
 from firesteel.capture.values.overrides import run_without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
-from firesteel.errors import BackendError, Break, FiresteelError, InternalError
-
-if TYPE_CHECKING:
-    from firesteel.capture.entry import Region
+from firesteel.capture.world import TensorWorld
+from firesteel.errors import BackendError, Break, InternalError
+from firesteel.homes import is_operator_of_the_user
 
 RESTARTS = 50
 
 # Breaks that may be the program's own error: under fullgraph the real call is made first, so that eager's error is raised.
 PERHAPS_AN_ERROR = frozenset({"abstract_failure", "operator", "constant"})
+
+
+class Captures(Protocol):
+    """What is captured: a region (entry.py)."""
+    root: Any
+    backend: Any
+    name: str
+    policy: SymbolPolicy
+    arg_names: list[str]
+    resumes: bool
+    stolen: Any
+
+    @property
+    def owns_inputs(self) -> bool: ...
+    def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None: ...
+    def step(self, inputs: tuple[Any, ...]) -> Any: ...
 
 
 class Jump:
@@ -46,9 +62,17 @@ class Jump:
     def __init__(self, region: Any, inputs: tuple[Any, ...]):
         self.region, self.inputs = region, inputs
 
+    def go(self) -> Any:
+        """Runs the continuation, which alone holds the values: it may let them go."""
+        return self.region.step(self._take())
+
+    def _take(self) -> tuple[Any, ...]:
+        inputs, self.inputs = self.inputs, ()
+        return inputs
+
 
 @dataclass
-class Outcome:
+class MachineResult:
     """How the machine stopped."""
     returned: Value | None = None
     raised: Value | None = None
@@ -56,26 +80,28 @@ class Outcome:
 
 
 @dataclass
-class Captured:
+class RegionCode:
     """A region's new code."""
     guard: GuardFunction
     run: Callable[..., Any]
     graph: torch.fx.GraphModule | None
     broke: str
     keep: bool          # False: code that only raises, not to be used again
+    boxed: bool         # the run function takes its values in one list, which it empties
 
 
-def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
+def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
     """Captures a region for these inputs."""
     break_at: frozenset[int] = frozenset()
     real_leaves: frozenset[int] = frozenset()
     for _ in range(RESTARTS):
-        m = Machine(region.root.make_world, region.policy, break_at)
-        m.real_leaves = real_leaves
+        m = SymbolicMachine(region.root.make_world, region.policy, break_at)
+        m.leaves.real, m.part = real_leaves, None if region.root.fullgraph else region.root.part
+        transaction.on_failure(m.close)
         try:
             with outside_inference(), outside_transforms():
                 outcome = _execute(region, m, inputs)
-            e = Emitter(m)
+            e = RunEmitter(m)
             _write(region, m, e, outcome)
             refuse_shared(m, e)
             refuse_turned(m, e)
@@ -93,47 +119,44 @@ def translate(region: Region, inputs: tuple[Any, ...]) -> Captured:
     raise InternalError(f"capture of {region.name} does not come to an end")
 
 
-@contextlib.contextmanager
+@transaction.context
 def outside_inference() -> Iterator[None]:
     """Abstract tensors have versions and histories, which inference mode would take from them; without it, no gradients is what is left."""
     if not torch.is_inference_mode_enabled():
         yield
         return
-    with torch.inference_mode(False), torch.no_grad():
+    with torch._C._InferenceMode(False), torch.no_grad():       # torch.inference_mode, interrupted as it is left, stays on in the traceback
         yield
 
 
-@contextlib.contextmanager
+@transaction.context
 def outside_transforms() -> Iterator[None]:
     """Transforms of torch.func that are running are set aside: what they wrapped is captured as the tensors that the program sees.  Under
     one the graph runs as it is, operator by operator."""
-    layers = []
-    while torch._C._functorch.peek_interpreter_stack() is not None:
-        layers.append(torch._C._functorch.pop_dynamic_layer_stack())
+    layers = torchstate.take_transforms()
     try:
         yield
     finally:
-        for layer in reversed(layers):
-            torch._C._functorch.push_dynamic_layer_stack(layer)
+        layers.put_back()
 
 
-def _execute(region: Region, m: Machine, inputs: tuple[Any, ...]) -> Outcome:
+def _execute(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...]) -> MachineResult:
     values: list[Value] = [LazyValue(obj, Local(name)) for obj, name in zip(inputs, region.arg_names)]
     try:
         known = region.start(m, values)
-        return Outcome(returned=m.look(m.run() if known is None else known))
+        return MachineResult(returned=m.look(m.run() if known is None else known))
     except UserRaise as raised:
-        return Outcome(raised=raised.value)
+        return MachineResult(raised=raised.value)
     except Break as stop:
         if not m.frames:
             raise
         if region.root.fullgraph and stop.kind not in PERHAPS_AN_ERROR:
             raise stop.unsupported() from None
-        return Outcome(stopped=stop)
+        return MachineResult(stopped=stop)
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
-def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
+def _write(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: MachineResult) -> None:
     """The lines after the graph call."""
     if outcome.stopped is not None:
         _write_break(region, m, e, outcome.stopped)
@@ -146,13 +169,13 @@ def _write(region: Region, m: Machine, e: Emitter, outcome: Outcome) -> None:
     e.line(f"{'return' if outcome.raised is None else 'raise'} {text}")
 
 
-def _write_states(m: Machine, e: Emitter) -> None:
-    for key, value in m.changed_states():
+def _write_states(m: SymbolicMachine, e: RunEmitter) -> None:
+    for key, value in m.states.changed():
         e.line(f"{e.helper(set_state)}({key!r}, {e.constants.name(value)})")
     write_modes(m, e)
 
 
-def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
+def _write_break(region: Captures, m: SymbolicMachine, e: RunEmitter, stop: Break) -> None:
     m.effects.emit(e)
     write_generators(e, m)
     e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for
@@ -172,7 +195,7 @@ def _write_break(region: Region, m: Machine, e: Emitter, stop: Break) -> None:
         e.line(f"if {condition}: {jump}" if condition else jump)
 
 
-def _write_action(region: Region, m: Machine, e: Emitter, action: Action, handler: State | None) -> None:
+def _write_action(region: Captures, m: SymbolicMachine, e: RunEmitter, action: Action, handler: FramesState | None) -> None:
     e.line("try:")
     e.lines += [f"    {line}" for line in action.lines]
     e.line("except BaseException as error:")
@@ -183,40 +206,48 @@ def _write_action(region: Region, m: Machine, e: Emitter, action: Action, handle
     e.line(f"    return {e.helper(go_on)}({_target(region, e, handler)}, {_values(handler)})")
 
 
-def _write_eager_rest(region: Region, m: Machine, e: Emitter) -> None:
+def _write_eager_rest(region: Captures, m: SymbolicMachine, e: RunEmitter) -> None:
     state = current_state(e, m)
     _write_states(m, e)
     e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
 
 
-def _target(region: Region, e: Emitter, state: State) -> str:
+def _target(region: Captures, e: RunEmitter, state: FramesState) -> str:
     return e.constants.bind(region.root.continuation(state.spec), "continuation")
 
 
-def _values(state: State) -> str:
+def _values(state: FramesState) -> str:
     return f"({''.join(f'{text}, ' for text in state.values)})"
 
 
-def go_on(region: Region, inputs: tuple[Any, ...]) -> Any:
+def go_on(region: Captures, inputs: tuple[Any, ...]) -> Any:
     """Runs a continuation and what it jumps to."""
     out = region.step(inputs)
     while type(out) is Jump:
-        out = out.region.step(out.inputs)
+        out = out.go()
     return out
 
 
 # -- closing ------------------------------------------------------------------------------------------------------------
-def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome, inputs: tuple[Any, ...]) -> Captured:
+def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: MachineResult, inputs: tuple[Any, ...]) -> RegionCode:
     stop = outcome.stopped
     m.check_wishes()
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
-    graph, lines = None, write_draws(m, e)
+    graph, lines, boxed = None, write_draws(m, e), False
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
+        as_given(m.world, used)
+        if stop is not None or region.resumes:
+            mark_held(used)
         if m.record.call_count():
+            careful = region.owns_inputs and bool(m.effects.entries) and calls_the_user(graph)
+            graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
-            lines += graph_call(e, run_without_modes(compiled) if m.outer_modes else compiled, graph, used)
+            boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
+            lines += boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
+                careful_graph_call(e, compiled, used, region) if careful and not m.modes.outer else \
+                graph_call(e, run_without_modes(compiled) if m.modes.outer else compiled, graph, used)
         else:
             graph = None
     compile_text = region.root.native_compiler()
@@ -224,28 +255,48 @@ def _finish(region: Region, m: Machine, e: Emitter, outcome: Outcome, inputs: tu
     guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources), machine_code)
     if m.world.env is not None:
         m.world.env.freeze()
-    run = e.build("run", lines)
+    run = e.build("run", lines, boxed)
     broke = stop.sentence if stop is not None else ""
     m.release()
-    return Captured(guard, run, graph, broke, not (region.root.fullgraph and stop is not None))
+    return RegionCode(guard, run, graph, broke, not (region.root.fullgraph and stop is not None), boxed)
 
 
-def _compile_graph(region: Region, graph: torch.fx.GraphModule, used: list[Input]) -> Callable[..., Any]:
+def calls_the_user(graph: torch.fx.GraphModule) -> bool:
+    """Is an operator or a function of the user's among its calls, which may raise what nobody can know before?"""
+    return any(is_operator_of_the_user(node.target) or getattr(node.target, "calls_the_user", False) for node in graph.graph.nodes)
+
+
+def as_given(world: TensorWorld, used: list[GraphInput]) -> None:
+    """Inputs are what they were when the region began: a write that autograd records gives one a history, which the graph's own write will."""
+    for one in used:
+        if isinstance(one.abstract, torch.Tensor) and isinstance(one.real, torch.Tensor):
+            one.abstract = one.node.meta["val"] = world.unwritten(one.abstract, one.real)
+
+
+def mark_held(used: list[GraphInput]) -> None:
+    """Marks the tensors that the program goes on with before or behind a break: it may overwrite them before the backward runs."""
+    for one in used:
+        if isinstance(one.real, torch.Tensor) and not (one.real.is_leaf and one.real.requires_grad) and is_local(one.source):
+            one.node.meta["held"] = True
+
+
+def is_local(source: Any) -> bool:
+    """An argument or local variable, or an item of one; what hangs on a module or another object is not."""
+    while type(source) is Item:
+        source = source.base
+    return type(source) is Local
+
+
+def _compile_graph(region: Captures, graph: torch.fx.GraphModule, used: list[GraphInput]) -> Callable[..., Any]:
     counters["stats"]["unique_graphs"] += 1
     counters["stats"]["calls_captured"] += sum(1 for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
-    log("graph", lambda: f"{region.name}\n{graph.print_readable(print_output=False)}")
-    dump("captured", "py", lambda: graph.print_readable(print_output=False))
     graph.meta["fullgraph"] = region.root.fullgraph
+    stages.done("graph", graph)
     try:
         with timed("backend"), outside_inference(), outside_transforms():
-            return region.root.backend(graph, [i.abstract for i in used])
+            return region.backend(graph, [i.abstract for i in used])
     except BackendError as error:
         raise eager_error(graph, [i.real for i in used]) or error from None
-    except FiresteelError:
-        raise
-    except Exception as error:
-        name = getattr(region.root.backend, "__name__", type(region.root.backend).__name__)
-        raise BackendError(f"The backend {name} failed on a graph of {region.name}: {type(error).__name__}: {error}") from error
     finally:        # a graph that ends at a break may leave states of torch set, and a backend may have run it
         for node in graph.graph.nodes:
             if "state" in node.meta:

@@ -19,12 +19,10 @@ import opcode
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from firesteel.capture.instr import Instr
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.code import Instr
 
 Version = tuple[int, int]
 PYTHON: Version = sys.version_info[:2]
@@ -41,13 +39,13 @@ def applies(since: Version | None, until: Version | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class InstrMeaning:
     stack: str          # before -- after, top at the right
     text: str
     jumps: bool = False
 
 
-NORMAL: Table[Meaning] = Table("normalised instruction", "capture/versions.py")
+NORMAL: Table[InstrMeaning] = Table("normalised instruction", "capture/versions.py")
 for _name, _stack, _text, *_jumps in [
     ("NOP", "--", "nothing"),
     ("RESUME", "--", "start of the function, or the point after a yield"),
@@ -159,7 +157,7 @@ for _name, _stack, _text, *_jumps in [
     ("CALL_INTRINSIC_1", "a -- v", "argval names it (type parameters, StopIteration in generators)"),
     ("CALL_INTRINSIC_2", "a b -- v", "argval names it (type parameters)"),
 ]:
-    NORMAL.add(_name, Meaning(str(_stack), str(_text), bool(_jumps)))
+    NORMAL.add(_name, InstrMeaning(str(_stack), str(_text), bool(_jumps)))
 
 
 JUMPS = frozenset(name for name, meaning in NORMAL.items() if meaning.jumps)
@@ -345,20 +343,20 @@ def intrinsic_2(run: Sequence[Instr], cells: Cells) -> list[Part]:
 
 
 @dataclass(frozen=True)
-class Row:
+class InstrRow:
     names: tuple[str, ...]      # one name, or the names of a run
     rule: Rule
     since: Version | None = None
     until: Version | None = None
 
 
-def _rows(names: str, rule: Rule, since: Version | None = None, until: Version | None = None) -> list[Row]:
-    return [Row((name,), rule, since, until) for name in names.split()]
+def _rows(names: str, rule: Rule, since: Version | None = None, until: Version | None = None) -> list[InstrRow]:
+    return [InstrRow((name,), rule, since, until) for name in names.split()]
 
 
 P12, P13 = (3, 12), (3, 13)
 
-REAL: list[Row] = [
+REAL: list[InstrRow] = [
     *_rows("NOP RESUME POP_TOP PUSH_NULL COPY SWAP LOAD_CONST STORE_FAST DELETE_FAST MAKE_CELL COPY_FREE_VARS LOAD_DEREF STORE_DEREF "
            "DELETE_DEREF STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME LOAD_BUILD_CLASS LOAD_ASSERTION_ERROR "
            "SETUP_ANNOTATIONS STORE_ATTR DELETE_ATTR BINARY_SUBSCR STORE_SUBSCR DELETE_SUBSCR UNARY_NEGATIVE UNARY_INVERT UNARY_NOT "
@@ -408,14 +406,14 @@ REAL: list[Row] = [
 
 ASKING = ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT")
 
-GROUPS: list[Row] = [
-    Row(("KW_NAMES", "PRECALL", "CALL"), call, until=P12),
-    Row(("PRECALL", "CALL"), call, until=P12),
-    Row(("KW_NAMES", "CALL"), call, P12, P13),
-    Row(("LOAD_CONST", "CALL_KW"), call, P13),
-    *[Row(("TO_BOOL", asking), ask, P13) for asking in ASKING],
-    *[Row(("COMPARE_OP", asking), compare_then_ask, P13) for asking in ASKING],
-    *[Row(("MAKE_FUNCTION", *["SET_FUNCTION_ATTRIBUTE"] * n), make_function, P13) for n in (4, 3, 2, 1)],
+GROUPS: list[InstrRow] = [
+    InstrRow(("KW_NAMES", "PRECALL", "CALL"), call, until=P12),
+    InstrRow(("PRECALL", "CALL"), call, until=P12),
+    InstrRow(("KW_NAMES", "CALL"), call, P12, P13),
+    InstrRow(("LOAD_CONST", "CALL_KW"), call, P13),
+    *[InstrRow(("TO_BOOL", asking), ask, P13) for asking in ASKING],
+    *[InstrRow(("COMPARE_OP", asking), compare_then_ask, P13) for asking in ASKING],
+    *[InstrRow(("MAKE_FUNCTION", *["SET_FUNCTION_ATTRIBUTE"] * n), make_function, P13) for n in (4, 3, 2, 1)],
 ]
 
 GROUPED_ONLY = {"SET_FUNCTION_ATTRIBUTE": P13}     # real instructions that occur in a group only, and since when
@@ -528,9 +526,9 @@ CACHES = _cache_counts()
 RULES: dict[str, Rule] = {row.names[0]: row.rule for row in REAL if applies(row.since, row.until)}
 
 
-def _groups() -> dict[str, list[Row]]:
+def _groups() -> dict[str, list[InstrRow]]:
     """First name -> its groups, longest first."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[InstrRow]] = {}
     for row in sorted(GROUPS, key=lambda row: -len(row.names)):
         if applies(row.since, row.until):
             found.setdefault(row.names[0], []).append(row)

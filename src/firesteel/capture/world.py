@@ -1,7 +1,7 @@
 """TensorWorld: what capture needs to know about tensors, without seeing `graph/`.
 
 Capture runs the user's torch calls on abstract tensors to learn the shape, dtype, strides and aliasing of every
-result.  Somebody gives it a world to do so; `graph/abstract.py` has the real one, tests may use meta tensors.
+result.  Somebody gives it a world to do so: `graph/abstract.py`.
 
     world = make_world(ShapeEnv())
     t = world.wrap(real_tensor, "a0", dims=(None, "dynamic"))
@@ -22,10 +22,6 @@ STATIC, DYNAMIC, UNBACKED = "static", "dynamic", "unbacked"
 DimPolicy = str | tuple[str, int | None, int | None]     # one of the three words above, for one dimension; or with least and greatest size
 
 
-def kind_of(policy: DimPolicy) -> str:
-    return policy if isinstance(policy, str) else policy[0]
-
-
 class TensorWorld(Protocol):
     """One world lasts for one capture."""
 
@@ -36,37 +32,20 @@ class TensorWorld(Protocol):
         """An abstract tensor with the metadata of `tensor`; dimension d is a symbol where dims[d] says so.  A stride that does not
         follow from the sizes is a symbol where its dimension is in `strides`, else a constant."""
 
+    def unwritten(self, wrapped: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """The abstract tensor of an input without the history that a write gave it."""
+
     def memory(self, tensor: torch.Tensor) -> int:
         """The same number for abstract tensors that share memory."""
+
+    def literal(self, value: Any) -> torch.Tensor | None:
+        """The data of an abstract tensor that is a literal of the program, such as torch.tensor(3), and not written yet."""
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """What to call on abstract tensors instead of a function of torch; mostly itself."""
 
     def active(self) -> AbstractContextManager[None]:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
-
-
-class MetaWorld:
-    """The stand-in of tests: plain meta tensors, static sizes only."""
-
-    env = None
-    draws = 0
-
-    def __init__(self, env: ShapeEnv | None = None):
-        pass
-
-    def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[DimPolicy, ...], strides: Collection[int] = ()) -> torch.Tensor:
-        fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        return fresh.requires_grad_(tensor.requires_grad)
-
-    def memory(self, tensor: torch.Tensor) -> int:
-        return tensor.untyped_storage()._cdata
-
-    def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return fn
-
-    def active(self) -> AbstractContextManager[Any]:
-        return torch.device("meta")
 
 
 MakeWorld = Callable[[ShapeEnv], TensorWorld]

@@ -1,56 +1,57 @@
 """What is known about the integers of a nest: which are never negative, and how large they get.
 
-Used to pick cheap division and narrow index types.  Sizes are ints or symbols; an axis lies in [0, extent).
+Used to pick cheap division and narrow index types.  The arithmetic is that of `sym/bounds.py`; what is made of data may wrap around, so an
+interval that does not fit an int64 says nothing there.  An axis lies in [0, extent); None is no bound (a symbolic extent).
 
-    Bounds(nest).of(axis("a0") * 4)      # 4 * (extent - 1), inf for a symbolic extent, None if it may be negative
+    NestIntervals(nest).of(axis("a0") * 4)      # (0, 4 * (extent - 1))
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from math import inf
 
 from firesteel.codegen.flat import FlatNest
+from firesteel.sym.bounds import INTERVALS, Interval
 from firesteel.sym.expr import Expr, postorder
 
-_JOINED: dict[str, Callable[[Iterable[Any]], Any]] = {"add": sum, "mul": math.prod, "min": min, "max": max}
+INT64: Interval = (-2**63, 2**63 - 1)
 
 
-class Bounds:
+class NestIntervals:
     def __init__(self, nest: FlatNest):
         self.extents = {a.name: a.extent for a in (*nest.axes, *(a for p in nest.phases for a in p.axes))}
-        self.known: dict[Expr, float | None] = {}
+        self.known: dict[Expr, Interval] = {}
+        self.exact: set[Expr] = set()       # made of axes and constants alone: these do not wrap around
 
-    def of(self, node: Expr) -> float | None:
-        """The largest value of an integer that is never negative (inf if it has no bound), else None."""
-        if node not in self.known:
-            for part in postorder(node):        # one by one: sums may be long
-                if part not in self.known:
-                    self.known[part] = self._of(part)
-        return self.known[node]
+    def of(self, root: Expr) -> Interval:
+        """(least, greatest) value of an integer; None where there is no bound."""
+        for node in postorder(root, known=self.known):
+            self.known[node] = self._of(node)
+        return self.known[root]
 
-    def _of(self, node: Expr) -> float | None:
+    def _of(self, node: Expr) -> Interval:
+        if node.op in ("const", "axis") or node.args and self.exact.issuperset(node.args):
+            self.exact.add(node)
         if node.op == "const":
-            return node.attr if node.attr >= 0 else None
+            return (node.attr, node.attr) if type(node.attr) is int else INT64
         if node.op == "axis":
             extent = self.extents[node.attr]
-            return extent - 1 if isinstance(extent, int) else math.inf
-        if node.op not in ("add", "mul", "floordiv", "mod", "min", "max") or node.dtype != "i64":
-            return None
-        parts = [p for a in node.args if (p := self.of(a)) is not None]
-        if len(parts) < len(node.args):
-            return None
-        if node.op == "floordiv":
-            divisor = node.args[1]
-            return parts[0] // divisor.attr if divisor.op == "const" and divisor.attr > 0 and parts[0] != math.inf else parts[0]
-        if node.op == "mod":
-            return min(parts)
-        return _JOINED[node.op](parts)
+            return 0, extent - 1 if isinstance(extent, int) else None
+        row = INTERVALS.get(node.op) if node.dtype == "i64" else None
+        found = INT64 if row is None else row(*[self.known[arg] for arg in node.args])
+        return found if node in self.exact or _inside(found, *INT64) else INT64
 
     def natural(self, node: Expr) -> bool:
         """Are all its arguments never negative?"""
-        return all(self.of(a) is not None for a in node.args)
+        return all(low is not None and low >= 0 for low, _ in map(self.of, node.args))
 
-    def fits(self, node: Expr, limit: int) -> bool:
-        bound = self.of(node)
-        return bound is not None and bound < limit
+    def fits(self, node: Expr, least: int, greatest: int) -> bool:
+        return _inside(self.of(node), least, greatest)
+
+    def reach(self, node: Expr) -> float:
+        """The largest absolute value."""
+        return max(inf if end is None else abs(end) for end in self.of(node))
+
+
+def _inside(interval: Interval, least: int | None, greatest: int | None) -> bool:
+    low, high = interval
+    return low is not None and high is not None and least is not None and greatest is not None and least <= low and high <= greatest

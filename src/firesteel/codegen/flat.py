@@ -11,12 +11,12 @@ In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, axis
-from firesteel.sym.expr import Expr, Size, as_size, const, make
+from firesteel.sym.expr import Expr, Size, as_size, const, make, postorder, rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,42 +78,6 @@ def flatten(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[FlatNest, tuple[
     flat = flattener.run()
     surveys = [_Survey(p) for p in flat.phases]
     return merge_axes(order_axes(flat, surveys), surveys), tuple(flattener.numbers)
-
-
-# ---------------------------------------------------------------- walking expressions
-
-def topological(roots: Iterable[Expr], seen: Container[Any] = frozenset()) -> list[Expr]:
-    """Every node below the roots once, arguments first, without those in `seen` and what only they need.
-
-    Iterative: a chain of fused operators may be deeper than Python's stack."""
-    order: list[Expr] = []
-    done: set[Expr] = set()
-    stack = [r for r in roots if r not in seen]
-    stack.reverse()
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
-        missing = [a for a in node.args if a not in done and a not in seen]
-        if missing:
-            missing.reverse()
-            stack += missing
-        else:
-            stack.pop()
-            done.add(node)
-            order.append(node)
-    return order
-
-
-def rebuild(roots: Iterable[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> None:
-    """Fills memo: node -> new node; `change(node, new args)` returns None to keep the node with its new args."""
-    for node in topological(roots, memo):
-        args = tuple(memo[a] for a in node.args)
-        new = change(node, args)
-        if new is None:
-            new = node if args == node.args else make(node.op, node.dtype, args, node.attr)
-        memo[node] = new
 
 
 # ---------------------------------------------------------------- linear addresses
@@ -187,7 +151,8 @@ class _Flattener:
         roots = [r.value for r in phase.reduces]
         for s in phase.stores:
             roots += (*s.index, s.value)
-        rebuild(roots, self.change, self.memo)
+        for root in roots:
+            rebuild(root, self.change, self.memo)
         reduces = tuple(FlatReduce(self.acc_names[r.name], r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
         return FlatPhase(phase.kind, self.kept(phase.axes), reduces, tuple(self.store(s) for s in phase.stores))
 
@@ -283,7 +248,7 @@ class _Survey:
     def __init__(self, phase: FlatPhase):
         self.accesses: list[Access] = []
         self.raw: set[str] = set()
-        for node in topological(phase.roots()):
+        for node in postorder(*phase.roots()):
             if node.op == "at":
                 self.accesses.append((*node.attr, node.args, False))
             elif node.op == "at_masked":
@@ -365,10 +330,11 @@ def _without_axes(phases: list[FlatPhase], gone: dict[str, str]) -> tuple[FlatPh
         return None
 
     def still_private(private: frozenset[str]) -> frozenset[str]:
-        """A merged axis tells elements apart only if each of its parts did."""
+        """A merged axis indexes distinct elements only if each of its parts did."""
         return private - set(gone) - {kept for part, kept in gone.items() if part not in private}
 
-    rebuild([r for p in phases for r in p.roots()], change, memo)
+    for root in [r for p in phases for r in p.roots()]:
+        rebuild(root, change, memo)
     return tuple(FlatPhase(
         p.kind, p.axes,
         tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in p.reduces),

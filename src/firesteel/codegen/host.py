@@ -10,6 +10,8 @@ What always holds
  - The function touches no global state, so threads may run it at the same time.
  - Autograd never sees inside: grad mode is off while it runs.
  - A library call's result has the strides that were planned; where the library chose others it is copied once.
+ - A boxed program's function takes its inputs in one list, which it empties, and lets each go behind its last reader.
+ - A plan with guard zones (codegen/zones.py) runs its kernels one by one and looks at the zones after each, and at what library calls return.
 
     def call(x0, x1):
         s0 = x0.shape[0]
@@ -31,14 +33,14 @@ from typing import Any
 import torch
 
 from firesteel.artifacts import counters
+from firesteel.codegen.zones import Zones
 from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.ops import DTYPES, ITEMSIZE
-from firesteel.loops.plan import Alloc, Free, Plan, Return, Run
+from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
+from firesteel.native_method import CompileText, native_method
 from firesteel.sym.expr import Expr, Size
 from firesteel.table import Table
-
-CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
-
+from firesteel.targets import CPU, has_arena, is_the_only_gpu
 
 Word = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
 
@@ -85,15 +87,15 @@ _empty_cuda = getattr(_doors, "_empty_strided_cuda", None)                 # on 
 _reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
 
 
-def is_the_only_gpu(device: str) -> bool:
-    """Is the current device always this one?"""
-    return torch.device(device).type == "cuda" and torch.cuda.device_count() == 1
-
-
 def check_number(condition: bool, message: str) -> None:
     """A condition that the program stated, or that a shape relies on."""
     if not condition:
         raise RuntimeError(message)
+
+
+def draw_normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Drawn in the strides of its argument, which a clone would lose: eager fills contiguous memory by an algorithm of its own."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).normal_(mean, std, generator=generator)
 
 
 _aten = torch.ops.aten
@@ -102,7 +104,7 @@ _functions: dict[Any, Callable] = {
     _aten.mm.default: torch.mm, _aten.mm.out: torch.mm, _aten.addmm.default: torch.addmm, _aten.addmm.out: torch.addmm,
     _aten.bmm.default: torch.bmm, _aten.bmm.out: torch.bmm, _aten.baddbmm.default: torch.baddbmm,
     _aten.convolution.default: torch.convolution, _aten._assert_scalar.default: check_number,
-    _aten._local_scalar_dense.default: torch.Tensor.item,
+    _aten._local_scalar_dense.default: torch.Tensor.item, _aten.normal_functional.default: draw_normal,
 }
 for _overload, _function in _functions.items():
     QUICK_CALLS.add(_overload, _function)
@@ -148,6 +150,7 @@ declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyErr_Occurred()
 
 define i64 @firesteel_run(ptr %recipe, ptr %frame) {
 entry:
@@ -213,13 +216,22 @@ entry:
   %frame = alloca i64, i64 %count
   br label %next
 next:
-  %i = phi i64 [0, %entry], [%i_next, %convert]
+  %i = phi i64 [0, %entry], [%i_next, %converted]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %convert, label %ready
 convert:
   %object_at = getelementptr ptr, ptr %objects, i64 %i
   %object = load ptr, ptr %object_at
   %value = call i64 @PyLong_AsLongLong(ptr %object)
+  %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
+  br i1 %odd, label %ask, label %converted
+ask:
+  %raised = call ptr @PyErr_Occurred()
+  %fits = icmp eq ptr %raised, null
+  br i1 %fits, label %converted, label %raise
+raise:
+  ret ptr null
+converted:
   %place = getelementptr i64, ptr %frame, i64 %i
   store i64 %value, ptr %place
   %i_next = add i64 %i, 1
@@ -234,27 +246,21 @@ ready:
 """
 
 
-class _MethodDef(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+class _Recipe(int):
+    """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
 
-
-_METH_FASTCALL = 0x80
-_launcher_method: list[_MethodDef] = []     # made once a process; must outlive every launcher
-_recipes: list[ctypes.Array] = []           # machine code points into these, so they are never given back
+    words: ctypes.Array
+    kernels: list[int]      # the kernels' addresses are objects that keep their code loaded
 
 
 def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
     """A function of the frame's values that runs the recipe's kernels; its result is not 0 where an index was out of range."""
-    words = (ctypes.c_int64 * len(recipe))(*recipe)
     if compile_text is None:
         return _plain_launcher(recipe)
-    _recipes.append(words)
-    if not _launcher_method:
-        address = compile_text(LAUNCHER, "firesteel_launch")
-        _launcher_method.append(_MethodDef(b"run_kernels", address, _METH_FASTCALL, None))
-    new = ctypes.pythonapi.PyCMethod_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
-    return new(ctypes.addressof(_launcher_method[0]), ctypes.addressof(words), None, None)
+    words = (ctypes.c_int64 * len(recipe))(*recipe)
+    own = _Recipe(ctypes.addressof(words))
+    own.words, own.kernels = words, [word for word in recipe if type(word) is not int]
+    return native_method("firesteel_launch", LAUNCHER, compile_text, own)
 
 
 def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
@@ -280,7 +286,7 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_cuda": _empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
     "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
-    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad,
+    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
 }
 
 
@@ -305,6 +311,7 @@ class _Writer:
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
         self.freed: list[str] = []                  # buffers to let go after it
+        self.holds_much = False                     # is one of them large?
         self.launched = 0
         self.makes_views = False                    # is an output a view of an input?
         self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
@@ -312,6 +319,8 @@ class _Writer:
     def build(self) -> Callable[..., tuple]:
         self._inputs()
         self._symbols()
+        if self.plan.zone:
+            self.lines.append("zones = Zones(empty)")
         if self.plan.arena != 0:
             self.lines.append(f"arena = empty(({self._size(self.plan.arena)},), (1,), {self._dtype('u8')})")
         for step in self.plan.steps:
@@ -319,17 +328,25 @@ class _Writer:
         return self._compiled()
 
     def _compiled(self) -> Callable[..., tuple]:
-        head = f"def call({', '.join(self.parameters)}):"
-        grad = ["if grad_on():", f"    with no_grad(): return call({', '.join(self.parameters)})"] if self._asks_torch() else []
-        source = "\n    ".join([head, *grad, *self.lines]) + "\n"
+        boxed = self.program.boxed
+        given = "box" if boxed else ", ".join(self.parameters)
+        grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if self._asks_torch() else []
+        source = "\n    ".join([f"def call({given}):", *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
         exec(compile(source, "<firesteel host>", "exec"), self.scope)
         call = self.scope["call"]
-        call.source = source
+        call.source, call._boxed_call = source, boxed
         return call
+
+    def _unbox(self) -> list[str]:
+        """The inputs are this function's alone, so that each can be freed; those that nobody reads go at once."""
+        text = "\n".join(self.lines)
+        used = [name if re.search(rf"\b{name}\b", text) else "_" for name in self.parameters]
+        unread = ["_ = None"] * ("_" in used)
+        return [f"{', '.join(used)}, = box", "box.clear()", *unread] if used else []
 
     def _asks_torch(self) -> bool:
         """Does it call what autograd could record?"""
-        return self.makes_views or any(isinstance(step, Extern) for step in self.program.steps)
+        return self.makes_views or any(step.call for step in self.program.steps)
 
     # ------------------------------------------------ names
 
@@ -377,30 +394,64 @@ class _Writer:
     def alloc(self, step: Alloc) -> None:
         if step.at is not None:
             self.places[step.buffer] = step.at
+            if step.reuse is not None and self.plan.zone:
+                self.lines.append(f"zones.drop({step.reuse!r})")
+            self._guard_place(step.buffer, step.at)
             return
         if step.reuse is not None:
-            self.names[step.buffer] = self._variable(step.reuse)
+            self._take_over(step.buffer, step.reuse)
             return
         buffer = self.buffers[step.buffer]
+        if self.holds_much and is_large(buffer):
+            self._flush()       # what the waiting kernels are the last to read is freed first
         layout = f"{self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}"
-        self.lines.append(f"{self._variable(step.buffer)} = {self._empty(layout, buffer.dtype, buffer.device)}")
+        variable = self._variable(step.buffer)
+        if self.plan.zone and has_arena(buffer.device):
+            self.lines.append(f"{variable} = zones.empty({variable!r}, {layout}, {self._dtype(buffer.dtype)})")
+        else:
+            self.lines.append(f"{variable} = {self._empty(layout, buffer.dtype, buffer.device)}")
+
+    def _take_over(self, new: str, old: str) -> None:
+        """The memory of one tensor becomes another; where the two differ in shape, a view of it."""
+        buffer, before = self.buffers[new], self._variable(old)
+        if (buffer.shape, buffer.strides) == (self.buffers[old].shape, self.buffers[old].strides):
+            self.names[new] = before
+            return
+        variable = self._variable(new)
+        self.lines.append(f"{variable} = view({before}, {self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}, 0)")
+        if self.plan.zone:
+            self.lines.append(f"zones.move({before!r}, {variable!r})")
+        self.freed.append(before)
+
+    def _guard_place(self, buffer: str, at: Size) -> None:
+        """Zones around a place in the arena, which may have been another place's inside."""
+        if self.plan.zone:
+            size = self._size(numbytes(self.buffers[buffer]))
+            self.lines.append(f"zones.place({buffer!r}, arena.data_ptr() + {self._size(at)}, {size})")
 
     def _empty(self, layout: str, dtype: str, device: str) -> str:
         """Source text of fresh memory."""
-        if device == "cpu" or _empty_cuda is not None and is_the_only_gpu(device):
-            return f"{'empty' if device == 'cpu' else 'empty_cuda'}({layout}, {self._dtype(dtype)})"
+        if device == CPU or _empty_cuda is not None and is_the_only_gpu(device):
+            return f"{'empty' if device == CPU else 'empty_cuda'}({layout}, {self._dtype(dtype)})"
         return f"empty_strided({layout}, dtype={self._dtype(dtype)}, device={device!r})"
 
     def run(self, step: Run) -> None:
-        if isinstance(step.step, Nest):
-            self.group.append(step.step)
-        else:
+        if step.step.nest:
+            self.group.append(step.step.nest)
+        elif step.step.call:
             self._flush()
-            self._extern(step.step)
+            self._extern(step.step.call)
+        if self.plan.zone:
+            self._flush()
+            kind = "kernel" if step.step.nest else "library call"
+            self.lines.append(f"zones.check({f'{kind} {step.step.name}'!r})")
 
     def free(self, step: Free) -> None:
         if step.buffer not in self.places and step.buffer not in self.reused:
             self.freed.append(self._variable(step.buffer))
+            self.holds_much |= is_large(self.buffers[step.buffer])
+        if step.buffer in self.places and self.plan.zone:
+            self.lines.append(f"zones.drop({step.buffer!r})")
         if not self.group:
             self._let_go()
 
@@ -409,12 +460,24 @@ class _Writer:
         self._flush()
         while self.lines and self.lines[-1].startswith("del "):
             self.lines.pop()
+        if self.plan.zone:
+            self._leave(step.outputs)
         self.lines.append(f"return ({''.join(self._argument(output, aliases=True) + ', ' for output in step.outputs)})")
+
+    def _leave(self, outputs: tuple[Any, ...]) -> None:
+        """Outputs leave the zones: users see storages of the usual size."""
+        for name in dict.fromkeys(output.buffer for output in outputs if isinstance(output, View)):
+            if self.buffers[name].kind not in ("input", "constant"):
+                variable = self._variable(name)
+                self.lines.append(f"{variable} = zones.leave({variable})")
 
     def _let_go(self) -> None:
         if self.freed:
+            if self.plan.zone:
+                self.lines.append(f"zones.drop({', '.join(map(repr, self.freed))})")
             self.lines.append(f"del {', '.join(self.freed)}")
             self.freed.clear()
+        self.holds_much = False
 
     # ------------------------------------------------ launches
 
@@ -459,8 +522,8 @@ class _Writer:
         return (-2, word) if isinstance(word, int) else (_slot(word if isinstance(word, str) else self._size(word), frame), 0)
 
     def _far_address(self, buffer: str, device: str, frame: dict[str, int]) -> tuple[int, int]:
-        """The address on a device; a number that lies on the CPU is copied there."""
-        if self.buffers[buffer].device != "cpu":
+        """The address on a device; a scalar in host memory is copied there."""
+        if self.buffers[buffer].device != CPU:
             return self._address(buffer, frame)
         if (buffer, device) not in self.moved:
             self.moved[buffer, device] = f"far_{len(self.moved)}"
@@ -490,6 +553,7 @@ class _Writer:
         if step.out:
             arguments += [f"{key}={self._variable(name)}" for key, name in zip(_out_names(step), step.outputs) if name is not None]
             self.lines.append(f"{function}({', '.join(arguments)})")
+            self._check_results(step)
             return
         call = f"{function}({', '.join(arguments)})"
         if _returns_lists(step):
@@ -503,6 +567,13 @@ class _Writer:
         if _call_stem(step.target) not in _ROW_MAJOR_RESULTS:
             self.lines += [f"{target} = laid_out({target}, {self._sizes(self.buffers[name].strides)})"
                            for target, name in zip(targets, step.outputs) if name in self.buffers]
+        self._check_results(step)
+
+    def _check_results(self, step: Extern) -> None:
+        """Its readers were compiled for the shapes of the operator's rule: where a rule is wrong they would read outside."""
+        if self.plan.zone:
+            self.lines += [f"zones.meets({step.name!r}, {self._variable(name)}, {self._sizes(buffer.shape)}, {self._dtype(buffer.dtype)})"
+                           for name in step.outputs if name is not None and (buffer := self.buffers.get(name)) is not None]
 
     def _argument(self, value: Any, aliases: bool = False) -> str:
         """Source text of an argument, or (`aliases`) of an output, which must be a true view where it is one of an input."""

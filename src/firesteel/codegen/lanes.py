@@ -2,19 +2,19 @@
 
 In: a FlatNest and a Target.  Out: a `Shape`.  Either the lanes run along a parallel axis in all phases ("points": each
 lane is another point, accumulators are vectors), or along an axis of each phase ("rows": accumulators are added up
-across lanes at the end).  Judged by how the lanes of every access would lie in memory.
+across lanes at the end).  Judged by the memory access pattern of the lanes: contiguous, broadcast or strided.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses, topological
+from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
 from firesteel.codegen.printer import weight
 from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, postorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +29,32 @@ class Shape:
 
 
 def choose(nest: FlatNest, target: Target) -> Shape:
-    width = target.lanes(_element_bytes(nest))
+    width, fewest = target.lanes(_element_bytes(nest)), fewest_lanes(nest.dtypes, target)
     if adds(nest):
-        return _adding_shape(nest, width)
+        return _adding_shape(nest, width, fewest)
     points = _best(nest.axes, nest.phases)
     rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
     swept = [p for p in nest.phases if p.axes]
     if not swept or (points and points[0] > _rows_score(nest, rows)):
-        return _points_shape(nest, points, width, bool(swept))
-    widths = tuple(_row_width(p, r[1], width) if r else 1 for p, r in zip(nest.phases, rows))
+        return _points_shape(nest, points, width, fewest, bool(swept))
+    widths = tuple(_row_width(p, r[1], width, fewest) if r else 1 for p, r in zip(nest.phases, rows))
     return Shape(None, tuple(r[1].name if r else None for r in rows), widths)
 
 
-def _adding_shape(nest: FlatNest, width: int) -> Shape:
-    """Lanes only along an axis that tells all added elements apart; else one point after the other."""
+def fewest_lanes(dtypes: Iterable[str], target: Target) -> int:
+    """Lanes below which a vector of the narrowest element in memory is shorter than a register (16 bytes).
+
+    LLVM widens a masked access of a shorter vector, and its mask with it: `kmovb` clears the new lanes, but is taken for a plain copy
+    where the mask is spilled, so that the lanes come back switched on and are stored.  Whole registers need no wider mask."""
+    return 16 // min((BYTES[d] for d in dtypes), default=16) if target.masks else 1
+
+
+def _adding_shape(nest: FlatNest, width: int, fewest: int) -> Shape:
+    """Lanes only along an axis on which added elements are distinct; else scalar code."""
     apart = [a for a in nest.axes if all(a.name in s.private for s in adds(nest))]
     if apart and not any(p.axes for p in nest.phases):
-        return _points_shape(nest, _best(tuple(apart), nest.phases), width, False)
-    return _points_shape(nest, _best(nest.axes, nest.phases), 1, False)
+        return _points_shape(nest, _best(tuple(apart), nest.phases), width, fewest, False)
+    return _points_shape(nest, _best(nest.axes, nest.phases), 1, 1, False)
 
 
 def adds(nest: FlatNest) -> list[FlatStore]:
@@ -54,9 +62,12 @@ def adds(nest: FlatNest) -> list[FlatStore]:
     return [s for p in nest.phases for s in p.stores if s.mode == "add"]
 
 
-def _row_width(phase: FlatPhase, axis: Axis, width: int) -> int:
+def _row_width(phase: FlatPhase, axis: Axis, width: int, fewest: int) -> int:
     """A light reduction waits for its own additions and for memory: several vectors at a time keep both busy."""
-    if width == 1 or not phase.reduces:
+    if width == 1:
+        return width
+    width = max(width, fewest)
+    if not phase.reduces:
         return width
     wide = width * (4 if weight(phase) <= 8 else 2 if weight(phase) <= 24 else 1)
     while wide > width and isinstance(axis.extent, int) and (axis.extent < 2 * wide or (axis.extent % wide and not axis.extent % width)):
@@ -64,13 +75,13 @@ def _row_width(phase: FlatPhase, axis: Axis, width: int) -> int:
     return wide
 
 
-def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int, swept: bool) -> Shape:
+def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int, fewest: int, swept: bool) -> Shape:
     if points is None:
         return Shape(None, (None,) * len(nest.phases), (1,) * len(nest.phases))
     if width > 1:
-        width *= 4 if swept else 1      # a column sum streams longer pieces of each row and has independent accumulators
+        width = max(width * (4 if swept else 1), fewest)        # a column sum streams longer pieces of each row and has independent accumulators
         extent = points[1].extent
-        while isinstance(extent, int) and width > 1 and width >= 2 * extent:
+        while isinstance(extent, int) and width > fewest and width >= 2 * extent:
             width //= 2
     return Shape(points[1].name, (None,) * len(nest.phases), (width,) * len(nest.phases))
 
@@ -107,16 +118,16 @@ def _score(axis: Axis, accesses: list) -> float:
 
 
 def _depends(root: Expr, axis: str) -> bool:
-    return any((n.op == "axis" and n.attr == axis) or (n.op in ("at", "at_masked") and n.attr[1].coefficient(axis) != 0) for n in topological([root]))
+    return any((n.op == "axis" and n.attr == axis) or (n.op in ("at", "at_masked") and n.attr[1].coefficient(axis) != 0) for n in postorder(root))
 
 
 def _element_bytes(nest: FlatNest) -> int:
     """Of the widest float type that is computed with, else of the widest integer in memory; at least 4.  What is made of sizes
-    and constants is computed once, not in lanes."""
+    and constants is computed once, not in lanes; what follows after all sweeps is computed seldom."""
     floats, whole = [4], [4]
     varying: set[Expr] = set()
-    for phase in nest.phases:
-        for node in topological(phase.roots()):
+    for phase in [p for p in nest.phases if p.axes] or nest.phases:
+        for node in postorder(*phase.roots()):
             if node.op in ("at", "at_masked", "axis") or any(a in varying for a in node.args):
                 varying.add(node)
                 if node.dtype in FLOAT:

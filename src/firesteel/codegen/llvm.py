@@ -5,7 +5,7 @@ The kernel computes how many points there are; slices of them run on torch's thr
 
     points nests     a slice of the flattened parallel axes; each point (or vector of points) runs all phases.  One function has both
                      roles, since a second one would cost a sixth of the compile time: called with args it has `fs_run` call it
-                     again with a slice, whose address is made odd to tell it from args
+                     again with a slice, whose address has its lowest bit set to distinguish it from args
     split nests      no parallel axis: one body a phase, a slice of the phase's outermost axis; `fs_launch` runs
                      `body(args, begin, end, chunk, extra)`; partial accumulators of the chunks are combined in order, so that the
                      result depends on the number of chunks and on nothing else
@@ -18,9 +18,9 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, flatten, mul, product, topological
+from firesteel.codegen.flat import FlatNest, FlatPhase, flatten, mul, product
 from firesteel.codegen.lanes import Shape, adds, choose
-from firesteel.codegen.llvm_code import Code
+from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, SPELL, combine, literal
 from firesteel.codegen.llvm_phases import (
     BLOCK,
@@ -35,10 +35,10 @@ from firesteel.codegen.llvm_phases import (
     write_phases,
 )
 from firesteel.codegen.printer import Kernel, decompose, weight
-from firesteel.codegen.target import Target, host
+from firesteel.codegen.target import Target, this_machine
 from firesteel.loops.ir import Axis, Buffer, Nest
 from firesteel.loops.ops import REDUCE_OPS
-from firesteel.sym.expr import Expr, Size, make
+from firesteel.sym.expr import Expr, Size, make, postorder
 
 TILE = 4096             # elements of the lane axis in one point of work
 CHUNKS = 256            # the most slices that fs_launch makes
@@ -48,7 +48,7 @@ _LEAF_OPS = frozenset({"const", "symbol", "axis", "at", "at_masked", "check_inde
 def print_nest(nest: Nest, buffers: Mapping[str, Buffer], target: Target | None = None) -> Kernel:
     """The kernel of a nest, for this machine if no target is given."""
     flat, names = flatten(nest, buffers)
-    symbol, text, symbols, can_fail = _print_flat(flat, target or host())
+    symbol, text, symbols, can_fail = _print_flat(flat, target or this_machine())
     return Kernel(nest.name, symbol, text, names, symbols, can_fail)
 
 
@@ -98,19 +98,19 @@ class _Printer:
                 '!0 = !{!"branch_weights", i32 1, i32 100000}']
         return "\n".join([text, *declared, *tail]) + "\n"
 
-    def code(self) -> Code:
-        w = Code(self.nest, self.symbols, self.declarations, self.target)
+    def code(self) -> LlvmFunction:
+        w = LlvmFunction(self.nest, self.symbols, self.declarations, self.target)
         for k in range(len(self.nest.dtypes)):
             place = w.new(f"getelementptr i64, ptr %args, i64 {k}")
             w.remember(("buffer", k), w.new(f"load ptr, ptr {place}, align 8"), 0, 0)
         return w
 
-    def body(self, w: Code, suffix: str) -> str:
+    def body(self, w: LlvmFunction, suffix: str) -> str:
         """The function around a phase of a split nest."""
         head = f"define internal void @KERNEL.{suffix}(ptr %args, i64 %begin, i64 %end, i64 %chunk, ptr %extra) #0 {{"
         return "\n".join([head, "entry:", *w.allocas, *w.scopes[0].lines, "  ret void", *self.failure(w), "}"])
 
-    def failure(self, w: Code) -> list[str]:
+    def failure(self, w: LlvmFunction) -> list[str]:
         """Where a failed index check goes."""
         if not w.failing:
             return []
@@ -118,7 +118,7 @@ class _Printer:
         return ["fail:", "  %slot = getelementptr i64, ptr %args, i64 %ERROR_SLOT", "  %error = load ptr, ptr %slot, align 8",
                 "  store i64 1, ptr %error, align 8", "  ret void"]
 
-    def both_roles(self, w: Code, points: Size) -> str:
+    def both_roles(self, w: LlvmFunction, points: Size) -> str:
         """The function of a points nest: called with args, and called again with a slice."""
         d = self.driver()
         total = d.size(points).name
@@ -128,9 +128,9 @@ class _Printer:
         body = [*start, "  ret void", "slice:", *_SLICE, *w.scopes[0].lines, "  ret void"]
         return "\n".join([_HEAD, *w.allocas, _WHICH_ROLE, *body, *self.failure(w), "}"])
 
-    def driver(self) -> Code:
-        """Code of the exported function: sizes only."""
-        return Code(self.nest, self.symbols, self.declarations, self.target)
+    def driver(self) -> LlvmFunction:
+        """The text of the exported function: sizes only."""
+        return LlvmFunction(self.nest, self.symbols, self.declarations, self.target)
 
 
 _HEAD = "define void @KERNEL(ptr %given) #0 {\nentry:"      # allocas must stand first to become registers
@@ -144,7 +144,7 @@ _SLICE = ("  %facts = getelementptr i8, ptr %given, i64 -1", "  %args = load ptr
 
 
 def _nodes(phase: FlatPhase) -> list[Expr]:
-    return topological(phase.roots())
+    return postorder(*phase.roots())
 
 
 # ---------------------------------------------------------------- points nests
@@ -152,7 +152,7 @@ def _nodes(phase: FlatPhase) -> list[Expr]:
 def _points(p: _Printer) -> list[str]:
     """Body over a slice of the flattened parallel axes, and the function that launches it.
 
-    Where points add to the same elements, only pieces of an axis that tells elements apart run at the same time."""
+    Where points add to the same elements, only slices of an axis that indexes distinct elements run concurrently."""
     lane = next((a for a in p.nest.axes if a.name == p.shape.points), None)
     outer = [a for a in p.nest.axes if a is not lane]
     if p.adds and lane and not p.serial:
@@ -198,7 +198,7 @@ def _tiles(extent: Size, tile: int) -> Size:
     return -(-extent // tile) if isinstance(extent, int) else (extent + (tile - 1)) // tile
 
 
-def _tile_range(w: Code, lane: Axis, tile: int, tiles: Size, point: str, has_outer: bool) -> tuple[str, str, str]:
+def _tile_range(w: LlvmFunction, lane: Axis, tile: int, tiles: Size, point: str, has_outer: bool) -> tuple[str, str, str]:
     """(first, end, the rest of the point number) of the tile that a point number means."""
     extent = w.size(lane.extent).name
     if isinstance(tiles, int) and tiles == 1:
@@ -212,7 +212,7 @@ def _tile_range(w: Code, lane: Axis, tile: int, tiles: Size, point: str, has_out
     return start, end if divides(tile, lane.extent) else smaller(w, end, extent), point
 
 
-def _decode(w: Code, axes: list[Axis], point: str) -> None:
+def _decode(w: LlvmFunction, axes: list[Axis], point: str) -> None:
     """Axes from their flattened number, innermost fastest."""
     for i, axis in enumerate(reversed(axes)):
         if i == len(axes) - 1:
@@ -223,7 +223,7 @@ def _decode(w: Code, axes: list[Axis], point: str) -> None:
         point = w.new(f"udiv i64 {point}, {extent}")
 
 
-def _exported(w: Code) -> str:
+def _exported(w: LlvmFunction) -> str:
     return "\n".join(["define void @KERNEL(ptr %args) #0 {", "entry:", *w.allocas, *w.scopes[0].lines, "  ret void", "}"])
 
 
@@ -283,7 +283,7 @@ def _split_body(p: _Printer, number: int, phase: FlatPhase, before: dict[str, in
     return (_tiles(axis.extent, step) if axis else 1), p.body(w, f"body{number}")
 
 
-def _split_launch(p: _Printer, w: Code, number: int, phase: FlatPhase, total: Size, slots: dict[str, int]) -> None:
+def _split_launch(p: _Printer, w: LlvmFunction, number: int, phase: FlatPhase, total: Size, slots: dict[str, int]) -> None:
     count = w.size(total).name
     work = w.size(mul(weight(phase), product(a.extent for a in phase.axes))).name if not p.serial else "0"
     for r in phase.reduces:       # no chunk at all leaves the identity

@@ -1,8 +1,8 @@
-"""Code: LLVM text under construction.  Knows values, scopes and memory; `llvm.py` knows loops and phases.
+"""LlvmFunction: LLVM text under construction.  Knows values, scopes and memory; `llvm.py` knows loops and phases.
 
 A function body is a stack of scopes (function entry, loop over points, lanes, a phase's loops).  Every value is written into the
 outermost scope in which it can be computed, so what does not change in a loop stands before it; nothing is written twice
-in a scope (`memo`: Expr -> Val).  A value is a scalar, or a vector over the lanes of one axis.  Loop counters and accumulators
+in a scope (`memo`: Expr -> LlvmValue).  A value is a scalar, or a vector over the lanes of one axis.  Loop counters and accumulators
 live in allocas, which LLVM's first pass turns into registers: so no phi and no block name has to be known here.
 """
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from firesteel.codegen.bounds import Bounds
-from firesteel.codegen.flat import Address, FlatNest, topological
+from firesteel.codegen.bounds import NestIntervals
+from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
-from firesteel.sym.expr import Expr, Size, as_expr
+from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
 
 @dataclass(frozen=True, slots=True)
-class Val:
+class LlvmValue:
     name: str       # a register or a literal
     lanes: int      # 0: scalar
     level: int      # index of the scope it stands in
@@ -32,7 +32,7 @@ class Scope:
     keys: list[object] = field(default_factory=list)    # memo entries that end with the scope
 
 
-class Code:
+class LlvmFunction:
     """One function.  `begin` and `end` of scopes must be nested; `level` is where `new` writes."""
 
     def __init__(self, nest: FlatNest, symbols: list[tuple[str, str]], declarations: dict[str, str], target: Target):
@@ -41,14 +41,14 @@ class Code:
         self.scopes = [Scope()]
         self.level = 0
         self.allocas: list[str] = []
-        self.memo: dict[object, Val] = {}
+        self.memo: dict[object, LlvmValue] = {}
         self.count = 0
         self.lane_axis: str | None = None
         self.width = 0                      # lanes of a vector, 0 where nothing is vectorised
         self.mask: str | None = None        # which lanes exist; None: all
         self.mask_level = 0
         self.guard = 0                      # memory is not read in scopes further out than this one
-        self.bounds = Bounds(nest)
+        self.intervals = NestIntervals(nest)
         self.failing = False
         self.error_slot = ""
 
@@ -91,8 +91,8 @@ class Code:
         self.level = len(self.scopes) - 1
         self.scopes[-1].lines += scope.opening + scope.lines
 
-    def remember(self, key: object, name: str, lanes: int, level: int) -> Val:
-        val = self.memo[key] = Val(name, lanes, level)
+    def remember(self, key: object, name: str, lanes: int, level: int) -> LlvmValue:
+        val = self.memo[key] = LlvmValue(name, lanes, level)
         self.scopes[level].keys.append(key)
         return val
 
@@ -191,17 +191,17 @@ class Code:
 
     # ------------------------------------------------------------ values
 
-    def values(self, roots: Iterable[Expr]) -> list[Val]:
+    def values(self, roots: Iterable[Expr]) -> list[LlvmValue]:
         """Writes what is missing of the roots."""
         roots = list(roots)
-        for node in topological(roots, self.memo):
+        for node in postorder(*roots, known=self.memo):
             self.write(node)
         return [self.memo[r] for r in roots]
 
-    def value(self, root: Expr) -> Val:
+    def value(self, root: Expr) -> LlvmValue:
         return self.values([root])[0]
 
-    def size(self, size: Size) -> Val:
+    def size(self, size: Size) -> LlvmValue:
         return self.value(as_expr(size))
 
     def write(self, node: Expr) -> None:
@@ -219,7 +219,7 @@ class Code:
             self.remember(node, name, self.current_lanes, self.level)
         self.level = before
 
-    def shaped(self, val: Val, node: Expr, lanes: int) -> str:
+    def shaped(self, val: LlvmValue, node: Expr, lanes: int) -> str:
         """The value's name, as a vector if `lanes` asks for one."""
         if val.lanes == lanes or not lanes:
             return val.name
@@ -227,7 +227,7 @@ class Code:
             return self.constant(node.attr, node, lanes)
         return self.splat(val, REGISTER[node.dtype], lanes)
 
-    def splat(self, val: Val, ty: str, lanes: int) -> str:
+    def splat(self, val: LlvmValue, ty: str, lanes: int) -> str:
         if not val.name.startswith("%"):
             return f"splat ({ty} {val.name})"
         known = self.memo.get(("splat", val.name, lanes))
@@ -239,7 +239,7 @@ class Code:
             self.level = before
         return known.name
 
-    def once(self, key: tuple, level: int, text: str) -> Val:
+    def once(self, key: tuple, level: int, text: str) -> LlvmValue:
         """An i64 scalar instruction, written once at that level."""
         known = self.memo.get(key)
         if known is None:
@@ -248,15 +248,9 @@ class Code:
             self.level = before
         return known
 
-    def is_natural(self, node: Expr) -> bool:
-        return self.bounds.natural(node)
-
-    def fits(self, node: Expr, limit: int) -> bool:
-        return self.bounds.fits(node, limit)
-
     # ------------------------------------------------------------ addresses and memory
 
-    def pointer(self, buffer: int, address: Address, irregular: Sequence[Expr], level: int) -> tuple[Val, str | None]:
+    def pointer(self, buffer: int, address: Address, irregular: Sequence[Expr], level: int) -> tuple[LlvmValue, str | None]:
         """(scalar pointer, vector of element offsets from it or None).  None: the lanes follow each other (or there are none)."""
         terms = sorted(((self.memo[("axis", n)].level, i, n, c) for i, (n, c) in enumerate(address.terms)))
         total = self.size(address.base) if address.base != 0 else None
@@ -280,14 +274,14 @@ class Code:
             base = self.once(("gep", buffer, total.name), where, f"getelementptr {ty}, ptr {base.name}, i64 {total.name}")
         return base, offsets
 
-    def _scaled(self, val: Val, scale: Size) -> Val:
+    def _scaled(self, val: LlvmValue, scale: Size) -> LlvmValue:
         if isinstance(scale, int) and scale == 1:
             return val
         factor = self.size(scale)
         level = max(val.level, factor.level)
         return self.once(("mul", val.name, factor.name), level, f"mul i64 {val.name}, {factor.name}")
 
-    def _sum(self, a: Val | None, b: Val) -> Val:
+    def _sum(self, a: LlvmValue | None, b: LlvmValue) -> LlvmValue:
         if a is None:
             return b
         return self.once(("add", a.name, b.name), max(a.level, b.level), f"add i64 {a.name}, {b.name}")
@@ -304,7 +298,7 @@ class Code:
         known = self.once(("steps", factor.name, self.width), factor.level, f"mul <{self.width} x i64> {wide}, {iota(self.width)}")
         return known.name
 
-    def _vector_term(self, offsets: str | None, val: Val, scale: Size) -> str:
+    def _vector_term(self, offsets: str | None, val: LlvmValue, scale: Size) -> str:
         ty = f"<{self.width} x i64>"
         name = val.name
         if not (isinstance(scale, int) and scale == 1):
@@ -323,12 +317,12 @@ class Code:
         return level, lanes
 
     def lane_kind(self, address: Address, irregular: Sequence[Expr], offsets: str | None) -> str:
-        """How the lanes of an access lie in memory: "one" element for all, "row", or "apart"."""
+        """The access pattern of the lanes: "one" (broadcast), "row" (contiguous) or "apart" (gather or scatter)."""
         if offsets is not None or any(self.memo[e].lanes for e in irregular):
             return "apart"
         return "row" if self.lane_axis and address.coefficient(self.lane_axis) != 0 else "one"
 
-    def read(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, mask: str | None) -> str:
+    def read(self, buffer: int, pointer: LlvmValue, offsets: str | None, lanes: int, kind: str, mask: str | None) -> str:
         """The element(s) in memory form; where `mask` is false, zero and no access."""
         dtype = self.nest.dtypes[buffer]
         element, align = MEMORY[dtype], BYTES[dtype]
@@ -350,11 +344,11 @@ class Code:
         full = self.declare(name, f"{ty} {name}(<{lanes} x ptr>, i32, {masks}, {ty})")
         return self.new(f"call {ty} {full}(<{lanes} x ptr> {pointers}, i32 {align}, {masks} {mask}, {ty} zeroinitializer)")
 
-    def _read_scalar(self, element: str, align: int, pointer: Val, lanes: int, mask: str | None) -> str:
+    def _read_scalar(self, element: str, align: int, pointer: LlvmValue, lanes: int, mask: str | None) -> str:
         """One element; a guarded one is read as a vector of one lane, which LLVM turns into a branch."""
         if mask is None:
             name = self.new(f"load {element}, ptr {pointer.name}, align {align}")
-            return self.splat(Val(name, 0, self.level), element, lanes) if lanes else name
+            return self.splat(LlvmValue(name, 0, self.level), element, lanes) if lanes else name
         if lanes:
             # a guarded element for all lanes: gather it, each lane under its own mask
             return self._gather(element, align, self.splat(pointer, "ptr", lanes), lanes, mask)
@@ -382,7 +376,7 @@ class Code:
             return self.new(f"fptrunc {self.shape('f32', lanes)} {name} to {self.vector('half', lanes)}")
         return name
 
-    def put(self, buffer: int, pointer: Val, offsets: str | None, lanes: int, kind: str, value: str) -> None:
+    def put(self, buffer: int, pointer: LlvmValue, offsets: str | None, lanes: int, kind: str, value: str) -> None:
         """Stores memory-form elements; lanes that do not exist are left out."""
         dtype = self.nest.dtypes[buffer]
         element, align = MEMORY[dtype], BYTES[dtype]
@@ -412,11 +406,11 @@ def _memory_suffix(element: str) -> str:
 
 # ---------------------------------------------------------------- leaves
 
-def _write_const(w: Code, node: Expr) -> None:
+def _write_const(w: LlvmFunction, node: Expr) -> None:
     w.remember(node, literal(node.attr, node.dtype), 0, 0)
 
 
-def _write_symbol(w: Code, node: Expr) -> None:
+def _write_symbol(w: LlvmFunction, node: Expr) -> None:
     """The value of a symbol: an element of the argument array after the buffers."""
     key = (node.attr, node.dtype)
     if key not in w.symbols:
@@ -427,7 +421,7 @@ def _write_symbol(w: Code, node: Expr) -> None:
     w.remember(node, w.new(f"load {ty}, ptr {place}, align 8"), 0, 0)
 
 
-def _write_axis(w: Code, node: Expr) -> None:
+def _write_axis(w: LlvmFunction, node: Expr) -> None:
     """An axis as a number; the lane axis as a vector of numbers."""
     start = w.memo[("axis", node.attr)]
     if not w.width or node.attr != w.lane_axis:
@@ -438,7 +432,7 @@ def _write_axis(w: Code, node: Expr) -> None:
     w.remember(node, w.new(f"add <{w.width} x i64> {wide}, {iota(w.width)}"), w.width, start.level)
 
 
-def _write_at(w: Code, node: Expr) -> None:
+def _write_at(w: LlvmFunction, node: Expr) -> None:
     buffer, address = node.attr
     level, lanes = w.access_level(address, node.args)
     w.level = level
@@ -448,7 +442,7 @@ def _write_at(w: Code, node: Expr) -> None:
     w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
 
 
-def _write_at_masked(w: Code, node: Expr) -> None:
+def _write_at_masked(w: LlvmFunction, node: Expr) -> None:
     (buffer, address), (mask, other, *irregular) = node.attr, node.args
     level, lanes = w.access_level(address, irregular, (mask, other))
     w.level = level
@@ -463,7 +457,7 @@ def _write_at_masked(w: Code, node: Expr) -> None:
     w.remember(node, w.new(f"select {w.shape('bool', lanes)} {wanted}, {ty} {value}, {ty} {instead}"), lanes, level)
 
 
-def _write_check_index(w: Code, node: Expr) -> None:
+def _write_check_index(w: LlvmFunction, node: Expr) -> None:
     """Wraps a negative index (a strict check does not); an index out of range ends this worker with the error slot set."""
     index, size = (w.memo[a] for a in node.args)
     lanes = max(index.lanes, size.lanes)
@@ -487,7 +481,7 @@ def _write_check_index(w: Code, node: Expr) -> None:
     w.remember(node, wrapped, lanes, level)
 
 
-def _write_acc(w: Code, node: Expr) -> None:
+def _write_acc(w: LlvmFunction, node: Expr) -> None:
     raise AssertionError(f"acc({node.attr}) is read before the phase that computes it")
 
 

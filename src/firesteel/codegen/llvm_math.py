@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from firesteel.codegen.llvm_ops import REGISTER, literal
 
 if TYPE_CHECKING:
-    from firesteel.codegen.llvm_code import Code
+    from firesteel.codegen.llvm_code import LlvmFunction
 
 _EXP_F32 = (0.0013950521843960097, 0.008368908422321297, 0.04166620534054321, 0.1666651868066814, 0.5000000095330525)
 _EXP_F64 = tuple(1 / math.factorial(k) for k in range(13, 1, -1))
@@ -34,7 +34,7 @@ _EXP_RANGE = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}    # outside, the r
 class _Float:
     """Float instructions of one dtype and number of lanes."""
 
-    def __init__(self, w: Code, dtype: str, lanes: int):
+    def __init__(self, w: LlvmFunction, dtype: str, lanes: int):
         self.w, self.dtype, self.lanes = w, dtype, lanes
         self.type = w.shape(dtype, lanes)
         self.whole = "i64" if REGISTER[dtype] == "double" else "i32"     # an integer of the same size
@@ -104,7 +104,7 @@ class _Float:
                                 lambda a: self.w.new(f"call {ty} {name}({ty} {a[0]}, {ty} {a[1]}, {ty} zeroinitializer, {mask} -1, i32 4)"))
 
 
-def exp(w: Code, dtype: str, lanes: int, x: str) -> str:
+def exp(w: LlvmFunction, dtype: str, lanes: int, x: str) -> str:
     f = _Float(w, dtype, lanes)
     kind = "f64" if f.whole == "i64" else "f32"
     x = f.clamp(x, *_EXP_RANGE[kind])
@@ -116,7 +116,7 @@ def exp(w: Code, dtype: str, lanes: int, x: str) -> str:
     return f.times_power(value, n)
 
 
-def log(w: Code, dtype: str, lanes: int, x: str) -> str:
+def log(w: LlvmFunction, dtype: str, lanes: int, x: str) -> str:
     f = _Float(w, dtype, lanes)
     kind = "f64" if f.whole == "i64" else "f32"
     tiny = f.compare("olt", x, f.const(2.0 ** (1 - f.bias)))
@@ -141,7 +141,7 @@ def log(w: Code, dtype: str, lanes: int, x: str) -> str:
     return f.select(f.compare("olt", x, f.const(0.0)), f.const(math.nan), value)
 
 
-def _rational(w: Code, dtype: str, lanes: int, x: str, limit: float, top: tuple[float, ...], bottom: tuple[float, ...]) -> str:
+def _rational(w: LlvmFunction, dtype: str, lanes: int, x: str, limit: float, top: tuple[float, ...], bottom: tuple[float, ...]) -> str:
     f = _Float(w, dtype, lanes)
     x = f.clamp(x, -limit, limit)
     z = f.op("fmul", x, x)
@@ -149,14 +149,14 @@ def _rational(w: Code, dtype: str, lanes: int, x: str, limit: float, top: tuple[
     return f.clamp(value, -1.0, 1.0)
 
 
-def tanh(w: Code, dtype: str, lanes: int, x: str) -> str:
+def tanh(w: LlvmFunction, dtype: str, lanes: int, x: str) -> str:
     return _rational(w, dtype, lanes, x, 9.0, *_TANH)
 
 
-def erf(w: Code, dtype: str, lanes: int, x: str) -> str:
+def erf(w: LlvmFunction, dtype: str, lanes: int, x: str) -> str:
     return _rational(w, dtype, lanes, x, 4.0, *_ERF)
 
 
-Inline = Callable[["Code", str, int, str], str]
+Inline = Callable[["LlvmFunction", str, int, str], str]
 INLINE_F32: dict[str, Inline] = {"exp": exp, "tanh": tanh, "erf": erf}                 # used on every machine
 INLINE_OTHER: dict[tuple[str, str], Inline] = {("log", "f32"): log, ("log", "f64"): log, ("exp", "f64"): exp}     # without a vector library

@@ -1,8 +1,8 @@
 """How LLVM text spells each scalar operator: the table `SPELL`.
 
-A row is `fn(w, node, args) -> name`: `w` is the `Code` being written (its `new` adds an instruction and returns the name
+A row is `fn(w, node, args) -> name`: `w` is the `LlvmFunction` being written (its `new` adds an instruction and returns the name
 of the result, `type` gives the node's register type, scalar or vector), `args` are names or literals already of one shape.
-What has no row here is decomposed by `loops/ops.py` before printing.
+What has no row here is decomposed by `loops/decompose.py` before printing.
 
 Registers: bf16 and f16 values are held as float, bool as i1.  Integers wrap; floats are strict (nothing is reassociated).
 """
@@ -19,7 +19,7 @@ from firesteel.sym.expr import Expr
 from firesteel.table import Table
 
 if TYPE_CHECKING:
-    from firesteel.codegen.llvm_code import Code
+    from firesteel.codegen.llvm_code import LlvmFunction
 
 REGISTER = {"f32": "float", "f64": "double", "bf16": "float", "f16": "float",
             "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "i8", "bool": "i1"}
@@ -29,7 +29,7 @@ FLOAT = frozenset({"f32", "f64", "bf16", "f16"})
 UNSIGNED = frozenset({"u8", "bool"})
 BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8, "bool": 1}
 
-Spelling = Callable[["Code", Expr, list[str]], str]
+Spelling = Callable[["LlvmFunction", Expr, list[str]], str]
 SPELL: Table[Spelling] = Table("LLVM spelling", "codegen/llvm_ops.py")
 
 
@@ -63,7 +63,7 @@ def intrinsic_suffix(dtype: str, lanes: int) -> str:
 # ---------------------------------------------------------------- arithmetic
 
 def _chain(integer: str, real: str) -> Spelling:
-    def spell(w: Code, node: Expr, args: list[str]) -> str:
+    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
         name = args[0]
         for arg in args[1:]:
             name = w.new(f"{real if node.dtype in FLOAT else integer} {w.type(node)} {name}, {arg}")
@@ -71,7 +71,7 @@ def _chain(integer: str, real: str) -> Spelling:
     return spell
 
 
-def combine(w: Code, op: str, dtype: str, lanes: int, a: str, b: str) -> str:
+def combine(w: LlvmFunction, op: str, dtype: str, lanes: int, a: str, b: str) -> str:
     """One step of a reduction (`op` is a row of REDUCE_OPS) or a binary min/max/add/mul/and/or on registers."""
     op = REDUCE_OPS[op].combine if op in REDUCE_OPS else op
     ty = w.shape(dtype, lanes)
@@ -94,7 +94,7 @@ def combine(w: Code, op: str, dtype: str, lanes: int, a: str, b: str) -> str:
 
 
 def _combined(op: str) -> Spelling:
-    def spell(w: Code, node: Expr, args: list[str]) -> str:
+    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
         name = args[0]
         for arg in args[1:]:
             name = combine(w, op, node.dtype, w.lanes_of(node), name, arg)
@@ -111,14 +111,14 @@ for _name, _row in {
 
 
 @SPELL.row("neg")
-def _neg(w: Code, node: Expr, args: list[str]) -> str:
+def _neg(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     if node.dtype in FLOAT:
         return w.new(f"fneg {w.type(node)} {args[0]}")
     return w.new(f"sub {w.type(node)} {w.constant(0, node)}, {args[0]}")
 
 
 @SPELL.row("abs")
-def _abs(w: Code, node: Expr, args: list[str]) -> str:
+def _abs(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     if node.dtype in FLOAT:
         return w.intrinsic("fabs", node.dtype, w.lanes_of(node), args)
     if node.dtype in UNSIGNED:
@@ -128,23 +128,23 @@ def _abs(w: Code, node: Expr, args: list[str]) -> str:
 
 
 @SPELL.row("not")
-def _not(w: Code, node: Expr, args: list[str]) -> str:
+def _not(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.new(f"xor {w.type(node)} {args[0]}, {w.constant(True if node.dtype == 'bool' else -1, node)}")
 
 
 @SPELL.row("recip")
-def _recip(w: Code, node: Expr, args: list[str]) -> str:
+def _recip(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.new(f"fdiv {w.type(node)} {w.constant(1.0, node)}, {args[0]}")
 
 
 @SPELL.row("rsqrt")
-def _rsqrt(w: Code, node: Expr, args: list[str]) -> str:
+def _rsqrt(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     root = w.intrinsic("sqrt", node.dtype, w.lanes_of(node), args)
     return _recip(w, node, [root])
 
 
 def _shift(left: bool) -> Spelling:
-    def spell(w: Code, node: Expr, args: list[str]) -> str:
+    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
         """Shifting by the width or more gives 0 (or the sign): LLVM leaves it undefined, torch does not."""
         bits, ty = BITS[node.dtype], w.type(node)
         over = w.new(f"icmp uge {ty} {args[1]}, {w.constant(bits, node)}")
@@ -171,10 +171,10 @@ def _positive_constant(e: Expr) -> bool:
     return e.op == "const" and e.attr > 0
 
 
-def _divided(w: Code, node: Expr, args: list[str], remainder: bool) -> str:
+def _divided(w: LlvmFunction, node: Expr, args: list[str], remainder: bool) -> str:
     """Truncating quotient or remainder that never traps: a zero divisor gives some value, and -1 is a negation."""
     ty, lanes = w.type(node), w.lanes_of(node)
-    if node.dtype in UNSIGNED or w.is_natural(node):
+    if node.dtype in UNSIGNED or w.intervals.natural(node):
         divisor = args[1] if _positive_constant(node.args[1]) else _nonzero(w, node, args[1])
         return _narrow_division(w, node, args[0], divisor, remainder)
     if node.args[1].op == "const" and node.args[1].attr not in (0, -1):
@@ -190,16 +190,16 @@ def _divided(w: Code, node: Expr, args: list[str], remainder: bool) -> str:
     return w.new(f"select {mask} {minus}, {ty} {negative}, {ty} {value}")
 
 
-def _nonzero(w: Code, node: Expr, divisor: str) -> str:
+def _nonzero(w: LlvmFunction, node: Expr, divisor: str) -> str:
     ty = w.type(node)
     zero = w.new(f"icmp eq {ty} {divisor}, {w.constant(0, node)}")
     return w.new(f"select {w.shape('bool', w.lanes_of(node))} {zero}, {ty} {w.constant(1, node)}, {ty} {divisor}")
 
 
-def _narrow_division(w: Code, node: Expr, a: str, b: str, remainder: bool) -> str:
+def _narrow_division(w: LlvmFunction, node: Expr, a: str, b: str, remainder: bool) -> str:
     """Unsigned division; in 32 bits where the values are known to fit, which vector units do far faster."""
     op, ty, lanes = "urem" if remainder else "udiv", w.type(node), w.lanes_of(node)
-    if node.dtype != "i64" or not w.fits(node.args[0], 1 << 31) or not w.fits(node.args[1], 1 << 31):
+    if node.dtype != "i64" or not all(w.intervals.fits(arg, 0, (1 << 31) - 1) for arg in node.args):
         return w.new(f"{op} {ty} {a}, {b}")
     small = w.shape("i32", lanes)
     x = w.new(f"trunc {ty} {a} to {small}")
@@ -208,25 +208,25 @@ def _narrow_division(w: Code, node: Expr, a: str, b: str, remainder: bool) -> st
 
 
 @SPELL.row("fmod")
-def _fmod(w: Code, node: Expr, args: list[str]) -> str:
+def _fmod(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     if node.dtype in FLOAT:
         return w.new(f"frem {w.type(node)} {args[0]}, {args[1]}")
     return _divided(w, node, args, remainder=True)
 
 
 @SPELL.row("mod")
-def _mod(w: Code, node: Expr, args: list[str]) -> str:
+def _mod(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     """The remainder with the sign of the divisor."""
     ty, real = w.type(node), node.dtype in FLOAT
     rest = _fmod(w, node, args)
-    if node.dtype in UNSIGNED or (not real and w.is_natural(node)):
+    if node.dtype in UNSIGNED or (not real and w.intervals.natural(node)):
         return rest
     wrong = _sign_differs(w, node, rest, args[1])
     moved = w.new(f"{'fadd' if real else 'add'} {ty} {rest}, {args[1]}")
     return w.new(f"select {w.shape('bool', w.lanes_of(node))} {wrong}, {ty} {moved}, {ty} {rest}")
 
 
-def _sign_differs(w: Code, node: Expr, rest: str, divisor: str) -> str:
+def _sign_differs(w: LlvmFunction, node: Expr, rest: str, divisor: str) -> str:
     """rest is not 0 and its sign is not the divisor's"""
     ty, mask, zero = w.type(node), w.shape("bool", w.lanes_of(node)), w.constant(0, node)
     compare = "fcmp" if node.dtype in FLOAT else "icmp"
@@ -236,9 +236,9 @@ def _sign_differs(w: Code, node: Expr, rest: str, divisor: str) -> str:
 
 
 @SPELL.row("floordiv:int")
-def _floordiv(w: Code, node: Expr, args: list[str]) -> str:
+def _floordiv(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     quotient = _divided(w, node, args, remainder=False)
-    if node.dtype in UNSIGNED or w.is_natural(node):
+    if node.dtype in UNSIGNED or w.intervals.natural(node):
         return quotient
     ty = w.type(node)
     back = w.new(f"mul {ty} {quotient}, {args[1]}")
@@ -255,26 +255,26 @@ _COMPARE = {"eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", 
 
 
 @SPELL.row(*_COMPARE)
-def _compare(w: Code, node: Expr, args: list[str]) -> str:
+def _compare(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     dtype = node.args[0].dtype
     kind = 0 if dtype in FLOAT else 2 if dtype in UNSIGNED else 1
     return w.new(f"{'icmp' if kind else 'fcmp'} {_COMPARE[node.op][kind]} {w.shape(dtype, w.lanes_of(node))} {args[0]}, {args[1]}")
 
 
 @SPELL.row("isnan")
-def _isnan(w: Code, node: Expr, args: list[str]) -> str:
+def _isnan(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.new(f"fcmp uno {w.shape(node.args[0].dtype, w.lanes_of(node))} {args[0]}, {args[0]}")
 
 
 @SPELL.row("isinf")
-def _isinf(w: Code, node: Expr, args: list[str]) -> str:
+def _isinf(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     dtype, lanes = node.args[0].dtype, w.lanes_of(node)
     size = w.intrinsic("fabs", dtype, lanes, args)
     return w.new(f"fcmp oeq {w.shape(dtype, lanes)} {size}, {w.constant(math.inf, node.args[0], lanes)}")
 
 
 @SPELL.row("signbit")
-def _signbit(w: Code, node: Expr, args: list[str]) -> str:
+def _signbit(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     dtype, lanes = node.args[0].dtype, w.lanes_of(node)
     whole = "i64" if dtype == "f64" else "i32"
     bits = w.new(f"bitcast {w.shape(dtype, lanes)} {args[0]} to {w.shape(whole, lanes)}")
@@ -282,7 +282,7 @@ def _signbit(w: Code, node: Expr, args: list[str]) -> str:
 
 
 @SPELL.row("where")
-def _where(w: Code, node: Expr, args: list[str]) -> str:
+def _where(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     mask, ty = w.shape("bool", w.lanes_of(node)), w.type(node)
     return w.new(f"select {mask} {args[0]}, {ty} {args[1]}, {ty} {args[2]}")
 
@@ -306,7 +306,7 @@ for _name in (*VECTOR_FUNCTIONS, "nextafter", "lgamma"):
 
 
 @SPELL.row("sigmoid")
-def _sigmoid(w: Code, node: Expr, args: list[str]) -> str:
+def _sigmoid(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     ty, one = w.type(node), w.constant(1.0, node)
     e = w.call_math("exp", node, [w.new(f"fneg {ty} {args[0]}")])
     return w.new(f"fdiv {ty} {one}, {w.new(f'fadd {ty} {e}, {one}')}")
@@ -315,11 +315,11 @@ def _sigmoid(w: Code, node: Expr, args: list[str]) -> str:
 # ---------------------------------------------------------------- conversions
 
 @SPELL.row("to")
-def _to(w: Code, node: Expr, args: list[str]) -> str:
+def _to(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return convert(w, args[0], node.args[0].dtype, node.dtype, w.lanes_of(node))
 
 
-def convert(w: Code, value: str, source: str, target: str, lanes: int) -> str:
+def convert(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
     if source == target:
         return value
     if target in FLOAT:
@@ -330,8 +330,8 @@ def convert(w: Code, value: str, source: str, target: str, lanes: int) -> str:
     if source in FLOAT:
         if BITS[target] >= 32:
             return w.new(f"fptosi {ty} {value} to {out}")
-        whole = w.new(f"fptosi {ty} {value} to {w.shape('i32', lanes)}")
-        return w.new(f"trunc {w.shape('i32', lanes)} {whole} to {out}")
+        wide = w.shape("i64" if (source, target) == ("f64", "u8") else "i32", lanes)        # as eager's own conversions go
+        return w.new(f"trunc {wide} {w.new(f'fptosi {ty} {value} to {wide}')} to {out}")
     if BITS[source] == BITS[target]:
         return value
     if BITS[source] > BITS[target]:
@@ -339,7 +339,7 @@ def convert(w: Code, value: str, source: str, target: str, lanes: int) -> str:
     return w.new(f"{'zext' if source in UNSIGNED else 'sext'} {ty} {value} to {out}")
 
 
-def _to_float(w: Code, value: str, source: str, target: str, lanes: int) -> str:
+def _to_float(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
     ty, out = w.shape(source, lanes), w.shape(target, lanes)
     if source not in FLOAT:
         value = w.new(f"{'uitofp' if source in UNSIGNED else 'sitofp'} {ty} {value} to {out}")
@@ -353,7 +353,7 @@ def _to_float(w: Code, value: str, source: str, target: str, lanes: int) -> str:
     return value
 
 
-def bf16_to_float(w: Code, half: str, lanes: int) -> str:
+def bf16_to_float(w: LlvmFunction, half: str, lanes: int) -> str:
     """i16 bits -> float"""
     i16, i32 = w.shape("i16", lanes), w.shape("i32", lanes)
     wide = w.new(f"zext {i16} {half} to {i32}")
@@ -361,7 +361,7 @@ def bf16_to_float(w: Code, half: str, lanes: int) -> str:
     return w.new(f"bitcast {i32} {bits} to {w.shape('f32', lanes)}")
 
 
-def float_to_bf16(w: Code, value: str, lanes: int) -> str:
+def float_to_bf16(w: LlvmFunction, value: str, lanes: int) -> str:
     """float -> i16 bits, nearest, ties to even; NaN stays NaN"""
     i32, f32, mask = w.shape("i32", lanes), w.shape("f32", lanes), w.shape("bool", lanes)
     bits = w.new(f"bitcast {f32} {value} to {i32}")

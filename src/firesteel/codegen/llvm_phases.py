@@ -1,8 +1,8 @@
-"""Loops, accumulators and stores of LLVM kernels: one phase of a nest, written into a `Code`.
+"""Loops, accumulators and stores of LLVM kernels: one phase of a nest, written into an `LlvmFunction`.
 
-In: a Code whose open scopes bind the parallel axes, a phase, and the Shape that says which axis the lanes run along.  Out: the
-phase's loops in the Code's text, and its accumulators' values in the Code's memo, where later phases find them.
-Float sums are added up in blocks, so that a long sum is as accurate as eager's.
+In: an LlvmFunction whose open scopes bind the parallel axes, a phase, and the Shape that says which axis the lanes run along.  Out: the
+phase's loops in the function's text, and its accumulators' values in its memo, where later phases find them.
+Float sums are added up in blocks, whose sums are added in float64, so that a long sum is at least as accurate as eager's.
 """
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from firesteel.codegen.flat import FlatPhase, FlatReduce, FlatStore, product
 from firesteel.codegen.lanes import Shape
-from firesteel.codegen.llvm_code import Code, Val, iota
-from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine
+from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
+from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine, convert
 from firesteel.loops.ir import Axis
 from firesteel.loops.ops import REDUCE_OPS
 from firesteel.sym.expr import Size, make
 
-BLOCK = 256             # vectors (or rows) added up before they are added to the total: keeps float sums accurate
+BLOCK = 16              # vectors (or rows) added up before they are added to the total: keeps float sums accurate
 
 
 # ---------------------------------------------------------------- loops
 
 @contextlib.contextmanager
-def write_loop(w: Code, start: str, stop: str, step: int, may_be_empty: bool) -> Iterator[str]:
+def write_loop(w: LlvmFunction, start: str, stop: str, step: int, may_be_empty: bool) -> Iterator[str]:
     """The inside runs for start, start + step, ... < stop; yields the counter's name."""
     counter, body, done = w.alloca("i64"), w.label("loop"), w.label("done")
     guard_before = w.guard
@@ -47,11 +47,11 @@ def write_loop(w: Code, start: str, stop: str, step: int, may_be_empty: bool) ->
     w.guard = guard_before
 
 
-def bind(w: Code, axis: str, value: str) -> None:
+def bind(w: LlvmFunction, axis: str, value: str) -> None:
     w.remember(("axis", axis), value, 0, w.level)
 
 
-def write_lanes(w: Code, axis: Axis, start: str, stop: str, width: int, may_be_empty: bool, inside: Callable[[], None]) -> None:
+def write_lanes(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, may_be_empty: bool, inside: Callable[[], None]) -> None:
     """A loop over an axis, `width` at a time.  Where the extent is no multiple, lanes past its end are masked: in every
     iteration if the machine does that for nothing, else in one iteration after the loop."""
     if width == 1 or divides(width, axis.extent):
@@ -65,23 +65,26 @@ def write_lanes(w: Code, axis: Axis, start: str, stop: str, width: int, may_be_e
         _lane_loop(w, axis, rest, stop, width, True, True, inside)
 
 
-def _lane_loop(w: Code, axis: Axis, start: str, stop: str, width: int, masked: bool, may_be_empty: bool, inside: Callable[[], None]) -> None:
+def _lane_loop(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, masked: bool, may_be_empty: bool, inside: Callable[[], None]) -> None:
     with write_loop(w, start, stop, width, may_be_empty) as i:
         bind(w, axis.name, i)
         before = w.lane_axis, w.width, w.mask, w.mask_level
         w.lane_axis, w.width = axis.name, width if width > 1 else 0
         w.mask, w.mask_level = None, w.level
         if masked:
-            w.mask = _firstwrite_lanes(w, w.new(f"sub i64 {stop}, {i}"), width)
+            w.mask = _first_lanes(w, w.new(f"sub i64 {stop}, {i}"), width)
         inside()
         w.lane_axis, w.width, w.mask, w.mask_level = before
 
 
-def _firstwrite_lanes(w: Code, count: str, width: int) -> str:
-    """The mask of the first `count` lanes, compared in the smallest integers that can count them."""
-    small = "i8" if width <= 64 else "i16"
-    left = w.new(f"trunc i64 {smaller(w, count, str(width))} to {small}")
-    wide = w.splat(Val(left, 0, w.level), small, width)
+def _first_lanes(w: LlvmFunction, count: str, width: int) -> str:
+    """The mask of the first `count` lanes, compared in the smallest integers that can count them and fill a register: the compare of
+    a shorter vector is widened, and then true for lanes that do not exist."""
+    bits = max(8 if width <= 64 else 16, 128 // width)
+    small = f"i{bits}"
+    left = smaller(w, count, str(width))
+    left = left if bits == 64 else w.new(f"trunc i64 {left} to {small}")
+    wide = w.splat(LlvmValue(left, 0, w.level), small, width)
     return w.new(f"icmp ult <{width} x {small}> {iota(width, small)}, {wide}")
 
 
@@ -93,13 +96,13 @@ def divides(width: int, extent: Size) -> bool:
     return isinstance(extent, int) and extent % width == 0
 
 
-def smaller(w: Code, a: str, b: str) -> str:
+def smaller(w: LlvmFunction, a: str, b: str) -> str:
     return w.new(f"select i1 {w.new(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
 # ---------------------------------------------------------------- phases
 
-def write_phases(w: Code, shape: Shape, rereads: bool) -> None:
+def write_phases(w: LlvmFunction, shape: Shape, rereads: bool) -> None:
     """All phases of the nest, for the point whose axes are bound.  `rereads`: a phase may load what an earlier one stored."""
     for number, phase in enumerate(w.nest.phases):
         write_phase(w, shape, number, phase, None)
@@ -113,51 +116,71 @@ def loop_order(phase: FlatPhase, lane: str | None) -> list[Axis]:
 
 
 class _Accumulator:
-    """One Reduce of a phase while its loops are written: an alloca; for long float sums a second one for the current block,
-    and a third for what rounding took away when blocks were added up (Kahan's way: cheap, since blocks are long)."""
+    """One Reduce of a phase while its loops are written: an alloca; a long float sum has a second one for the current block.
+    The blocks of an f32 sum are added in double; those of an f64 sum with a third alloca for what rounding took away (Kahan)."""
 
-    def __init__(self, w: Code, reduce: FlatReduce, lanes: int, blocked: bool):
-        self.reduce, self.lanes = reduce, lanes
+    def __init__(self, w: LlvmFunction, reduce: FlatReduce, lanes: int, blocked: bool):
+        self.reduce, self.lanes, self.blocked = reduce, lanes, blocked
+        self.wide = "f64" if blocked else reduce.dtype      # the total's dtype
         self.type = w.shape(reduce.dtype, lanes)
-        self.identity = w.constant(REDUCE_OPS[reduce.op].identity(reduce.dtype), make("acc", reduce.dtype, (), reduce.name), lanes)
-        self.total = w.alloca(self.type)
+        self.identity = self._identity(w, reduce.dtype)
+        self.total = w.alloca(w.shape(self.wide, lanes))
         self.running = w.alloca(self.type) if blocked else self.total
-        self.lost = w.alloca(self.type) if blocked else self.total
-        for place in dict.fromkeys((self.total, self.running, self.lost)):
+        self.lost = w.alloca(self.type) if blocked and reduce.dtype == "f64" else ""
+        w.line(f"store {w.shape(self.wide, lanes)} {self._identity(w, self.wide)}, ptr {self.total}")
+        for place in (self.running, self.lost) if self.lost else (self.running,) if blocked else ():
             w.line(f"store {self.type} {self.identity}, ptr {place}")
 
-    def take(self, w: Code, value: str) -> str:
+    def _identity(self, w: LlvmFunction, dtype: str) -> str:
+        return w.constant(REDUCE_OPS[self.reduce.op].identity(dtype), make("acc", dtype, (), self.reduce.name), self.lanes)
+
+    def take(self, w: LlvmFunction, value: str) -> str:
         old = w.new(f"load {self.type}, ptr {self.running}")
-        new = combine(w, self.reduce.op, self.reduce.dtype, self.lanes, old, value)
+        new = self._with_product(w, old) or combine(w, self.reduce.op, self.reduce.dtype, self.lanes, old, value)
         if self.lanes and w.mask:
             new = w.new(f"select {w.shape('bool', self.lanes)} {w.mask}, {self.type} {new}, {self.type} {old}")
         w.line(f"store {self.type} {new}, ptr {self.running}")
         return new
 
-    def flush(self, w: Code) -> None:
+    def _with_product(self, w: LlvmFunction, old: str) -> str | None:
+        """old + a * b, rounded once, where a sum of products is asked for and the machine has the instruction."""
+        value = self.reduce.value
+        if value.op != "mul" or self.reduce.op != "sum" or self.reduce.dtype not in FLOAT or not w.target.fma or len(value.args) != 2:
+            return None
+        return w.intrinsic("fma", self.reduce.dtype, self.lanes, [*(w.shaped(w.memo[a], a, self.lanes) for a in value.args), old])
+
+    def flush(self, w: LlvmFunction) -> None:
         """Adds the block to the total."""
-        if self.running == self.total:
+        if not self.blocked:
             return
-        total, block, lost = (w.new(f"load {self.type}, ptr {place}") for place in (self.total, self.running, self.lost))
-        part = w.new(f"fsub {self.type} {block}, {lost}")
+        block, ty = w.new(f"load {self.type}, ptr {self.running}"), w.shape(self.wide, self.lanes)
+        total = w.new(f"load {ty}, ptr {self.total}")
+        new = self._compensated(w, total, block) if self.lost else w.new(f"fadd {ty} {total}, {w.new(f'fpext {self.type} {block} to {ty}')}")
+        w.line(f"store {ty} {new}, ptr {self.total}")
+        w.line(f"store {self.type} {self.identity}, ptr {self.running}")
+
+    def _compensated(self, w: LlvmFunction, total: str, block: str) -> str:
+        """total + block, with what the last addition lost."""
+        part = w.new(f"fsub {self.type} {block}, {w.new(f'load {self.type}, ptr {self.lost}')}")
         new = w.new(f"fadd {self.type} {total}, {part}")
         gained = w.new(f"fsub {self.type} {new}, {total}")
         still_lost = w.new(f"fsub {self.type} {gained}, {part}")
         # an infinite total would make the correction NaN
         finite = w.new(f"fcmp ord {self.type} {still_lost}, {still_lost}")
         kept = w.new(f"select {w.shape('bool', self.lanes)} {finite}, {self.type} {still_lost}, {self.type} {self.identity}")
-        for value, place in ((new, self.total), (kept, self.lost), (self.identity, self.running)):
-            w.line(f"store {self.type} {value}, ptr {place}")
+        w.line(f"store {self.type} {kept}, ptr {self.lost}")
+        return new
 
-    def finish(self, w: Code, across: bool) -> None:
+    def finish(self, w: LlvmFunction, across: bool) -> None:
         """The final value becomes what acc(name) reads; `across`: lanes are parts of one value."""
-        name, lanes = w.new(f"load {self.type}, ptr {self.total}"), self.lanes
+        name, lanes = w.new(f"load {w.shape(self.wide, self.lanes)}, ptr {self.total}"), self.lanes
         if across and lanes:
-            name, lanes = _across(w, self.reduce.op, self.reduce.dtype, lanes, name), 0
+            name, lanes = _across(w, self.reduce.op, self.wide, lanes, name), 0
+        name = convert(w, name, self.wide, self.reduce.dtype, lanes)
         w.remember(make("acc", self.reduce.dtype, (), self.reduce.name), name, lanes, w.level)
 
 
-def _across(w: Code, op: str, dtype: str, lanes: int, name: str) -> str:
+def _across(w: LlvmFunction, op: str, dtype: str, lanes: int, name: str) -> str:
     """One value out of the lanes: halves are combined until one is left."""
     while lanes > 1:
         half = lanes // 2
@@ -167,7 +190,7 @@ def _across(w: Code, op: str, dtype: str, lanes: int, name: str) -> str:
     return w.new(f"extractelement <1 x {REGISTER[dtype]}> {name}, i64 0")
 
 
-def write_phase(w: Code, shape: Shape, number: int, phase: FlatPhase, window: tuple[str, str, str] | None) -> None:
+def write_phase(w: LlvmFunction, shape: Shape, number: int, phase: FlatPhase, window: tuple[str, str, str] | None) -> None:
     """One phase inside the scopes that are open.  `window`: (axis, first, end) replaces that axis' range."""
     lane = shape.rows[number]
     width = shape.widths[number]
@@ -184,13 +207,13 @@ def _is_long(axes: Sequence[Axis], width: int) -> bool:
     return not isinstance(steps, int) or steps > BLOCK * width
 
 
-def _range(w: Code, axis: Axis, window: tuple[str, str, str] | None) -> tuple[str, str, bool]:
+def _range(w: LlvmFunction, axis: Axis, window: tuple[str, str, str] | None) -> tuple[str, str, bool]:
     if window and window[0] == axis.name:
         return window[1], window[2], False
     return "0", w.size(axis.extent).name, can_be_empty(axis.extent)
 
 
-def _sweep(w: Code, phase: FlatPhase, axes: list[Axis], lane: str | None, width: int, accumulators: list[_Accumulator],
+def _sweep(w: LlvmFunction, phase: FlatPhase, axes: list[Axis], lane: str | None, width: int, accumulators: list[_Accumulator],
            window: tuple[str, str, str] | None) -> None:
     """Loops over the axes, outermost first, around one point.  `width`: of the steps along the lane axis."""
     if not axes:
@@ -204,7 +227,7 @@ def _sweep(w: Code, phase: FlatPhase, axes: list[Axis], lane: str | None, width:
             _sweep(w, phase, inner, lane, width, accumulators, window)
         return
     step = width if axis.name == lane else 1
-    blocked = any(a.running != a.total for a in accumulators)
+    blocked = any(a.blocked for a in accumulators)
     if blocked and _is_long([axis], step):
         with write_loop(w, start, stop, step * BLOCK, may_be_empty) as first:
             end = smaller(w, w.new(f"add i64 {first}, {step * BLOCK}"), stop)
@@ -213,7 +236,7 @@ def _sweep(w: Code, phase: FlatPhase, axes: list[Axis], lane: str | None, width:
         _innermost(w, phase, axis, step, accumulators, start, stop, may_be_empty)
 
 
-def _innermost(w: Code, phase: FlatPhase, axis: Axis, step: int, accumulators: list[_Accumulator], start: str, stop: str,
+def _innermost(w: LlvmFunction, phase: FlatPhase, axis: Axis, step: int, accumulators: list[_Accumulator], start: str, stop: str,
                may_be_empty: bool) -> None:
     if step > 1:
         write_lanes(w, axis, start, stop, step, may_be_empty, lambda: _point(w, phase, accumulators))
@@ -225,7 +248,7 @@ def _innermost(w: Code, phase: FlatPhase, axis: Axis, step: int, accumulators: l
         a.flush(w)
 
 
-def _point(w: Code, phase: FlatPhase, accumulators: list[_Accumulator]) -> None:
+def _point(w: LlvmFunction, phase: FlatPhase, accumulators: list[_Accumulator]) -> None:
     """Accumulate, then store; a scan's stores see the running value."""
     vals = w.values([a.reduce.value for a in accumulators])
     for a, val in zip(accumulators, vals, strict=True):
@@ -237,7 +260,7 @@ def _point(w: Code, phase: FlatPhase, accumulators: list[_Accumulator]) -> None:
         _store(w, s)
 
 
-def _store(w: Code, s: FlatStore) -> None:
+def _store(w: LlvmFunction, s: FlatStore) -> None:
     pointer, offsets = w.pointer(s.buffer, s.address, s.irregular, w.level)
     kind = w.lane_kind(s.address, s.irregular, offsets)
     lanes = w.width if w.width and kind != "one" else 0

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, FlatReduce, FlatStore, rebuild, topological
+from firesteel.codegen.flat import FlatNest, FlatPhase, FlatReduce, FlatStore
+from firesteel.loops.cost import is_heavy
 from firesteel.loops.decompose import DECOMPOSED
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, postorder, rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ def decompose(nest: FlatNest, spelled: Callable[[Expr], bool]) -> FlatNest:
             return None
         missing = True
         simpler = DECOMPOSED[node.op](*args)
-        rebuild([simpler], change, memo)    # what it is made of may need it too
-        return memo[simpler]
+        return rebuild(simpler, change, memo)       # what it is made of may need it too
 
-    rebuild([r for p in nest.phases for r in p.roots()], change, memo)
+    for root in [r for p in nest.phases for r in p.roots()]:
+        rebuild(root, change, memo)
     if not missing:
         return nest
     return FlatNest(nest.axes, tuple(_renamed(p, memo) for p in nest.phases), nest.dtypes)
@@ -50,12 +51,7 @@ def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
     return FlatPhase(phase.kind, phase.axes, reduces, stores)
 
 
-_HEAVY = dict.fromkeys((
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "erfc", "pow", "atan2", "sigmoid", "fmod", "mod", "lgamma"), 10)
-
-
 def weight(phase: FlatPhase) -> int:
     """Scalar operations for one point of the phase's axes."""
-    nodes = topological(phase.roots())
-    return len(phase.reduces) + len(phase.stores) + sum(_HEAVY.get(n.op, 1) for n in nodes if n.op not in ("const", "axis", "symbol", "acc"))
+    nodes = postorder(*phase.roots())
+    return len(phase.reduces) + len(phase.stores) + sum(10 if is_heavy(n.op) else 1 for n in nodes if n.op not in ("const", "axis", "symbol", "acc"))

@@ -1,8 +1,8 @@
 """Facts about the CPU that kernels are compiled for: vector length, features, which vector math functions can be called.
 
-`host()` looks at this machine once.  Tests print for other machines by making a Target themselves.
+`this_machine()` looks at this machine once.  Tests print for other machines by making a Target themselves.
 
-    host().lanes(4)      # 16 on a machine with AVX-512: floats in a vector register
+    this_machine().lanes(4)      # 16 on a machine with AVX-512: floats in a vector register
 """
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import ctypes
 import functools
 import platform
 from dataclasses import dataclass
+
+from firesteel.transaction import aside
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,12 @@ def _vector_math(width: int, variant: str) -> frozenset[str]:
 
 
 @functools.cache
-def host() -> Target:
+def this_machine() -> Target:
     """This machine."""
+    return aside(_look)
+
+
+def _look() -> Target:
     import llvmlite.binding as llvm
     features = llvm.get_host_cpu_features()
     width, masks, variant = _register_kind(features)

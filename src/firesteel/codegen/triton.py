@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import (
     Address,
     FlatNest,
@@ -30,15 +31,13 @@ from firesteel.codegen.flat import (
     flatten,
     mul,
     product,
-    rebuild,
-    topological,
 )
 from firesteel.codegen.printer import decompose
-from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, Code, Intervals, Sweep, Val
+from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, TritonFunction, TritonValue
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Buffer, Nest, axis
-from firesteel.sym.expr import Expr, Size, make
+from firesteel.sym.expr import Expr, Size, make, postorder, rebuild
 
 BLOCK = 1024            # points of a program that sweeps nothing
 TILE = 2048             # elements of a tile
@@ -180,7 +179,7 @@ class _Printer:
     def __init__(self, nest: FlatNest):
         self.tiling = choose(nest)
         self.nest = nest = nest if self.tiling.split else _share_axes(nest, self.tiling)
-        self.intervals = Intervals(nest)
+        self.intervals = NestIntervals(nest)
         self.narrow = _addresses_fit(nest, self.intervals)
         self.symbols: dict[tuple[str, str], str] = {}
         self.scratch: list[tuple[str, Size]] = []
@@ -188,7 +187,7 @@ class _Printer:
         self.can_fail = False
         self.total = _extent(nest.axes)
         stored = {s.buffer for p in nest.phases for s in p.stores}
-        self.rereads = bool(stored & {n.attr[0] for p in nest.phases for n in topological(p.roots()) if n.op in ("at", "at_masked")})
+        self.rereads = bool(stored & {n.attr[0] for p in nest.phases for n in postorder(*p.roots()) if n.op in ("at", "at_masked")})
         _check_adds(nest)
 
     def run(self) -> list[str]:
@@ -198,10 +197,10 @@ class _Printer:
         head = ", ".join([*names, "error"])
         return [f"def KERNEL_{k}({head}):    # {warps} warps\n" + "\n".join(lines) for k, (lines, (_, warps)) in enumerate(zip(bodies, self.passes))]
 
-    def code(self, flat: bool = False) -> Code:
-        return Code(self.nest, self.intervals, self.narrow, self.tiling.points, flat, self.symbols)
+    def code(self, flat: bool = False) -> TritonFunction:
+        return TritonFunction(self.nest, self.intervals, self.narrow, self.tiling.points, flat, self.symbols)
 
-    def finish(self, w: Code, programs: Size, elements: int) -> list[str]:
+    def finish(self, w: TritonFunction, programs: Size, elements: int) -> list[str]:
         self.can_fail |= w.can_fail
         self.passes.append((programs, _warps(elements)))
         return w.lines
@@ -243,7 +242,7 @@ class _Printer:
             w.line(f"cut = pid % {w.size(slices)}")
             w.once = "cut == 0"
         w.points(f"(pid // {w.size(slices)})" if slices != 1 else "pid", self.total)
-        used = [n.attr for p in (*waiting, *([phase] if phase else [])) for n in topological(p.roots()) if n.op == "acc"]
+        used = [n.attr for p in (*waiting, *([phase] if phase else [])) for n in postorder(*p.roots()) if n.op == "acc"]
         for name in dict.fromkeys(used):
             if name in places:
                 _combined(w, *places[name])
@@ -265,7 +264,7 @@ class _Printer:
             return _tiles(_extent(phase.axes), self.tiling.blocks[number])
         return self.tiling.slices[number]
 
-    def _keep(self, w: Code, r: FlatReduce, slices: Size, places: dict) -> None:
+    def _keep(self, w: TritonFunction, r: FlatReduce, slices: Size, places: dict) -> None:
         """The accumulator of this slice into scratch memory."""
         dtype = accumulator_dtype(r.dtype)
         places[r.name] = (len(self.scratch), slices, r)
@@ -277,7 +276,7 @@ class _Printer:
         w.line(f"tl.store({place}, {w.widened(name, value.dims, POINTS)}{', mask=' + mask if mask else ''})")
 
 
-def _combined(w: Code, place: int, slices: int, r: FlatReduce) -> None:
+def _combined(w: TritonFunction, place: int, slices: int, r: FlatReduce) -> None:
     """The value of an accumulator out of what its slices kept."""
     mask = w.mask(POINTS)
     pointer = f"q{place} + x * {slices} + tl.arange(0, {slices})[None, :]"
@@ -285,12 +284,12 @@ def _combined(w: Code, place: int, slices: int, r: FlatReduce) -> None:
     _remember(w, r, w.new(f"tl.reduce({parts}, 1, {combine_function(r.op)}, keep_dims=True)"))
 
 
-def _remember(w: Code, r: FlatReduce, name: str) -> None:
+def _remember(w: TritonFunction, r: FlatReduce, name: str) -> None:
     """`name` holds the final value of an accumulator, a column in its holding type."""
-    w.memo[make("acc", r.dtype, (), r.name)] = Val(_released(w, r, name), POINTS)
+    w.memo[make("acc", r.dtype, (), r.name)] = TritonValue(_released(w, r, name), POINTS)
 
 
-def _released(w: Code, r: FlatReduce, name: str) -> str:
+def _released(w: TritonFunction, r: FlatReduce, name: str) -> str:
     """From the type in which it is accumulated to its own."""
     held = accumulator_dtype(r.dtype)
     return name if held == r.dtype or r.dtype in ("bf16", "f16") else w.new(convert(name, held, r.dtype))
@@ -298,7 +297,7 @@ def _released(w: Code, r: FlatReduce, name: str) -> str:
 
 # ---------------------------------------------------------------- phases
 
-def _phase(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | None) -> None:
+def _phase(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, bool] | None) -> None:
     """One phase for the tile of points.  `window`: (number of slices, is each one tile): the sweep is the slice `cut`."""
     if not phase.axes:
         w.values([r.value for r in phase.reduces])
@@ -308,7 +307,7 @@ def _phase(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | No
         return
     extent = _extent(phase.axes)
     one_tile = isinstance(extent, int) and extent <= block
-    w.sweep = Sweep(phase.axes, block)
+    w.sweep = TileSweep(phase.axes, block)
     aligned = isinstance(extent, int) and extent > 0 and extent % block == 0
     if one_tile:
         _tile(w, phase, "", None if aligned else str(extent))
@@ -319,7 +318,7 @@ def _phase(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | No
     w.leave()
 
 
-def _tile(w: Code, phase: FlatPhase, start: str, end: str | None) -> None:
+def _tile(w: TritonFunction, phase: FlatPhase, start: str, end: str | None) -> None:
     """A sweep of a single tile."""
     w.sweep_tile(start, end)
     w.values([r.value for r in phase.reduces])
@@ -335,7 +334,7 @@ def _tile(w: Code, phase: FlatPhase, start: str, end: str | None) -> None:
         _stores(w, phase)
 
 
-def _loop(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | None, extent: Size, aligned: bool) -> None:
+def _loop(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, bool] | None, extent: Size, aligned: bool) -> None:
     """A sweep tile by tile; accumulators are carried, a scan's running value across tiles too."""
     begin, end, limit = "0" if w.narrow else "tl.full([], 0, tl.int64)", w.size(extent), w.size(extent)
     if window is not None:
@@ -361,7 +360,7 @@ def _loop(w: Code, phase: FlatPhase, block: int, window: tuple[Size, bool] | Non
         _remember(w, r, name if scan else w.new(f"tl.reduce({name}, 1, {combine_function(r.op)}, keep_dims=True)"))
 
 
-def _accumulate(w: Code, r: FlatReduce, carried: str, scan: bool) -> None:
+def _accumulate(w: TritonFunction, r: FlatReduce, carried: str, scan: bool) -> None:
     """One tile into an accumulator."""
     value, combine = _full(w, r), combine_function(r.op)
     if not scan:
@@ -372,7 +371,7 @@ def _accumulate(w: Code, r: FlatReduce, carried: str, scan: bool) -> None:
     w.line(f"{carried} = {combine}({carried}, tl.reduce({value}, 1, {combine}, keep_dims=True))")
 
 
-def _held(w: Code, r: FlatReduce) -> str:
+def _held(w: TritonFunction, r: FlatReduce) -> str:
     """The element in the type in which it is accumulated, a column or block."""
     val, held = w.memo[r.value], accumulator_dtype(r.dtype)
     name = w.wide(val)
@@ -381,19 +380,19 @@ def _held(w: Code, r: FlatReduce) -> str:
     return w.new(w.widened(name, val.dims, val.dims | POINTS))
 
 
-def _full(w: Code, r: FlatReduce) -> str:
+def _full(w: TritonFunction, r: FlatReduce) -> str:
     """The elements of a whole tile, the identity where there are none."""
     name = w.widened(_held(w, r), w.memo[r.value].dims | POINTS, POINTS | SWEEP)
     mask = w.masks[SWEEP]
     return w.new(f"tl.where({mask}, {name}, {identity(r.op, r.dtype)})" if mask else name)
 
 
-def _remember_running(w: Code, r: FlatReduce, name: str) -> None:
+def _remember_running(w: TritonFunction, r: FlatReduce, name: str) -> None:
     """What acc(name) is inside of its scan."""
-    w.memo[make("acc", r.dtype, (), r.name)] = Val(_released(w, r, name), POINTS | SWEEP, False, w.in_loop)
+    w.memo[make("acc", r.dtype, (), r.name)] = TritonValue(_released(w, r, name), POINTS | SWEEP, False, w.in_loop)
 
 
-def _stores(w: Code, phase: FlatPhase) -> None:
+def _stores(w: TritonFunction, phase: FlatPhase) -> None:
     w.values([e for s in phase.stores for e in (*s.irregular, s.value)])
     everywhere = POINTS | (SWEEP if phase.axes else 0)
     for s in phase.stores:
@@ -402,7 +401,7 @@ def _stores(w: Code, phase: FlatPhase) -> None:
 
 # ---------------------------------------------------------------- facts and small rewrites
 
-def _addresses_fit(nest: FlatNest, intervals: Intervals) -> bool:
+def _addresses_fit(nest: FlatNest, intervals: NestIntervals) -> bool:
     """Is every address, and every number of points, known to be below 2**31?"""
     counts = [_extent(nest.axes), *(_extent(p.axes) for p in nest.phases)]
     if not all(isinstance(c, int) and c <= LIMIT - TILE * WHOLE for c in counts):
@@ -410,7 +409,7 @@ def _addresses_fit(nest: FlatNest, intervals: Intervals) -> bool:
     return all(_reach(a, irregular, intervals) <= LIMIT for _, a, irregular, _ in addresses(nest))
 
 
-def _reach(address: Address, irregular: Sequence[Expr], intervals: Intervals) -> float:
+def _reach(address: Address, irregular: Sequence[Expr], intervals: NestIntervals) -> float:
     """A bound on the absolute value of the address and of each of its partial sums."""
     parts: list[tuple[Any, Any]] = [(c, intervals.extents[n]) for n, c in address.terms]
     if not isinstance(address.base, int) or not all(isinstance(c, int) and isinstance(n, int) for c, n in parts):
@@ -419,7 +418,7 @@ def _reach(address: Address, irregular: Sequence[Expr], intervals: Intervals) ->
     for e, scale in zip(irregular, address.scales):
         if not isinstance(scale, int):
             return float("inf")
-        total += abs(scale) * max(map(abs, intervals.of(e)))
+        total += abs(scale) * intervals.reach(e)
     return total
 
 
@@ -458,7 +457,8 @@ def _with_axes(phase: FlatPhase, axes: tuple[Axis, ...]) -> FlatPhase:
             return make(node.op, node.dtype, args, (node.attr[0], moved(node.attr[1])))
         return None
 
-    rebuild(phase.roots(), change, memo)
+    for root in phase.roots():
+        rebuild(root, change, memo)
     reduces = tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
     stores = tuple(FlatStore(s.buffer, moved(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, s.private) for s in phase.stores)
     return FlatPhase(phase.kind, axes, reduces, stores)

@@ -1,32 +1,32 @@
-"""Code: one Triton function under construction.  Knows values, tiles and memory; `triton.py` knows phases and launches.
+"""TritonFunction: one Triton function under construction.  Knows values, tiles and memory; `triton.py` knows phases and launches.
 
 Every value lives on a tile [points, sweep]: `dims` says along which of the two it varies (0 neither: a scalar, POINTS a column
 [X, 1], SWEEP a row [1, R], both a block).  A function without sweeps has tiles of points only, of one dimension.
-Nothing is written twice (`memo`: Expr -> Val); what does not vary along a sweep stands before its loop.
+Nothing is written twice (`memo`: Expr -> TritonValue); what does not vary along a sweep stands before its loop.
 
 Integers: the IR's indices are i64.  Where all addresses of a nest fit into 31 bits, index arithmetic whose values are known to fit is
-done in int32 (`Val.narrow`), and widened where a value leaves it.
+done in int32 (`TritonValue.narrow`), and widened where a value leaves it.
 
 check_index: an index out of range sets the error flag and is replaced by 0; loads and stores that it places are masked.
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from firesteel.codegen.flat import Address, FlatNest, product, topological
+from firesteel.codegen.bounds import NestIntervals
+from firesteel.codegen.flat import Address, FlatNest, product
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
 from firesteel.loops.ir import Axis
 from firesteel.loops.ops import from_size
-from firesteel.sym.expr import Expr, Size, as_expr
+from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
 POINTS, SWEEP = 1, 2
 LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Val:
+class TritonValue:
     name: str
     dims: int = 0
     narrow: bool = False        # an i64 held as int32
@@ -34,7 +34,7 @@ class Val:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class TileSweep:
     """The axes of a phase, flattened, and how many points of them a tile has."""
     axes: tuple[Axis, ...]
     block: int
@@ -44,77 +44,17 @@ class Sweep:
         return product(a.extent for a in self.axes)
 
 
-class Intervals:
-    """What is known of the integers in a nest: node -> (least, greatest), infinite where nothing is."""
-
-    _RULES: dict[str, Callable[..., tuple[float, float]]] = {
-        "add": lambda a, b: (a[0] + b[0], a[1] + b[1]), "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-        "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])), "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-        "neg": lambda a: (-a[1], -a[0])}
-    UNKNOWN = (-math.inf, math.inf)
-
-    def __init__(self, nest: FlatNest):
-        self.extents = {a.name: a.extent for a in (*nest.axes, *(a for p in nest.phases for a in p.axes))}
-        self.known: dict[Expr, tuple[float, float]] = {}
-
-    def of(self, root: Expr) -> tuple[float, float]:
-        for node in topological([root], self.known):
-            self.known[node] = self._of(node)
-        return self.known[root]
-
-    def _of(self, node: Expr) -> tuple[float, float]:
-        if node.op == "const":
-            return (node.attr, node.attr)
-        if node.op == "axis":
-            extent = self.extents[node.attr]
-            return (0, extent - 1 if isinstance(extent, int) else math.inf)
-        parts = [self.known[a] for a in node.args]
-        if node.op == "check_index":
-            return (0, max(parts[1][1] - 1, 0))
-        if node.dtype != "i64" or node.op not in (*self._RULES, "mul", "floordiv", "mod", "where"):
-            return self.UNKNOWN
-        if node.op == "where":
-            return (min(parts[1][0], parts[2][0]), max(parts[1][1], parts[2][1]))
-        if node.op in ("floordiv", "mod"):
-            return self._divided(node.op, *parts)
-        if node.op == "mul":
-            return self._folded(lambda a, b: _corners(a, b), parts)
-        rule = self._RULES[node.op]
-        return self._folded(rule, parts) if len(parts) > 1 else rule(*parts)
-
-    @staticmethod
-    def _folded(rule, parts):
-        total = parts[0]
-        for part in parts[1:]:
-            total = rule(total, part)
-        return total
-
-    @staticmethod
-    def _divided(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-        if b[0] <= 0:
-            return Intervals.UNKNOWN
-        if op == "mod":
-            return (0, min(b[1] - 1, a[1])) if a[0] >= 0 else (0, b[1] - 1)
-        low = math.floor(a[0] / b[0]) if math.isfinite(a[0]) else a[0]
-        return (0 if a[0] >= 0 else low, a[1] // b[0] if math.isfinite(a[1]) and a[1] >= 0 else a[1])
-
-
-def _corners(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    values = [0 if x == 0 or y == 0 else x * y for x in a for y in b]
-    return (min(values), max(values))
-
-
-class Code:
+class TritonFunction:
     """Builder of one function.  `x` is the tile of points; `enter` and `leave` a sweep."""
 
-    def __init__(self, nest: FlatNest, intervals: Intervals, narrow: bool, block: int, flat: bool, symbols: dict[tuple[str, str], str]):
+    def __init__(self, nest: FlatNest, intervals: NestIntervals, narrow: bool, block: int, flat: bool, symbols: dict[tuple[str, str], str]):
         self.nest, self.intervals, self.narrow, self.block, self.flat = nest, intervals, narrow, block, flat
         self.symbols = symbols                  # shared by the functions of a kernel: (name, dtype) -> parameter
-        self.memo: dict[object, Val] = {}
+        self.memo: dict[object, TritonValue] = {}
         self.splits: dict[str, tuple[str, Size, Size | None, int]] = {}     # axis -> flattened number, what is inside, extent, dims
         self.lines: list[str] = []
         self.before: list[str] = []             # lines in front of the loop that is open
-        self.sweep: Sweep | None = None
+        self.sweep: TileSweep | None = None
         self.in_loop = False
         self.count = 0
         self.masks: dict[int, str | None] = {POINTS: None, SWEEP: None}     # which elements exist; None: all
@@ -140,10 +80,10 @@ class Code:
             self.line(f"{name} = {text}")
         return name
 
-    def put(self, key: object, text: str, dims: int = 0, narrow: bool = False, outside: bool = False) -> Val:
+    def put(self, key: object, text: str, dims: int = 0, narrow: bool = False, outside: bool = False) -> TritonValue:
         """A new value; `outside`: it may stand before the loop."""
         inside = self.in_loop and not outside
-        val = self.memo[key] = Val(self.new(text, not inside), dims, narrow, inside)
+        val = self.memo[key] = TritonValue(self.new(text, not inside), dims, narrow, inside)
         return val
 
     @property
@@ -192,7 +132,7 @@ class Code:
             self.memo.pop(("axis", axis.name), None)
             inner = product([inner, axis.extent])
 
-    def axis(self, name: str) -> Val:
+    def axis(self, name: str) -> TritonValue:
         found = self.memo.get(("axis", name))
         if found is None:
             text, inner, extent, dims = self.splits[name]
@@ -221,13 +161,13 @@ class Code:
 
     # ------------------------------------------------------------ values
 
-    def values(self, roots: Iterable[Expr]) -> list[Val]:
+    def values(self, roots: Iterable[Expr]) -> list[TritonValue]:
         roots = list(roots)
-        for node in topological(roots, self.memo):
-            _LEAVES.get(node.op, Code.operator)(self, node)
+        for node in postorder(*roots, known=self.memo):
+            _LEAVES.get(node.op, TritonFunction.operator)(self, node)
         return [self.memo[r] for r in roots]
 
-    def value(self, root: Expr) -> Val:
+    def value(self, root: Expr) -> TritonValue:
         return self.values([root])[0]
 
     def size(self, size: Size) -> str:
@@ -244,12 +184,11 @@ class Code:
         whole = [a for a, e in zip(args, node.args) if e.dtype == "i64"]
         narrow = bool(whole) and all(a.narrow for a in whole) and (node.dtype != "i64" or self._fits(node))
         names = [a.name if narrow or not a.narrow else f"{a.name}.to(tl.int64)" for a in args]
-        natural = node.op in ("mod", "floordiv") and all(self.intervals.of(a)[0] >= 0 for a in node.args)
+        natural = node.op in ("mod", "floordiv") and self.intervals.natural(node)
         self.put(node, spell(node, names, natural, narrow), dims, narrow and node.dtype == "i64", outside=not any(a.inside for a in args))
 
     def _fits(self, node: Expr) -> bool:
-        low, high = self.intervals.of(node)
-        return low >= -LIMIT and high <= LIMIT
+        return self.intervals.fits(node, -LIMIT, LIMIT)
 
     def constant(self, node: Expr) -> None:
         narrow = node.dtype == "i64" and self.narrow and abs(node.attr) <= LIMIT
@@ -257,7 +196,7 @@ class Code:
 
     def symbol(self, node: Expr) -> None:
         key = (node.attr, node.dtype)
-        self.memo[node] = Val(self.symbols.setdefault(key, f"n{len(self.symbols)}"))
+        self.memo[node] = TritonValue(self.symbols.setdefault(key, f"n{len(self.symbols)}"))
 
     def axis_value(self, node: Expr) -> None:
         self.memo[node] = self.axis(node.attr)
@@ -272,7 +211,7 @@ class Code:
             return
         self.put(node, convert(arg.name, node.args[0].dtype, node.dtype), arg.dims, outside=not arg.inside)
 
-    def wide(self, val: Val) -> str:
+    def wide(self, val: TritonValue) -> str:
         return f"{val.name}.to(tl.int64)" if val.narrow else val.name
 
     # ------------------------------------------------------------ memory
@@ -303,7 +242,7 @@ class Code:
 
     def checks(self, irregular: Iterable[Expr]) -> list[str]:
         """Masks of the good ones among the indices that place an access."""
-        return list(dict.fromkeys(self.valid[n] for n in topological(irregular) if n.op == "check_index"))
+        return list(dict.fromkeys(self.valid[n] for n in postorder(*irregular) if n.op == "check_index"))
 
     def load(self, node: Expr) -> None:
         buffer, address = node.attr
@@ -363,5 +302,6 @@ class Code:
         self.line(f"tl.{'atomic_add' if add else 'store'}({', '.join(arguments)})")
 
 
-_LEAVES = {"const": Code.constant, "symbol": Code.symbol, "axis": Code.axis_value, "acc": Code.accumulator, "to": Code.conversion,
-           "at": Code.load, "at_masked": Code.masked_load, "check_index": Code.check_index}
+_LEAVES = {
+    "const": TritonFunction.constant, "symbol": TritonFunction.symbol, "axis": TritonFunction.axis_value, "acc": TritonFunction.accumulator,
+    "to": TritonFunction.conversion, "at": TritonFunction.load, "at_masked": TritonFunction.masked_load, "check_index": TritonFunction.check_index}

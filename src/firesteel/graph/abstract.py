@@ -18,14 +18,16 @@ What always holds
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from firesteel import torchstate, transaction
+from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation, DataAccess
 from firesteel.graph import composites, factories, fourier, products, recurrent, resampling  # noqa: F401  # their rows
@@ -33,12 +35,15 @@ from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.ops import Facts, facts
+from firesteel.graph.rules.refusals import refuse_out
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
-from firesteel.graph.tensor import DATA, AbstractTensor, tensors_in, to_spec
+from firesteel.graph.storage import within_storage
+from firesteel.graph.tensor import BITS, DATA, AbstractTensor, tensors_in, to_spec
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
+from firesteel.targets import on_host
 
 aten = torch.ops.aten
 _make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass     # sizes are also Exprs, and numbers torch takes for them
@@ -60,7 +65,7 @@ class AbstractWorld:
     def __init__(self, env: Any = None):
         self.env = env
         self._mode = AbstractMode(self)
-        self._ways: dict[int, tuple[Way, Facts]] = {}
+        self._ways: dict[int, tuple[OperatorHandler, Facts]] = {}
         self.leaves_made = 0        # how many tensors became leaves that require grad: by requires_grad_, or as views taken under no_grad
         self.draws = 0      # how often random numbers were drawn
 
@@ -102,13 +107,14 @@ class AbstractWorld:
         self.draws += way[1].random
         return way[0](self, way[1], args, kwargs)
 
-    def _find_way(self, fact: Facts) -> Way:
+    def _find_way(self, fact: Facts) -> OperatorHandler:
         """How an operator is run here."""
         if fact.composite:
             return _run_composite
         if is_foreach(fact):
             return run_foreach
-        return HANDLERS.get(fact.op) or KINDS[fact.kind]
+        way = HANDLERS.get(fact.op) or KINDS[fact.kind]
+        return partial(_in_storage, way, IN_STORAGE[fact.op]) if fact.op in IN_STORAGE else way
 
     def set_data(self, tensor: AbstractTensor, value: Any) -> None:
         """tensor.data = value"""
@@ -119,14 +125,25 @@ class AbstractWorld:
     def wrap(self, tensor: torch.Tensor, source_text: str, dims: tuple[Any, ...] | None = None, strides: Collection[int] = ()) -> AbstractTensor:
         """An abstract tensor with the metadata of a real one.  Dimension d is a symbol where dims[d] is not "static"; a stride that
         does not follow from the sizes is one where its dimension is in `strides`."""
-        current.env = self.env
         wrapped: Any
         if is_wrapper(tensor):
             wrapped = rebuilt(tensor, lambda name, part: self.wrap(part, f"{source_text}.{name}"))
             fresh = wrapped.clone
         else:
-            spec = self._spec_with_symbols(tensor, source_text, dims, strides)
+            with asking(self.env):
+                spec = self._spec_with_symbols(tensor, source_text, dims, strides)
             wrapped, fresh = self.make(spec), lambda: self.make(spec)
+        return self._with_history(wrapped, fresh, tensor)
+
+    def unwritten(self, wrapped: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """What `wrap` gave for a tensor that got a history since, by a write."""
+        if type(wrapped) is not AbstractTensor or wrapped.requires_grad == tensor.requires_grad:
+            return wrapped
+        spec = wrapped.spec
+        return self._with_history(self.make(spec), lambda: self.make(spec), tensor)
+
+    def _with_history(self, wrapped: Any, fresh: Callable[[], Any], tensor: torch.Tensor) -> AbstractTensor:
+        """The abstract tensor as a leaf, a result of an operator or a view, as the real one is for autograd."""
         if type(wrapped) is AbstractTensor and is_bare_view(tensor):
             wrapped = bare_view(wrapped, tensor)
         elif tensor.requires_grad:
@@ -138,6 +155,9 @@ class AbstractWorld:
             if getattr(tensor, mark, False) or (mark == "_is_param" and type(tensor) is torch.nn.Parameter):
                 setattr(wrapped, mark, True)
         return wrapped
+
+    def literal(self, value: Any) -> torch.Tensor | None:
+        return value.value if type(value) is AbstractTensor else None
 
     def memory(self, tensor: torch.Tensor) -> int:
         """The same number for tensors that share memory."""
@@ -175,26 +195,16 @@ class AbstractWorld:
         """What to call instead of a function of torch."""
         return symbolic_form(fn, self.env is not None and bool(self.env.symbols))
 
-    @contextmanager
+    @transaction.context
     def active(self) -> Iterator[None]:
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors.  The user's hooks on saved tensors
         are for tensors with data."""
-        hooks = take_saved_tensor_hooks()
+        hooks = torchstate.take_saved_tensor_hooks()
         try:
             with asking(self.env), torch.autograd.grad_mode._force_original_view_tracking(True), self._mode:
                 yield
         finally:
-            for pair in reversed(hooks):
-                torch._C._autograd._push_saved_tensors_default_hooks(*pair)
-
-
-def take_saved_tensor_hooks() -> list[tuple[Callable, Callable]]:
-    """Takes the pairs of hooks that are in force away, the innermost first."""
-    found = []
-    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        found.append(pair)
-    return found
+            hooks.put_back()
 
 
 def is_bare_view(tensor: torch.Tensor) -> bool:
@@ -204,22 +214,11 @@ def is_bare_view(tensor: torch.Tensor) -> bool:
 
 def bare_view(plain: AbstractTensor, example: torch.Tensor) -> torch.Tensor:
     """The tensor, which requires no grad, as a view like the example: taken under no_grad of one that requires grad, or of one that does not."""
-    quiet = example.requires_grad and example._base.requires_grad       # type: ignore[union-attr]  # a view has a base
-    with torch.set_grad_enabled(not quiet):
+    with torch._C.DisableTorchFunctionSubclass():       # the base may be of a class of the user's that refuses functions
+        quiet = example.requires_grad and example._base.requires_grad       # type: ignore[union-attr]  # a view has a base
+    with torch.set_grad_enabled(not quiet), plain.world._mode:      # outside of a mode, torch loads its distributed tensors
         view = aten.alias.default(plain.requires_grad_(quiet))
     return view.requires_grad_(example.requires_grad)
-
-
-class ResultOfOperator(torch.autograd.Function):
-    """Gives a tensor that autograd knows as a result, in any strides."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return make()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
 
 
 LEAST_SIZE = 0      # of a symbol; where a program depends on a size not being 1, it asks, and then that is a guard
@@ -260,9 +259,14 @@ class AbstractMode(TorchDispatchMode):
         return NotImplemented if has_wrapper(types) else self.world.run(op, args, kwargs or {})
 
 
+def is_abstract() -> bool:
+    """Do torch calls made now work on abstract tensors?"""
+    return any(isinstance(mode, AbstractMode) for mode in _get_current_dispatch_mode_stack())
+
+
 # ---------------------------------------------------------------- operators that are not pure
 
-Way = Callable[[Any, Facts, tuple, dict[str, Any]], Any]        # the first is the world whose way it is
+OperatorHandler = Callable[[Any, Facts, tuple, dict[str, Any]], Any]        # the first is the world whose way it is
 
 
 def _run_composite(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
@@ -279,9 +283,30 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     if type(base) is AbstractTensor:
         base.value = None       # a write through the view would change it unseen
     made = world.from_specs(call_rule(fact, args, kwargs))
+    bits = getattr(base, "bits", None)
+    if bits and UNRESOLVED.get(fact.op) in bits:
+        raise RuntimeError(f"{fact.op} doesn't work on tensors whose bit is not resolved")
+    if fact.op in BITS:
+        bits = (bits or frozenset()) ^ {fact.op}
     for view in tensors_in(made):
         view.memory = memory_of(base)
+        if bits:
+            view.bits = bits
     return made
+
+
+UNRESOLVED = {aten.view_as_real.default: aten._conj.default}       # views that eager refuses of tensors with this bit
+
+# Operators that name places of the storage of their first argument by sizes, strides and an offset, which begin at this argument.
+IN_STORAGE = {aten.as_strided.default: 1, aten.as_strided_.default: 1, aten.as_strided_copy.default: 1, aten.as_strided_scatter.default: 2}
+
+
+def _in_storage(way: OperatorHandler, begin: int, world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    names: dict[str, Any] = {**dict(zip(("size", "stride", "storage_offset"), args[begin:])), **kwargs}
+    sizes, strides, offset = (to_spec(names.get(name)) for name in ("size", "stride", "storage_offset"))
+    x, base = to_spec(args[0]), to_spec(memory_of(args[0]))
+    within_storage((base, x), x.dtype, sizes, strides, x.offset if offset is None else offset)
+    return way(world, fact, args, kwargs)
 
 
 def memory_of(tensor: Any) -> Any:
@@ -328,13 +353,19 @@ def _run_out(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> An
     rest = {k: v for k, v in kwargs.items() if k not in fact.writes}
     results = call_rule(facts(fact.twin), args, rest) if fact.twin is not None else specs_without_rule(fact.op, args, kwargs)
     results = (results,) if type(results) is Spec else results
+    if any(kwargs[place].dtype is not spec.dtype for place, spec in zip(fact.writes, results)):
+        refuse_out(fact.op, tuple(map(to_spec, args)), {k: to_spec(v) for k, v in kwargs.items()})
     for place, spec in zip(fact.writes, results):
         resize_out(world, kwargs[place], spec)
     return returned(fact, args, kwargs)
 
 
 def resize_out(world: AbstractWorld, out: AbstractTensor, result: Spec) -> None:
-    """As eager: an out= tensor of another shape is resized."""
+    """As eager: an out= tensor of another shape is resized, one of another kind of dtype or device is refused."""
+    if not torch.can_cast(result.dtype, out.spec.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.spec.dtype}")
+    if out.spec.device != result.device and (result.shape or not on_host(result)):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but got out on {out.spec.device}, the result on {result.device}")
     out.value = None
     if len(out.spec.shape) != len(result.shape) or not all(map(same, out.spec.shape, result.shape)):
         set_spec(out, result._replace(dtype=out.spec.dtype, device=out.spec.device))
@@ -388,7 +419,7 @@ def _run_update(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) ->
     return _run_pure(world, fact, args, kwargs)
 
 
-KINDS: dict[str, Way] = {
+KINDS: dict[str, OperatorHandler] = {
     "pure": _run_pure, "update": _run_update, "view": _run_view, "inplace": _run_inplace, "out": _run_out, "reshape": _run_reshape}
 
 
@@ -419,7 +450,7 @@ def _no_data(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> An
     raise DataAccess(str(fact.op).removeprefix("aten."))
 
 
-def _as_numbers(read: Callable[[Spec], Any]) -> Way:
+def _as_numbers(read: Callable[[Spec], Any]) -> OperatorHandler:
     """C++ code that cannot compute with symbols asks for a size: it is fixed to its hint by a guard."""
     def numbers(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
         why, value = "the C++ code of the operator takes it as a number", read(args[0].spec)
@@ -469,7 +500,7 @@ def _sdp_choice(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) ->
         return fact.op(*args, **kwargs)
 
 
-HANDLERS: dict[OpOverload, Way] = {
+HANDLERS: dict[OpOverload, OperatorHandler] = {
     aten._local_scalar_dense.default: _local_scalar,
     aten.equal.default: _no_data,
     aten.allclose.default: _no_data,

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from firesteel.graph import factories  # noqa: F401  # its rows
 from firesteel.graph.functions import FUNCTIONS, has_symbols, symbolic_row
+from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.sizes import hint
 from firesteel.sym.symint import from_sym
+from firesteel.targets import on_host
 
 aten = torch.ops.aten
 Number = (int, float, torch.SymInt, torch.SymFloat)
@@ -83,7 +85,7 @@ _NORMS = {"fro": 2, "nuc": 0, 1: 1, -1: 1, 2: 2, -2: 2, math.inf: 1, -math.inf: 
 def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
     if out is not None or ord not in _NORMS or len(dim) != 2 or A.dim() < 2 or not (A.is_floating_point() or A.is_complex()):
         return NotImplemented
-    A, (rows, columns) = A if dtype is None else A.to(dtype), (d % A.dim() for d in dim)
+    A, (rows, columns) = A if dtype is None else A.to(dtype), (wrap_dim(d, A.dim()) for d in dim)
     if rows == columns:
         return NotImplemented
     if ord == "fro":
@@ -145,9 +147,9 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None, *, ou
         return NotImplemented
     if dim is None:
         return input.reshape(-1).gather(0, indices.reshape(-1))
-    dim = dim % max(input.dim(), 1)
+    dim = wrap_dim(dim, input.dim())
     shape = list(torch.broadcast_shapes(_with_size(input.shape, dim, 1), _with_size(indices.shape, dim, 1)))
-    places = torch.where(indices < 0, indices + input.shape[dim], indices)
+    places = torch.remainder(indices, input.shape[dim])         # eager wraps indices as often as it takes
     return input.expand(_with_size(shape, dim, input.shape[dim])).gather(dim, places.expand(_with_size(shape, dim, indices.shape[dim])))
 
 
@@ -158,12 +160,15 @@ def _with_size(shape: Sequence[Any], dim: int, size: Any) -> list[Any]:
 @symbolic_row(torch.gradient)
 def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:       # noqa: A002
     """Central differences; differences to one side at the ends."""
-    dims = [d % input.dim() for d in ([dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim)]
+    dims = [wrap_dim(d, input.dim()) for d in ([dim] if isinstance(dim, int) else range(input.dim()) if dim is None else dim)]
     steps = [1 if spacing is None else spacing] * len(dims) if spacing is None or isinstance(spacing, Number) else list(spacing)
     if len(steps) != len(dims) or len(set(dims)) != len(dims) or edge_order not in (1, 2) or input.dtype is torch.uint8:
         return NotImplemented
     for d in dims:
         torch._check(input.shape[d] >= edge_order + 1, lambda: "torch.gradient expected each dimension size to be at least edge_order+1")
+    for d, step in zip(dims, steps):
+        if isinstance(step, Tensor) and step.dim():
+            torch._check(step.dim() == 1 and step.shape[0] == input.shape[d], lambda: "torch.gradient expected a coordinate for each place")
     return [_difference(input, d, step, edge_order) for d, step in zip(dims, steps)]
 
 
@@ -253,7 +258,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> A
     x = input if dtype is None else input.to(dtype)
     if out is not None or not x.requires_grad or not torch.is_grad_enabled() or x.dim() == 0 or not isinstance(dim, int):
         return NotImplemented
-    return cumprod_differentiable(x, dim % x.dim())
+    return cumprod_differentiable(x, wrap_dim(dim, x.dim()))
 
 
 # ---------------------------------------------------------------- others
@@ -328,11 +333,15 @@ def triangle(*sizes: Any, device: Any) -> Tensor:
 @FUNCTIONS.row(F.one_hot)
 def one_hot(tensor: Tensor, num_classes: Any = -1) -> Any:
     """Without a number of classes the largest one is read."""
-    if tensor.dtype is not torch.int64 or type(num_classes) is not torch.SymInt and num_classes != -1:
+    if tensor.dtype is not torch.int64:
         return NotImplemented
-    if type(num_classes) is int:
+    if type(num_classes) is int and (num_classes == 0 or num_classes < -1):
+        raise RuntimeError("Class values must be smaller than num_classes.")
+    if type(num_classes) is int and num_classes == -1:
         num_classes = _read(tensor.max()) + 1
-    return (tensor.unsqueeze(-1) == aten.arange(num_classes, device=tensor.device)).to(torch.int64)
+    classes = aten.arange(num_classes, device=tensor.device)
+    known = classes.index_select(0, tensor.reshape(-1)).reshape(tensor.shape)       # the same number; one that is no class is out of range here
+    return (known.unsqueeze(-1) == classes).to(torch.int64)
 
 
 @symbolic_row(torch.conv_tbc)
@@ -346,7 +355,7 @@ def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Any: 
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
              zero_infinity: bool = False) -> Any:
     """With lengths in lists; torch makes tensors of them that it fills itself."""
-    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor) or log_probs.device.type != "cpu" or log_probs.dim() not in (2, 3):
+    if isinstance(input_lengths, Tensor) or isinstance(target_lengths, Tensor) or not on_host(log_probs) or log_probs.dim() not in (2, 3):
         return NotImplemented
     batched = log_probs.dim() == 3
     x, targets = (log_probs, targets) if batched else (log_probs.unsqueeze(1), targets.unsqueeze(0))

@@ -5,13 +5,14 @@ arguments to numbers.  A row is a function of torch and its operator.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from firesteel import transaction
 from firesteel.graph.functions import FUNCTIONS
 
 aten = torch.ops.aten
@@ -36,10 +37,20 @@ def _factory(packet: Any) -> Callable[..., Any]:
         found = next((call for op in overloads if (call := _as_call(op, args, kwargs)) is not None), None)
         if found is None or not hasattr(_get_current_dispatch_mode(), "world"):
             return NotImplemented
-        with _pop_mode_temporarily() as mode:
+        with _outside_of_mode() as mode:
             result = mode.world.run(*found)
         return result.requires_grad_() if requires_grad else result
     return make
+
+
+@transaction.context
+def _outside_of_mode() -> Iterator[Any]:
+    """Takes the innermost dispatch mode off the stack."""
+    mode = torch._C._pop_torch_dispatch_stack(None)
+    try:
+        yield mode
+    finally:
+        torch._C._push_on_torch_dispatch_stack(mode)
 
 
 def _as_call(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[OpOverload, tuple, dict[str, Any]] | None:

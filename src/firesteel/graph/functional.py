@@ -1,10 +1,10 @@
 """Views and writes as values: how an in-place program becomes a functional one.
 
-A `Cell` is a storage: the graph node that holds its present value.  A tensor's `Place` says which cell it lies in and by which
+A `StorageValue` is a storage: the graph node that holds its present value.  A tensor's `Alias` says which cell it lies in and by which
 view steps it is seen.  A write computes the cell's new value: the written part is put back step by step, from the last view to
 the first, by the rows of `PUT_BACK`; the cell's version rises, and every other view of it is made again at its next use.
 
-    v = x[1]; v.add_(1)          # Place(cell of x, [select 0 1])
+    v = x[1]; v.add_(1)          # Alias(cell of x, [select 0 1])
     # new value of the cell:  select_scatter(x, add(select(x, 0, 1), 1), 0, 1)
 """
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch.fx import Node
 
 from firesteel.graph.ops import EMPTY_VIEWS
+from firesteel.graph.reshape import view_strides
 from firesteel.graph.rules.base import wrap_dim
-from firesteel.graph.rules.views import view_strides
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_dense, sort_dims
 from firesteel.sym.expr import Size
@@ -36,7 +36,7 @@ class Unfollowable(Exception):
         self.counter = counter
 
 
-class Cell:
+class StorageValue:
     """A storage and its present value.  `source` is the number of the input it came from, None for what the program made."""
 
     __slots__ = ("node", "spec", "version", "source")
@@ -45,7 +45,7 @@ class Cell:
         self.node, self.spec, self.version, self.source = node, spec, 0, source
 
 
-class Step(NamedTuple):
+class ViewStep(NamedTuple):
     """One view operator; `before` is the Spec it was applied to."""
     op: Any
     args: tuple
@@ -53,9 +53,9 @@ class Step(NamedTuple):
     before: Spec
 
 
-class Via(NamedTuple):
+class MadeBy(NamedTuple):
     """How a tensor came out of another that it shares memory with: by which call, which of its results it is, and whether autograd was recording."""
-    parent: Place
+    parent: Alias
     op: Any
     args: tuple
     kwargs: dict
@@ -64,13 +64,13 @@ class Via(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Alias:
     """Where a tensor lies.  `node` shows it as of the cell's `version`.  `via` is None for what an operator made anew."""
-    cell: Cell
-    steps: tuple[Step, ...]
+    cell: StorageValue
+    steps: tuple[ViewStep, ...]
     node: Node
     version: int
-    via: Via | None = None
+    via: MadeBy | None = None
 
 
 def spec_of_node(node: Node) -> Spec:
@@ -79,7 +79,7 @@ def spec_of_node(node: Node) -> Spec:
 
 # ---------------------------------------------------------------- reading
 
-def show(place: Place, emit: Emit) -> Node:
+def show(place: Alias, emit: Emit) -> Node:
     """The node of a tensor's present value; views of a cell that was written since are made again."""
     if place.version != place.cell.version:
         node = place.cell.node
@@ -89,13 +89,13 @@ def show(place: Place, emit: Emit) -> Node:
     return place.node
 
 
-def apply(step: Step, node: Node, emit: Emit) -> Node:
+def apply(step: ViewStep, node: Node, emit: Emit) -> Node:
     if step.op is aten.as_strided.default:
         return emit(step.op, node, *_shifted(step, node))
     return emit(step.op, node, *step.args, **step.kwargs)
 
 
-def _shifted(step: Step, node: Node) -> tuple:
+def _shifted(step: ViewStep, node: Node) -> tuple:
     """as_strided counts from the storage's start, which differs between an input and the value that replaced it."""
     size, stride, offset = step.args
     return size, stride, offset - step.before.offset + spec_of_node(node).offset
@@ -103,7 +103,7 @@ def _shifted(step: Step, node: Node) -> tuple:
 
 # ---------------------------------------------------------------- writing
 
-def write(place: Place, value: Node, emit: Emit) -> None:
+def write(place: Alias, value: Node, emit: Emit) -> None:
     """Makes `value` (of the tensor's shape and dtype) the new content of the tensor."""
     cell, steps = place.cell, place.steps
     if steps and steps[-1].op in EMPTY_VIEWS:
@@ -151,33 +151,33 @@ def reshape(node: Node, shape: Shape, emit: Emit) -> Node:
 
 # ---------------------------------------------------------------- putting back
 
-PUT_BACK: Table[Callable[[Emit, Node, Node, Step], Node]] = Table("way to write through a view", "graph/functional.py")
+PUT_BACK: Table[Callable[[Emit, Node, Node, ViewStep], Node]] = Table("way to write through a view", "graph/functional.py")
 
 
 @PUT_BACK.row(*EMPTY_VIEWS)
-def _same_value(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _same_value(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return value
 
 
 @PUT_BACK.row(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim,
               aten.squeeze.dims, aten.unsqueeze.default)
-def _reshaped(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _reshaped(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return reshape(value, step.before.shape, emit)
 
 
 @PUT_BACK.row(aten.permute.default)
-def _permuted(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _permuted(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     dims = [wrap_dim(d, len(step.before.shape)) for d in step.args[0]]
     return emit(aten.permute.default, value, [dims.index(d) for d in range(len(dims))])
 
 
 @PUT_BACK.row(aten.transpose.int, aten.t.default)
-def _transposed(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _transposed(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(step.op, value, *step.args)
 
 
 @PUT_BACK.row(aten.expand.default)
-def _expanded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _expanded(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     shape, before = spec_of_node(value).shape, step.before.shape
     if len(shape) != len(before) or not all(map(same, shape, before)):
         raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -185,8 +185,8 @@ def _expanded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
     return value
 
 
-def _scatter(op: Any) -> Callable[[Emit, Node, Node, Step], Node]:
-    def put_back(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _scatter(op: Any) -> Callable[[Emit, Node, Node, ViewStep], Node]:
+    def put_back(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
         return emit(op, base, value, *step.args, **step.kwargs)
     return put_back
 
@@ -194,6 +194,10 @@ def _scatter(op: Any) -> Callable[[Emit, Node, Node, Step], Node]:
 PUT_BACK.add(aten.slice.Tensor, _scatter(aten.slice_scatter.default))
 PUT_BACK.add(aten.select.int, _scatter(aten.select_scatter.default))
 PUT_BACK.add(aten.diagonal.default, _scatter(aten.diagonal_scatter.default))
+
+
+# Views through which a write makes a new value; through others the written value itself is put back, in another shape.
+SCATTERED = frozenset({aten.slice.Tensor, aten.select.int, aten.diagonal.default, aten.as_strided.default, aten.unfold.default})
 
 
 def _apart(base: Node, emit: Emit) -> Node:
@@ -207,13 +211,13 @@ def _apart(base: Node, emit: Emit) -> Node:
 
 
 @PUT_BACK.row(aten.as_strided.default)
-def _strided(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _strided(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     base = _apart(base, emit)
     return emit(aten.as_strided_scatter.default, base, value, *_shifted(step, base))
 
 
 @PUT_BACK.row(aten.unfold.default)
-def _unfolded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _unfolded(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     base = _apart(base, emit)
     spec = spec_of_node(base)
     dim, size, stride = step.args
@@ -224,22 +228,22 @@ def _unfolded(emit: Emit, base: Node, value: Node, step: Step) -> Node:
 
 
 @PUT_BACK.row(aten.view.dtype)
-def _other_dtype(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _other_dtype(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(aten.view.dtype, value, step.before.dtype)
 
 
 @PUT_BACK.row(aten.view_as_real.default)
-def _from_real(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _from_real(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(aten.view_as_complex.default, value)
 
 
 @PUT_BACK.row(aten.view_as_complex.default)
-def _from_complex(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _from_complex(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(aten.view_as_real.default, value)
 
 
 @PUT_BACK.row(aten.conj_physical.default, aten.neg.default)
-def _involution(emit: Emit, base: Node, value: Node, step: Step) -> Node:
+def _involution(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(step.op, value)
 
 

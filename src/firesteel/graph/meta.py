@@ -1,7 +1,11 @@
 """Operators without a rule: torch's meta kernel tells what they return.
 
-It takes plain sizes.  Where a row of `rules/shapes.py` tells the shapes for all sizes, the kernel is asked for those of the example call; else the
-symbols are fixed to their hints by guards and counted in counters["aot"]["specialized_by_op"].
+It takes plain sizes.  Where a row of SHAPES tells the shapes for all sizes, the kernel is asked for those of the example call, and each result gets
+the row's shape in the order of dimensions that the kernel chose; else the symbols are fixed to their hints by guards and counted in
+counters["aot"]["specialized_by_op"].  A row has the signature of its operator, as a rule has, and returns the shape of the result, or a list of
+shapes, None for a result that is not there.
+
+    shape("linalg_cross")       # two batches of vectors -> their broadcast shape
 """
 from __future__ import annotations
 
@@ -13,12 +17,49 @@ import torch
 from torch._ops import OpOverload
 
 from firesteel.artifacts import counters
-from firesteel.graph.rules.shapes import SHAPES, with_shapes
+from firesteel.errors import InternalError
 from firesteel.graph.sizes import current, fixed, hint
-from firesteel.graph.spec import Spec, spec_of
-from firesteel.graph.tensor import SYMBOLIC, AbstractTensor, tensors_in, to_spec
+from firesteel.graph.spec import Shape, Spec, spec_of, strides_in_order
+from firesteel.graph.tensor import AbstractTensor, tensors_in, to_spec
+from firesteel.operators import Facet
 from firesteel.sym.expr import Expr, Size
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import SYMBOLIC, from_sym
+from firesteel.targets import HOST
+
+SHAPES: Facet[Callable[..., Any]] = Facet("shape of a library operator's results")
+shape = SHAPES.named
+
+
+def with_shapes(op: OpOverload, shapes: Any, example: Any) -> Any:
+    """The Specs of the results: `example` has them for the sizes of the example call, `shapes` are the row's."""
+    if type(example) is Spec:
+        return _with_shape(op, tuple(shapes), example)
+    if not isinstance(example, (list, tuple)):
+        return example
+    if len(shapes) != len(example):
+        raise InternalError(f"{op} has {len(example)} results; its row tells of {len(shapes)}")
+    return type(example)(with_shapes(op, s, e) if s is not None else None for s, e in zip(shapes, example))
+
+
+def _with_shape(op: OpOverload, sizes: Shape, example: Spec) -> Spec:
+    if tuple(hint(s) for s in sizes) != example.shape:
+        raise InternalError(f"{op} gives {list(example.shape)}; its row says {list(sizes)}")
+    if sizes == example.shape:
+        return example
+    order = sorted(range(len(sizes)), key=lambda d: (example.strides[d], example.shape[d], -d))
+    return example._replace(shape=sizes, strides=strides_in_order(sizes, order))
+
+
+def as_first(x: Spec, *rest: Any, **options: Any) -> Shape:
+    return x.shape
+
+
+def as_second(grad: Spec, x: Spec, *rest: Any, **options: Any) -> Shape:
+    return x.shape
+
+
+def as_third(a: Spec, b: Spec, x: Spec, *rest: Any, **options: Any) -> Shape:
+    return x.shape
 
 
 def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
@@ -87,7 +128,7 @@ def _device_of(args: tuple, kwargs: dict) -> torch.device:
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
     devices = [t.spec.device for t in tensors_in((args, kwargs))]
-    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+    return next((d for d in devices if d.type != HOST.type), devices[0] if devices else HOST)
 
 
 def _specs_on(results: Any, device: torch.device) -> Any:

@@ -76,7 +76,8 @@ def is_removable(node: Node) -> bool:
 # ---------------------------------------------------------------- equal nodes
 
 def merge_equal(graph: Graph) -> int:
-    """One node for every computation: later equal nodes give way to the first, but where the caller would get one memory twice."""
+    """One node for every computation: later equal nodes give way to the first, but where the caller would get one memory twice, and where
+    the backward would read a result that eager's does not: the caller may overwrite it before."""
     kept: dict[Any, Node] = {}
     outputs = outputs_of(graph)
     outputs |= set(map(viewed, outputs))
@@ -84,7 +85,9 @@ def merge_equal(graph: Graph) -> int:
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or not is_mergeable(node):
             continue
-        first = kept.setdefault(_key(node), node)
+        first = kept.setdefault(key := _key(node), node)
+        if first in outputs and (first.meta.get("phase"), node.meta.get("phase")) == ("forward", "backward") and viewed(first) is first:
+            first = kept.setdefault((key, "backward"), node)
         if first is node or (node in outputs and first in outputs):
             continue
         if node in outputs:
@@ -97,10 +100,17 @@ def merge_equal(graph: Graph) -> int:
 
 def viewed(node: Node) -> Node:
     """The node whose memory a view shows, or itself."""
+    return view_chain(node)[-1]
+
+
+def view_chain(node: Node) -> list[Node]:
+    """The node, what it is a view of, and so on to the node whose memory they show."""
     base: Any = node
-    while is_getitem(base) or isinstance(base.target, OpOverload) and facts(base.target).kind == "view":
+    chain = [base]
+    while is_getitem(base) or base.target is aten._unsafe_view.default or isinstance(base.target, OpOverload) and facts(base.target).kind == "view":
         base = base.args[0]
-    return base
+        chain.append(base)
+    return chain
 
 
 def is_mergeable(node: Node) -> bool:
@@ -113,8 +123,9 @@ def is_mergeable(node: Node) -> bool:
 
 
 def _key(node: Node) -> tuple:
+    """Equal for equal computations, but not for those of two checkpointed regions: shared, the value would have to be kept for the second."""
     target = node.target if isinstance(node.target, str) else id(node.target)
-    return target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("phase") if node.op == "get_attr" else None
+    return target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("phase") if node.op == "get_attr" else node.meta.get("region")
 
 
 def _frozen(value: Any) -> Any:
@@ -134,13 +145,17 @@ NOOPS: Table[Callable[[Node], Node | None]] = Table("test for doing nothing", "g
 
 
 def remove_noops(graph: Graph) -> int:
-    """Replaces views that show their argument as it is by the argument."""
+    """Replaces views that show their argument as it is by the argument, and parts that were just written by what was written.  A result stays in
+    the memory that it shows: the other may be a result too."""
     removed = 0
+    shown = {node for output in outputs_of(graph) for node in view_chain(output)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         test = NOOPS.get(node.target)
         same = test(node) if test is not None else None
+        if same is not None and node in shown and viewed(same) is not viewed(node):
+            continue
         if same is not None and _alike(spec(same), spec(node)) and _move_views(node, spec(same)):
             node.replace_all_uses_with(same)
             graph.erase_node(node)

@@ -1,6 +1,6 @@
 """How each kind of operator is recorded: pure, view, in place, out=, and those with a way of their own.
 
-Each function here is a `Way` (`abstract.py`): it gets the world, the operator's facts and its arguments, appends nodes, and returns the
+Each function here is a `OperatorHandler` (`abstract.py`): it gets the world, the operator's facts and its arguments, appends nodes, and returns the
 operator's result.  `KINDS` has a row for every kind of operator, `RECORDERS` one for every operator that needs its own.
 """
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Node
 from firesteel.graph.abstract import (
     HANDLERS,
     AbstractTensor,
-    Way,
+    OperatorHandler,
     call_rule,
     check_written,
     number_as_tensor,
@@ -27,18 +27,21 @@ from firesteel.graph.abstract import (
     to_spec,
 )
 from firesteel.graph.autofunctional import functional_form
-from firesteel.graph.functional import Place, Step, Unfollowable, Via, parts, show, spec_of_node
+from firesteel.graph.decomp import in_format_of
+from firesteel.graph.functional import SCATTERED, Alias, MadeBy, Unfollowable, ViewStep, parts, show, spec_of_node
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
-from firesteel.graph.sizes import current, same, static
-from firesteel.graph.spec import Spec, contiguous_strides, is_dense
-from firesteel.sym.symint import from_sym
+from firesteel.graph.reshape import infer_size, view_strides
+from firesteel.graph.rules.base import RULES
+from firesteel.graph.sizes import same, static
+from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
+from firesteel.graph.storage import within_storage
+from firesteel.sym.symint import SYMBOLIC, from_sym
 from firesteel.table import Table
 
 if TYPE_CHECKING:       # trace.py imports this file
     from firesteel.graph.trace import TraceWorld
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _record_pure(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
@@ -52,7 +55,6 @@ def record_decomposition(decomposition: Callable, world: TraceWorld, fact: Facts
     with world._mode, (world.env.in_general() if world.env is not None else nullcontext()):
         result = decomposition(*args, **kwargs)
     if result is NotImplemented:
-        current.env = world.env
         return world._plain_way(fact)(world, fact, args, kwargs)
     return result
 
@@ -74,10 +76,10 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     place = base.record
     rest = tuple(_plain(a) for a in args[1:])
     plain = {k: _plain(v) for k, v in kwargs.items()}
-    via = Via(place, fact.op, rest, plain, None, torch.is_grad_enabled())
+    via = MadeBy(place, fact.op, rest, plain, None, torch.is_grad_enabled())
     world.leaves_made += not via.recorded and base.requires_grad
     if fact.empty:
-        result.record = Place(place.cell, place.steps, place.node, place.version, via)
+        result.record = Alias(place.cell, place.steps, place.node, place.version, via)
         return result
     node = world.to_node(base)
     if fact.op is aten.as_strided.default:
@@ -86,16 +88,40 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         return result
     op = SOLID.get(fact.op, fact.op)
     # a copy has its own layout
-    shown = _as_in_graph(world, result, base, node) if op is fact.op else world.make(call_rule(facts(op), (base,), {}))
+    shown = _as_in_graph(world, fact, [result], args, kwargs, node)[0] if op is fact.op else world.make(call_rule(facts(op), (node.meta["val"],), {}))
     view = world.node(op, (node, *(world.to_node(a) for a in rest)), {k: world.to_node(v) for k, v in plain.items()}, shown)
-    result.record = Place(place.cell, (*place.steps, Step(op, rest, plain, base.spec)), view, place.version, via)
+    result.record = Alias(place.cell, (*place.steps, ViewStep(op, rest, plain, base.spec)), view, place.version, via)
     return result
 
 
-def _as_in_graph(world: TraceWorld, view: AbstractTensor, base: AbstractTensor, node: Any) -> AbstractTensor:
-    """The view as the graph has it: a value that replaced an input's content begins at another place of its storage than the input does."""
-    shift = spec_of_node(node).offset - base.spec.offset
-    return view if type(shift) is int and shift == 0 else world.make(view.spec._replace(offset=view.spec.offset + shift))
+def _as_in_graph(world: TraceWorld, fact: Facts, views: list[AbstractTensor], args: tuple, kwargs: dict, node: Any) -> list[AbstractTensor]:
+    """The views as the graph has them: a value that replaced an input's content begins at another place of its storage than the input
+    does, and one that was computed where eager sets a bit has strides of its own."""
+    have, base = spec_of_node(node), args[0].spec
+    if have.strides != base.strides:
+        specs = call_rule(fact, (node.meta["val"], *args[1:]), kwargs)
+        return [world.make(spec) for spec in (specs if type(specs) is list else [specs])]
+    shift = have.offset - base.offset
+    return views if type(shift) is int and shift == 0 else [world.make(v.spec._replace(offset=v.spec.offset + shift)) for v in views]
+
+
+def laid_as_eager(world: TraceWorld, args: tuple) -> tuple:
+    """The arguments of a draw, which fills memory in the order of its argument's strides: copies where the graph has another layout than eager."""
+    return tuple([world.record_pure(facts(aten.clone.default), (arg,), {}) if _is_relaid(arg, world) else arg for arg in args])
+
+
+def _is_relaid(arg: Any, world: TraceWorld) -> bool:
+    return type(arg) is AbstractTensor and spec_of_node(world.to_node(arg)).strides != arg.spec.strides
+
+
+def mark_layout(node: Node, args: Sequence[Any], nodes: Sequence[Any]) -> None:
+    """Tells the verifier where the graph has an argument in another layout than eager: one that was computed where eager sets a bit, or that
+    replaced an input's content.  The rule was asked with eager's."""
+    for arg, given in zip(args, nodes):
+        if isinstance(arg, (list, tuple)):
+            mark_layout(node, arg, given)
+        elif type(arg) is AbstractTensor and spec_of_node(given).strides != arg.spec.strides:
+            node.meta["relaid"] = True
 
 
 # Views that only set a bit are recorded as what they mean: abstract tensors have no such bits.
@@ -103,17 +129,36 @@ SOLID = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in _SYMBOLIC:
+    if type(value) in SYMBOLIC:
         return from_sym(value)
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _place_strided(world: TraceWorld, place: Place, spec: Spec) -> Place:
+def _place_strided(world: TraceWorld, place: Alias, spec: Spec) -> Alias:
     """as_strided looks at the whole storage, whatever view it is called on."""
-    step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
-    fresh = Place(place.cell, (step,), place.node, -1)
+    within_storage([place.cell.spec], spec.dtype, spec.shape, spec.strides, spec.offset)
+    fresh = Alias(place.cell, strided_steps(place, spec), place.node, -1)
     show(fresh, world.emit)
     return fresh
+
+
+def strided_steps(place: Alias, spec: Spec) -> tuple[ViewStep, ...]:
+    """From the whole storage to a view of this Spec: what the steps of a place mean but for where they look, which is the dtype in which
+    the storage is read, and the bits that are set."""
+    base, steps = place.cell.spec, []
+    if base.dtype is not spec.dtype:
+        if base.dtype not in REAL_PARTS or REAL_PARTS[base.dtype] is not spec.dtype:
+            raise NotImplementedError(f"as_strided over {base.dtype} read as {spec.dtype}")
+        steps.append(ViewStep(aten.view_as_real.default, (), {}, base))
+        base = RULES[aten.view_as_real.default](base)
+    steps.append(ViewStep(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, base))
+    for op in SOLID.values():
+        if sum(step.op is op and step.before.dtype is spec.dtype for step in place.steps) % 2:
+            steps.append(ViewStep(op, (), {}, spec))
+    return tuple(steps)
+
+
+REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 
 
 def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, specs: list[Spec]) -> list[AbstractTensor]:
@@ -121,15 +166,15 @@ def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, spe
     results = [world.make(s) for s in specs]
     place = base.record
     whole = world.to_node(base)
-    shown = [_as_in_graph(world, result, base, whole) for result in results]
+    shown = _as_in_graph(world, fact, results, args, kwargs, whole)
     node = world.node(fact.op, (whole, *(world.to_node(a) for a in args[1:])), {k: world.to_node(v) for k, v in kwargs.items()}, shown)
     plain_args, plain_kwargs = tuple(_plain(a) for a in args[1:]), {k: _plain(v) for k, v in kwargs.items()}
     steps = parts(fact.op, base.spec, plain_args, plain_kwargs, specs)
     for i, (result, (op, rest)) in enumerate(zip(results, steps)):
         item = world.node(operator.getitem, (node, i), {}, shown[i])
-        via = Via(place, fact.op, plain_args, plain_kwargs, i, torch.is_grad_enabled())
+        via = MadeBy(place, fact.op, plain_args, plain_kwargs, i, torch.is_grad_enabled())
         world.leaves_made += not via.recorded and base.requires_grad
-        result.record = Place(place.cell, (*place.steps, Step(op, rest, {}, base.spec)), item, place.version, via)
+        result.record = Alias(place.cell, (*place.steps, ViewStep(op, rest, {}, base.spec)), item, place.version, via)
     return results
 
 
@@ -144,9 +189,14 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     check_written(fact, target, values)
     _check_own_overlap(fact, target)
     nodes = tuple(world.to_node(a) for a in args)
+    if fact.random and _is_relaid(target, world):       # what is drawn depends on the layout alone
+        shape, strides = list(target.spec.shape), list(target.spec.strides)
+        nodes = (world.emit(aten.empty_strided.default, shape, strides, dtype=target.spec.dtype, device=target.spec.device), *nodes[1:])
     node_kwargs = {k: world.to_node(v) for k, v in kwargs.items()}
     result = world.from_specs(values)
     node = world.node(twin.op, nodes, node_kwargs, result)
+    if world.verifies:
+        mark_layout(node, args, nodes)
     if type(values) is Spec:
         world.assign(target, node)
     else:
@@ -251,7 +301,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     _keep_value(world, target, before)
     if fact.op is aten.set_.source_Tensor:
         source = args[1].record
-        target.record = Place(source.cell, source.steps, source.node, source.version)
+        target.record = Alias(source.cell, source.steps, source.node, source.version)
     elif fact.op in (aten.resize_.default, aten.resize_as_.default):
         if not same(spec.numel(), before.numel()):
             raise NotImplementedError("resize_ to another number of elements")
@@ -259,8 +309,8 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
             target.record = _place_strided(world, place, spec)
     elif fact.twin is not None:
         rest = tuple(_plain(a) for a in args[1:])
-        step = Step(fact.twin, rest, {k: _plain(v) for k, v in kwargs.items()}, before)
-        target.record = Place(place.cell, (*place.steps, step), place.node, -1)
+        step = ViewStep(fact.twin, rest, {k: _plain(v) for k, v in kwargs.items()}, before)
+        target.record = Alias(place.cell, (*place.steps, step), place.node, -1)
         if fact.twin is aten.as_strided.default:
             target.record = _place_strided(world, place, spec)
     if spec != before:
@@ -275,28 +325,20 @@ def _keep_value(world: TraceWorld, target: AbstractTensor, spec: Spec) -> None:
         target.born = None
 
 
-KINDS: dict[str, Way] = {
+KINDS: dict[str, OperatorHandler] = {
     "pure": _record_pure, "view": _record_view, "inplace": _record_inplace, "update": _record_update, "out": _record_out,
     "reshape": _record_reshape}
 
 
 # ---------------------------------------------------------------- operators with their own way of being recorded
 
-RECORDERS: Table[Way] = Table("recorder of an operator", "graph/record.py")
+RECORDERS: Table[OperatorHandler] = Table("recorder of an operator", "graph/record.py")
 
 
 def _check_own_overlap(fact: Facts, target: Any) -> None:
-    """Most operators refuse to write to a tensor of which several elements are one in memory; what the others do, a functional graph cannot."""
-    if type(target) is not AbstractTensor or not any(type(s) is int and s == 0 and n != 1 for n, s in zip(target.spec.shape, target.spec.strides)):
-        return
-    if fact.op in OVERLAP_TAKEN:
-        raise Unfollowable("overlapping_writes", f"{fact.op} writes to a tensor of which several elements are one in memory")
-    raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-                       "Please clone() the tensor before performing the operation.")
-
-
-OVERLAP_TAKEN = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor,
-                           aten.index_put_.default})
+    """Most operators refuse to write to a self-overlapping tensor, some write it in an order of their own: eager does either."""
+    if type(target) is AbstractTensor and repeats(target.spec):
+        raise Unfollowable("overlapping_writes", f"{fact.op} writes to a self-overlapping tensor")
 
 
 def _check_overlap(target: AbstractTensor, source: Any) -> None:
@@ -331,7 +373,7 @@ def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         convert["device"] = want.device
     if convert:
         node = world.emit(aten._to_copy.default, node, **convert)
-    elif not target.record.steps:
+    elif not any(step.op in SCATTERED for step in target.record.steps):       # else the new value would be the source's memory
         node = world.emit(aten.clone.default, node)
     world.assign(target, node)
     return target
@@ -387,6 +429,15 @@ def _record_lift(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     return result
 
 
+@RECORDERS.row(aten.reshape.default)
+def _record_reshaped(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    """Decompositions call it.  Which it is, a view or a copy, decides what a write to the result reaches."""
+    x, shape = args
+    if view_strides(to_spec(x), infer_size(_plain(shape), to_spec(x).numel())) is None:
+        return world.record_pure(fact, args, kwargs)
+    return _record_view(world, facts(aten.view.default), args, kwargs)
+
+
 @RECORDERS.row(aten._to_copy.default)
 def _record_convert(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     return world.record_pure(fact, args, kwargs) if isinstance(args[0], torch.Tensor) else number_as_tensor(world, args[0], kwargs)
@@ -396,7 +447,7 @@ def _record_convert(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
 def _record_number(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """A number read from data: the node that reads it gives the symbol."""
     number = HANDLERS[fact.op](world, fact, args, kwargs)
-    if type(number) in _SYMBOLIC:
+    if type(number) in SYMBOLIC:
         world.node(fact.op, (world.to_node(args[0]),), {}, number)
     return number
 
@@ -415,6 +466,8 @@ def _record_batch_norm(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
     if mean is None or not training:
         return world.record_pure(fact, args, kwargs)
     with world._mode:
+        if fact.op is aten.cudnn_batch_norm.default:
+            x = in_format_of(x, x)
         out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
             x, weight, bias, mean, var, training, momentum, eps)
         reserve = (aten.new_empty.default(x, (0,), dtype=torch.uint8),) if len(fact.op._schema.returns) == 4 else ()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firesteel.graph.functions import FUNCTIONS, has_symbols, symbolic_row
+from firesteel.targets import on_host
 
 aten = torch.ops.aten
 
@@ -21,9 +22,11 @@ def max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any
     """Without gradients the CPU has a kernel of its own, whose result is contiguous; the general one keeps the layout of its input."""
     if return_indices:
         return NotImplemented
-    if input.device.type != "cpu" or (input.requires_grad and torch.is_grad_enabled()):
+    if not on_host(input) or (input.requires_grad and torch.is_grad_enabled()):
         window = [_each(v, 1) for v in (kernel_size, stride, padding, dilation)]
         return _pooled_as_image(input, window, ceil_mode) if has_symbols(input) else NotImplemented
+    if not input.is_floating_point():
+        raise NotImplementedError(f'"max_pool1d_impl" not implemented for {input.dtype}')
     return torch.max_pool1d_with_indices(input.contiguous(), kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)[0]
 
 

@@ -14,9 +14,7 @@ from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractTensor
 from firesteel.sym.expr import Expr
 from firesteel.sym.meaning import MEANING
-from firesteel.sym.symint import MATH_ON_SYMBOLS, from_sym, sym_ite
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from firesteel.sym.symint import FLOAT_FUNCTIONS, MATH_ON_SYMBOLS, SYMBOLIC, from_sym, sym_ite
 
 
 def sizes_in(value: Any) -> list[Expr]:
@@ -26,7 +24,7 @@ def sizes_in(value: Any) -> list[Expr]:
         return [s for s in (*spec.shape, *spec.strides, spec.offset) if type(s) is Expr]
     if isinstance(value, (list, tuple)):
         return [s for v in value for s in sizes_in(v)]
-    size = from_sym(value) if type(value) in _SYMBOLIC else None
+    size = from_sym(value) if type(value) in SYMBOLIC else None
     return [size] if type(size) is Expr else []
 
 
@@ -46,7 +44,7 @@ def size_function(size: Expr) -> Callable:
     """The Python function that computes one operation on sizes."""
     if size.op == "to":
         return _CONVERSIONS[size.dtype]
-    found = SIZE_FUNCTIONS.get(size.op)
+    found = (FLOAT_FUNCTIONS if size.dtype == "f64" and size.op in FLOAT_FUNCTIONS else SIZE_FUNCTIONS).get(size.op)
     if found is None:
         raise InternalError(f"no Python function for the size operation {size.op}: add a row in graph/sizenodes.py")
     return found

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from firesteel import transaction
 from firesteel.config import config
 from firesteel.errors import DataDependentError
-from firesteel.sym.expr import Expr, Size, eq, le, lt
+from firesteel.sym.expr import Expr, Size, eq, le, lt, product  # noqa: F401  # product: also known from here
 
 
 class DataShape(DataDependentError):
@@ -34,16 +34,17 @@ class NotKnown(Exception):
 
 
 class _Current(threading.local):
-    """The ShapeEnv that answers in this thread; set by the dispatch of abstract tensors, nowhere else."""
+    """The ShapeEnv that answers in this thread: that of the last dispatch of abstract tensors, or of the `asking` around a question."""
     env: Any = None
     guards: bool = True         # may a question about a layout be answered by a guard?
     shape: Sequence[Size] = ()  # see `where_known`
 
 
 current = _Current()
+transaction.keep("who answers questions about sizes", current)
 
 
-@contextmanager
+@transaction.context
 def asking(env: Any) -> Iterator[None]:
     """Questions inside go to `env`."""
     before, current.env = current.env, env
@@ -173,13 +174,6 @@ def hint_or_0(size: Size) -> int:
 def fixed(size: Size, why: str = "its value is needed as a number") -> int:
     """The size as a plain int; a symbol is specialised to its hint by a guard."""
     return current.env.specialize(size, why) if type(size) is Expr else size
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    result: Size = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 def static(sizes: Iterable[Size]) -> bool:

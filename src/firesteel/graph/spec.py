@@ -9,6 +9,7 @@ Equal Specs are equal values, so a rule that changes nothing returns its argumen
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ import torch
 from firesteel.graph.sizes import hint_or_0, product, static, where_known
 from firesteel.graph.sizes import layout_less as less
 from firesteel.graph.sizes import layout_same as same
+from firesteel.sym import layout
 from firesteel.sym.expr import Expr, Size, row_major
+from firesteel.targets import HOST
 
 Shape = tuple[Size, ...]
 
@@ -75,9 +78,9 @@ def make_spec(shape: Shape, dtype: torch.dtype, device: torch.device) -> Spec:
     return Spec(shape, contiguous_strides(shape), 0, dtype, device)
 
 
-def fresh(like: Spec, shape: Shape | None = None, dtype: torch.dtype | None = None) -> Spec:
+def fresh(like: Spec, shape: Sequence[Size] | None = None, dtype: torch.dtype | None = None) -> Spec:
     """A fresh contiguous tensor on the device of `like`, with its shape and dtype unless others are given."""
-    shape = like.shape if shape is None else shape
+    shape = like.shape if shape is None else tuple(shape)
     return Spec(shape, contiguous_strides(shape), 0, dtype or like.dtype, like.device)
 
 
@@ -143,27 +146,34 @@ def dense_order(spec: Spec) -> list[int] | None:
 
 
 def _surely_dense(spec: Spec) -> bool:
-    return dense_order(spec) is not None
+    return spec.strides == contiguous_strides(spec.shape) or dense_order(spec) is not None
 
 
 def is_dense(spec: Spec) -> bool:
     """Non-overlapping and dense: some order of the dimensions covers the memory without holes."""
-    if spec.strides == contiguous_strides(spec.shape) or _surely_dense(spec):
-        return True
-    dims = [d for d in range(len(spec.shape)) if not same(spec.shape[d], 1)]
-    order = sort_dims(dims, spec.strides)
-    return follows(spec, spec.shape, order)
+    return _surely_dense(spec) or layout.is_dense(spec.shape, spec.strides, same, less)
+
+
+def repeats(spec: Spec) -> bool:
+    """Has it a dimension along which all elements are one in memory?"""
+    return any(type(s) is int and s == 0 and not (type(n) is int and n == 1) for n, s in zip(spec.shape, spec.strides))
+
+
+def overlaps_itself(spec: Spec) -> bool:
+    """May several elements be one in memory?  No, where each stride steps over all that the smaller ones reach."""
+    if _surely_dense(spec):
+        return False
+    reach: Size = 0
+    for dim in sort_dims([d for d in range(len(spec.shape)) if not same(spec.shape[d], 1)], spec.strides):
+        if not less(reach, spec.strides[dim]):
+            return True
+        reach = reach + (spec.shape[dim] - 1) * spec.strides[dim]
+    return False
 
 
 def sort_dims(dims: list[int], strides: Shape) -> list[int]:
-    """Dimensions by increasing stride (insertion sort: few dimensions, and each comparison may be a guard)."""
-    result: list[int] = []
-    for dim in dims:
-        place = len(result)
-        while place and less(strides[dim], strides[result[place - 1]]):
-            place -= 1
-        result.insert(place, dim)
-    return result
+    """Dimensions by increasing stride."""
+    return layout.by_stride(dims, strides, less)
 
 
 def preserved_strides(spec: Spec) -> Shape:
@@ -274,7 +284,7 @@ def device_of(device: torch.device | str | int | None, default: torch.device) ->
         return default
     if type(device) is not torch.device:
         device = torch.device(device)
-    if device.index is None and device.type not in ("cpu", "meta"):
+    if device.index is None and device.type not in (HOST.type, "meta"):
         index = default.index if default.type == device.type else None
         return torch.device(device.type, torch.accelerator.current_device_index() if index is None else index)
     return device

@@ -12,13 +12,13 @@ import torch
 from firesteel.errors import DataAccess
 from firesteel.graph.spec import Spec, spec_of
 from firesteel.graph.wrappers import has_wrapper
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import SYMBOLIC, from_sym
 
 if TYPE_CHECKING:
     from firesteel.graph.abstract import AbstractWorld
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 DATA: Any = torch.Tensor.data       # torch's own attribute
+BITS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})      # views that only flip a bit
 
 
 class AbstractTensor(torch.Tensor):
@@ -29,7 +29,9 @@ class AbstractTensor(torch.Tensor):
     world: AbstractWorld
     value: torch.Tensor | None
     record: Any
+    given: torch.Tensor | None = None           # as an example: the data that it has in every call, where that is known
     memory: AbstractTensor | None = None        # outside of the tracer: the tensor that lay there first, where this one is a view
+    bits: frozenset[Any] = frozenset()          # likewise: the operators of BITS whose bit eager's tensor has
     born: Any       # the graph node whose value this object is, while tracing
 
     __torch_function__ = torch._C._disabled_torch_function_impl     # type: ignore[assignment]  # torch's own way to say "none"

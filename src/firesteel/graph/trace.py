@@ -1,14 +1,14 @@
-"""trace: runs a function on abstract tensors and records what arrives at dispatch as a functional ATen graph.
+"""Tracing: a function runs on abstract tensors, and what arrives at dispatch is recorded as a functional ATen graph.
 
-`trace(fn, inputs)` calls `fn` with fresh abstract tensors like `inputs`.  C++ autograd is at work above the recorder, so `fn` may
-call `torch.autograd.grad`: the backward's operators are recorded in the same graph.  In-place operators are recorded as their
-functional twins (`functional.py`); writes to inputs are reported, not recorded.
+A `TraceWorld` makes a placeholder for each input and, inside of `tracing`, a node for each operator.  C++ autograd is at work above the
+recorder, so the function may ask for gradients: the backward's operators are recorded in the same graph.  In-place operators are recorded as
+their functional twins (`functional.py`); a write to an input changes what `to_node` gives for it.
 
-    def joint(x, w):
-        y = torch.relu(x @ w).sum()
-        return [y, *torch.autograd.grad(y, [w])]
-    traced = trace(joint, [x, w])
-    print(traced.gm.code)
+    world = TraceWorld(env)
+    x = world.add_input(example)
+    with tracing(world):
+        y = torch.relu(x @ x)
+    world.to_node(y)            # relu(mm(arg0_1, arg0_1))
 
 What always holds
  1. Every call_function node is an OpOverload without writes, `operator.getitem`, or a function of sizes on sizes.
@@ -22,10 +22,8 @@ import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,58 +31,35 @@ import torch.utils._pytree as pytree
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from firesteel import transaction
+from firesteel.autograd.regions import REGION_CALL, checkpointed
+from firesteel.config import config
 from firesteel.errors import InternalError, Location
-from firesteel.graph.abstract import HANDLERS, AbstractWorld, Way, call_rule
-from firesteel.graph.build import append_call, make_module
+from firesteel.graph.abstract import HANDLERS, AbstractWorld, OperatorHandler, call_rule, is_abstract
+from firesteel.graph.build import append_call
 from firesteel.graph.foreach import is_foreach, run_foreach
-from firesteel.graph.functional import Cell, Place, Step, Unfollowable, show, spec_of_node, write
+from firesteel.graph.functional import Alias, StorageValue, Unfollowable, ViewStep, show, spec_of_node, write
 from firesteel.graph.functions import symbolic_form
-from firesteel.graph.ops import EMPTY_VIEWS, Facts, facts
-from firesteel.graph.record import KINDS, RECORDERS, record_composite, record_decomposition
+from firesteel.graph.ops import Facts, facts
+from firesteel.graph.policies import Asking, by_sizes, policy_of
+from firesteel.graph.record import KINDS, RECORDERS, laid_as_eager, mark_layout, record_composite, record_decomposition, strided_steps
 from firesteel.graph.sizenodes import size_function, sizes_in
-from firesteel.graph.spec import Spec, spec_of
-from firesteel.graph.tensor import AbstractTensor, find_world
+from firesteel.graph.spec import Spec, overlaps_itself, spec_of
+from firesteel.graph.tensor import AbstractTensor
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, free_symbols
 from firesteel.sym.node import postorder
-from firesteel.sym.symint import from_sym, to_symint
+from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOTHING: dict[str, Any] = {}
+_QUIET: AbstractContextManager[None] = nullcontext()
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CARRIED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom", "recompute", "region")
 
 
-@dataclass
-class Mutation:
-    """A written input.  `value` is the node of its final value (None where only its metadata changed); `spec` its final Spec."""
-    input: int
-    value: Node | None
-    metadata: bool
-    spec: Spec
-
-
-@dataclass
-class Result:
-    """An output of the traced function: which input's storage it shows (None: its own), and by which views."""
-    tensor: Any
-    source: int | None = None
-    steps: tuple[Step, ...] = ()
-    cell: Any = None
-
-
-@dataclass
-class Traced:
-    """The graph, whose outputs are those of the function and then the final values of `mutations`, in order."""
-    gm: GraphModule
-    results: list[Result]
-    mutations: list[Mutation] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)      # the abstract values that the function was called with
-
-
 class TraceWorld(AbstractWorld):
-    """The world inside a trace: a graph builder.  Mutable while tracing; `fn` may ask it through `current_trace()`."""
+    """The world inside a trace: a graph builder.  Mutable while tracing."""
 
     def __init__(self, env: Any, decompositions: Mapping[OpOverload, Callable] | None = None):
         super().__init__(env if env is not None else ShapeEnv())
@@ -92,6 +67,7 @@ class TraceWorld(AbstractWorld):
         self.decompositions = decompositions or {}
         self.origin: Node | None = None         # the torch-level node being interpreted
         self.inputs: list[Any] = []
+        self.verifies = config.verify
         self.constants: dict[str, Any] = {}     # tensors, and generators of random numbers
         self._constant_nodes: dict[int, tuple[Node, Any]] = {}
         self._generators: dict[int, Node] = {}      # _cdata of what stands for a generator here -> its placeholder; the object itself does not last
@@ -100,11 +76,16 @@ class TraceWorld(AbstractWorld):
         self._carried: dict[Node, dict[str, Any]] = {}
         self._asserted = 0                      # how many of the environment's conditions have been looked at
         self._waiting: list[Any] = []           # those whose symbols no node has given yet
+        self._asking: dict[str, AbstractContextManager[Any]] = {}       # name of a selective region -> who asks its policy
 
     # ------------------------------------------------------------ nodes
 
     def node(self, op: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Node:
         """Appends a call; `value` is its abstract result."""
+        if self.origin is not None and "region" in self.origin.meta and type(value) is AbstractTensor:
+            made = by_sizes(op, kwargs, value.spec)
+            if made is not None:
+                op, args, kwargs = made[0], tuple(map(self.to_node, made[1])), made[2]
         node = append_call(self.graph, op, args, kwargs)
         meta = node.meta
         self._describe(meta)
@@ -135,7 +116,7 @@ class TraceWorld(AbstractWorld):
             node.meta["unbacked"] = found       # such a node is neither merged with an equal one nor run twice
             if type(value) is AbstractTensor:
                 self._learn_sizes(node, value.spec)
-            elif type(value) in _SYMBOLIC:
+            elif type(value) in SYMBOLIC:
                 self._sizes[from_sym(value)] = node     # type: ignore[index]  # the type says that it carries an Expr
         if found or len(env.asserts) > self._asserted:
             self._check()
@@ -185,6 +166,19 @@ class TraceWorld(AbstractWorld):
             self._origins.setdefault(seq, carried)
             meta.update(carried)
 
+    def asking(self, policies: tuple[tuple[str, Callable[[], Any]], ...]) -> AbstractContextManager[Any]:
+        """Inside, the policies of the selective regions around a node are asked, where gradients are recorded, as in eager.  A region has
+        one policy from its first operator to its last."""
+        stack = ExitStack()
+        if not torch.is_grad_enabled():
+            return stack
+        for name, context_fn in policies:
+            if name not in self._asking:
+                policy = policy_of(context_fn)
+                self._asking[name] = Asking(self.graph, policy) if policy is not None else nullcontext()
+            stack.enter_context(self._asking[name])
+        return stack
+
     def emit(self, op: OpOverload, *args: Any, **kwargs: Any) -> Node:
         """Appends a call on nodes and sizes whose Spec the rule finds."""
         specs = [spec_of_node(a) if isinstance(a, Node) else a for a in args]
@@ -201,7 +195,7 @@ class TraceWorld(AbstractWorld):
             return place.node if place.version == place.cell.version else show(place, self.emit)
         if kind is list or kind is tuple or isinstance(value, (list, tuple)):
             return [self.to_node(v) for v in value]
-        if kind in _SYMBOLIC:
+        if kind in SYMBOLIC:
             return self.size_node(from_sym(value))
         if kind is Expr:
             return self.size_node(value)
@@ -270,7 +264,7 @@ class TraceWorld(AbstractWorld):
         node.meta.update(val=value, phase="forward")
         if isinstance(value, torch.Tensor):
             value = self._input_tensor(value, node, number)
-        elif type(value) in _SYMBOLIC and type(expr := from_sym(value)) is Expr:
+        elif type(value) in SYMBOLIC and type(expr := from_sym(value)) is Expr:
             self._sizes[expr] = node
             value = to_symint(expr, self.env)
             node.meta["val"] = value
@@ -283,7 +277,8 @@ class TraceWorld(AbstractWorld):
     def _input_tensor(self, like: torch.Tensor, node: Node, number: int) -> AbstractTensor:
         spec = like.spec if type(like) is AbstractTensor else spec_of(like)
         tensor = self.make(spec)
-        tensor.record = Place(Cell(node, spec, number), (), node, 0)
+        tensor.value = getattr(like, "given", None)
+        tensor.record = Alias(StorageValue(node, spec, number), (), node, 0)
         node.meta["val"] = self.make(spec)
         self._learn_sizes(node, spec)
         if like.requires_grad:
@@ -305,17 +300,6 @@ class TraceWorld(AbstractWorld):
             return value
         return self.make(value.spec).requires_grad_(value.requires_grad)
 
-    def mutations(self) -> list[Mutation]:
-        """The inputs written so far (data or metadata)."""
-        found = []
-        for number, value in enumerate(self.inputs):
-            if type(value) is AbstractTensor:
-                cell, steps = value.record.cell, value.record.steps
-                original = cell.source == number and not any(s.op not in EMPTY_VIEWS for s in steps)
-                if cell.version or not original:
-                    found.append(Mutation(number, self.to_node(value) if cell.version or cell.source != number else None, not original, value.spec))
-        return found
-
     # ------------------------------------------------------------ operators
 
     def run(self, op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -323,14 +307,14 @@ class TraceWorld(AbstractWorld):
             raise Unfollowable("inference_inside", "what is made under inference mode has neither versions nor a history")
         return super().run(op, args, kwargs)
 
-    def _find_way(self, fact: Facts) -> Way:
+    def _find_way(self, fact: Facts) -> OperatorHandler:
         """How an operator is recorded.  A decomposition may decline by returning NotImplemented."""
         decomposition = self.decompositions.get(fact.op)
         if decomposition is not None:
             return partial(record_decomposition, decomposition)
         return self._plain_way(fact)
 
-    def _plain_way(self, fact: Facts) -> Way:
+    def _plain_way(self, fact: Facts) -> OperatorHandler:
         if fact.composite:
             return record_composite
         if is_foreach(fact):
@@ -338,19 +322,25 @@ class TraceWorld(AbstractWorld):
         return RECORDERS.get(fact.op) or HANDLERS.get(fact.op) or KINDS[fact.kind]
 
     def record_pure(self, fact: Facts, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if fact.random:
+            args = laid_as_eager(self, args)
         specs = call_rule(fact, args, kwargs)
         nodes = tuple([self.to_node(a) for a in args])
         node_kwargs = {k: self.to_node(v) for k, v in kwargs.items()} if kwargs else {}
         if type(specs) is Spec:
             result = self.make(specs)
             node = self.node(fact.op, nodes, node_kwargs, result)
-            result.record = Place(Cell(node, specs), (), node, 0)
+            result.record = Alias(StorageValue(node, specs), (), node, 0)
+            if self.verifies:
+                mark_layout(node, args, nodes)
             return result
         result = self.from_specs(specs)
         node = self.node(fact.op, nodes, node_kwargs, result)
+        if self.verifies:
+            mark_layout(node, args, nodes)
         if isinstance(result, (list, tuple)):
             self._unpack(node, result)
-        elif type(result) in _SYMBOLIC:
+        elif type(result) in SYMBOLIC:
             self._sizes[from_sym(result)] = node        # type: ignore[index]  # as in _bind
         return result
 
@@ -364,10 +354,10 @@ class TraceWorld(AbstractWorld):
             item = self.node(operator.getitem, (node, i), {}, result)
             items.append(item)
             if type(result) is AbstractTensor:
-                result.record = Place(Cell(item, result.spec), (), item, 0)
+                result.record = Alias(StorageValue(item, result.spec), (), item, 0)
             elif isinstance(result, (list, tuple)):
                 self._unpack(item, result)
-            elif type(result) in _SYMBOLIC:
+            elif type(result) in SYMBOLIC:
                 self._sizes[from_sym(result)] = item        # type: ignore[index]  # as in _bind
         return items
 
@@ -381,10 +371,24 @@ class TraceWorld(AbstractWorld):
             node = self.emit(aten._to_copy.default, node, dtype=target.spec.dtype)
         if type(target) is not AbstractTensor or target.record is None:
             raise NotImplementedError("a constant of the program is written in place")
-        write(_written_place(target), node, self.emit)
+        place = _written_place(target)
+        if overlapping(place, target):
+            raise Unfollowable("overlapping_writes", "a self-overlapping tensor is written: each of its elements would be a value of its own")
+        write(place, node, self.emit)
 
 
-def _written_place(target: AbstractTensor) -> Place:
+def overlapping(place: Alias, target: AbstractTensor) -> bool:
+    """Is the storage seen, on the way to what is written, by a tensor of which several elements are one in memory?"""
+    if place.cell.version == 0 and place.cell.source is not None and overlaps_itself(place.cell.spec):
+        return True
+    shown = [*(step.before for step in place.steps[1:]), target.spec]
+    return any(step.op in OVERLAPPING and overlaps_itself(spec) for step, spec in zip(place.steps, shown))
+
+
+OVERLAPPING = frozenset({aten.as_strided.default, aten.unfold.default})     # expand has its own refusal
+
+
+def _written_place(target: AbstractTensor) -> Alias:
     """Where a write to the tensor goes.  Behind an expand, several elements of a view are one of the storage: there the part that
     is written is found by its strides, which must not overlap themselves."""
     place, spec = target.record, target.spec
@@ -392,11 +396,10 @@ def _written_place(target: AbstractTensor) -> Place:
         return place
     if any(type(s) is int and s == 0 and n != 1 for n, s in zip(spec.shape, spec.strides)):
         return place        # refused by the row of expand
-    step = Step(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, place.cell.spec)
-    return Place(place.cell, (step,), place.node, -1)
+    return Alias(place.cell, strided_steps(place, spec), place.node, -1)
 
 
-def _keeps_shape(step: Step) -> bool:
+def _keeps_shape(step: ViewStep) -> bool:
     shape = step.before.shape
     return len(step.args[0]) == len(shape) and all(type(n) is int and n == -1 or n is size or n == size for n, size in zip(step.args[0], shape))
 
@@ -411,14 +414,15 @@ class _Active(threading.local):
 
 
 _active = _Active()
+transaction.keep("traces", _active)
 
 
-def current_trace() -> TraceWorld:
-    """The innermost trace at work."""
-    return _active.worlds[-1]
+def is_recording() -> bool:
+    """Is a trace at work?"""
+    return bool(_active.worlds)
 
 
-@contextmanager
+@transaction.context
 def tracing(world: TraceWorld) -> Iterator[None]:
     _active.worlds.append(world)
     locate, world.env.locate = world.env.locate, world.location
@@ -428,34 +432,6 @@ def tracing(world: TraceWorld) -> Iterator[None]:
     finally:
         _active.worlds.pop()
         world.env.locate = locate
-
-
-def trace(fn: Callable[..., Any], inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
-          env: Any = None, names: Sequence[str] | None = None) -> Traced:
-    """Runs `fn(*inputs)` on fresh abstract inputs and records it.  `fn` returns a flat list or tuple."""
-    world = TraceWorld(env if env is not None else _env_of(inputs), decompositions)
-    values = [world.add_input(value) for value in inputs]
-    with tracing(world):
-        outputs = fn(*values)
-    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-    mutations = world.mutations()
-    results = [_result(o) for o in outputs]
-    nodes = [world.to_node(o) for o in outputs]
-    world.graph.output(tuple(nodes + [m.value for m in mutations if m.value is not None])).meta["val"] = None
-    gm = make_module(world.graph, world.constants)
-    return Traced(gm, results, mutations, values)
-
-
-def _env_of(inputs: Sequence[Any]) -> Any:
-    world = find_world([v for v in inputs if isinstance(v, torch.Tensor)])
-    return world.env if world is not None else None
-
-
-def _result(output: Any) -> Result:
-    if type(output) is not AbstractTensor or output.record is None:
-        return Result(output)
-    place = output.record
-    return Result(output, place.cell.source, place.steps, place.cell)
 
 
 def interpret(gm: GraphModule, *args: Any) -> Any:
@@ -474,7 +450,9 @@ def interpret(gm: GraphModule, *args: Any) -> Any:
                 world.origin = None
             return torch.fx.node.map_arg(node.args[0], values.__getitem__)
         else:
-            values[node] = _RUN[node.op](gm, node.target, *_fetch(node, values))
+            policies = node.meta.get("policies")
+            with world.asking(policies) if world is not None and policies and node.target is not REGION_CALL else _QUIET:
+                values[node] = _RUN[node.op](gm, node.target, *_fetch(node, values))
     raise InternalError("a graph without an output node")
 
 
@@ -490,11 +468,15 @@ def _attribute(gm: GraphModule, path: str) -> Any:
 
 
 def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
-    """Where the target is a captured function with a graph of its own, that is interpreted too, so that its nodes give their meta."""
-    if type(target) is FunctionType and "inline" in vars(target):
-        return vars(target)["inline"](partial(interpret, vars(target)["body"]), *args)
+    if target is REGION_CALL:
+        return run_region(*args)
     symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
     return symbolic_form(target, symbols)(*args, **kwargs)
+
+
+def run_region(body: GraphModule, *args: Any) -> Any:
+    """A checkpointed region: interpreted where nothing is computed yet, so that its nodes give their meta, else torch's checkpoint."""
+    return interpret(body, *args) if is_abstract() else checkpointed(body, *args)
 
 
 _RUN: dict[str, Callable[..., Any]] = {

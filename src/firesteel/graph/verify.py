@@ -23,11 +23,11 @@ from firesteel.graph.sizenodes import SIZE_FUNCTIONS
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import Spec
 from firesteel.sym.expr import eq
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import FLOAT_FUNCTIONS, SYMBOLIC, from_sym
 from firesteel.table import Table
 
 aten = torch.ops.aten
-SIZE_TARGETS = frozenset({*SIZE_FUNCTIONS.values(), torch.sym_float, torch.sym_int, torch.sym_sum, operator.getitem})
+SIZE_TARGETS = frozenset({*SIZE_FUNCTIONS.values(), *FLOAT_FUNCTIONS.values(), torch.sym_float, torch.sym_int, torch.sym_sum, operator.getitem})
 LEVELS: Table = Table("graph level", "graph/verify.py")
 
 
@@ -95,12 +95,12 @@ def _specs(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [_specs(v) for v in value]
-    return from_sym(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+    return from_sym(value) if isinstance(value, SYMBOLIC) else value
 
 
 def _compare(node: Node, found: Any, have: Any, env: Any) -> None:
     if type(found) is Spec:
-        if type(have) is not Spec or found != have and not _equal(found, have, env):
+        if type(have) is not Spec or found != have and not _equal(found, have, env, node.meta.get("relaid", False)):
             _fail(node, f"its Spec is {have}, its rule says {found}")
     elif isinstance(found, (list, tuple)):
         if len(found) != len(have):
@@ -109,15 +109,17 @@ def _compare(node: Node, found: Any, have: Any, env: Any) -> None:
             _compare(node, f, h, env)
 
 
-def _equal(a: Spec, b: Spec, env: Any) -> bool:
+def _equal(a: Spec, b: Spec, env: Any, relaid: bool) -> bool:
     """Equal by what is known at the end: guards that came behind a node may have settled its sizes.  The stride of a size that came out
-    as 1 is free."""
-    if env is None or (a.dtype, a.device, len(a.shape)) != (b.dtype, b.device, len(b.shape)):
+    as 1 is free, and so are those of a tensor without elements, and all where the rule was asked with eager's layout of an argument (`relaid`)."""
+    if (a.dtype, a.device, len(a.shape)) != (b.dtype, b.device, len(b.shape)):
         return False
-    one = [env.known(eq(env.simplify(size), 1)) for size in a.shape]
-    strides = [(s, t) for is_one, s, t in zip(one, a.strides, b.strides) if not is_one]
-    pairs = [*zip(a.shape, b.shape), *strides, (a.offset, b.offset)]
-    return all(x == y or env.known(eq(env.simplify(x), env.simplify(y))) for x, y in pairs)
+
+    def same(x: Any, y: Any) -> bool:
+        return x == y or env is not None and env.known(eq(env.simplify(x), env.simplify(y)))
+    empty = any(same(size, 0) for size in a.shape)
+    strides = [(s, t) for size, s, t in zip(a.shape, a.strides, b.strides) if not (empty or relaid or same(size, 1))]
+    return all(same(x, y) for x, y in [*zip(a.shape, b.shape), *strides, (a.offset, b.offset)])
 
 
 @LEVELS.row("joint")

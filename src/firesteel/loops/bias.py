@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from firesteel.loops import access
-from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
+from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, ProgramStep, Store, View, axis, load
 from firesteel.loops.ops import S
 
 ADDMM = {torch.ops.aten.addmm.out: torch.ops.aten.mm.out, torch.ops.aten.addmm.default: torch.ops.aten.mm.default}
@@ -22,20 +22,20 @@ ADDMM = {torch.ops.aten.addmm.out: torch.ops.aten.mm.out, torch.ops.aten.addmm.d
 
 def separate_biases(program: Program) -> Program:
     """The program without biases in library calls where nests can add them."""
-    if not any(isinstance(step, Extern) and step.target in ADDMM for step in program.steps):
+    if not any(step.call and step.call.target in ADDMM for step in program.steps):
         return program
-    fixed = access.output_buffers(program).union(*[access.reads(step) for step in program.steps if isinstance(step, Extern)])
+    fixed = access.output_buffers(program).union(*[step.reads() for step in program.steps if step.call])
     buffers = dict(program.buffers)
-    steps: list[Nest | Extern] = []
+    steps: list[ProgramStep] = []
     for step in program.steps:
-        bias = _bias(step, program.buffers, fixed)
-        steps += _separated(step, bias, buffers) if isinstance(step, Extern) and bias is not None else [step]
+        bias = _bias(step.call, program.buffers, fixed) if step.call else None
+        steps += _separated(step.call, bias, buffers) if step.call and bias is not None else [step]
     return replace(program, buffers=buffers, steps=tuple(steps))
 
 
-def _bias(step: Nest | Extern, buffers: dict[str, Buffer], fixed: set[str]) -> Buffer | None:
+def _bias(step: Extern, buffers: dict[str, Buffer], fixed: set[str]) -> Buffer | None:
     """The buffer of the bias, if it is a row and the result is for nests alone."""
-    if not isinstance(step, Extern) or step.target not in ADDMM or step.kwargs or len(step.args) != 3 or step.outputs[0] in fixed:
+    if step.target not in ADDMM or step.kwargs or len(step.args) != 3 or step.outputs[0] in fixed:
         return None
     view = step.args[0]
     result, bias = buffers[step.outputs[0]], buffers[view.buffer]      # type: ignore[index]  # a matrix product has a result
@@ -43,7 +43,7 @@ def _bias(step: Nest | Extern, buffers: dict[str, Buffer], fixed: set[str]) -> B
     return bias if view == whole and bias.shape == result.shape[1:] and bias.dtype == result.dtype in ("f32", "f64") else None
 
 
-def _separated(step: Extern, bias: Buffer, buffers: dict[str, Buffer]) -> list[Nest | Extern]:
+def _separated(step: Extern, bias: Buffer, buffers: dict[str, Buffer]) -> list[ProgramStep]:
     result = buffers[step.outputs[0]]       # type: ignore[index]  # as above
     name = f"{result.name}_mm"
     while name in buffers:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firesteel.loops.access import LOADS
-from firesteel.loops.ir import Axis, Buffer
+from firesteel.loops.ir import LOADS, Axis, Buffer
 from firesteel.loops.ops import ITEMSIZE
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, postorder
 
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
 _WEIGHTS: dict[str, int] = {}
@@ -43,6 +42,11 @@ def op_cost(node: Expr) -> int:
     return 0 if node.op in FREE_OPS else _WEIGHTS.get(node.op, 1)
 
 
+def is_heavy(op: str) -> bool:
+    """Is it a call, or a loop of its own, for each element?"""
+    return _WEIGHTS.get(op, 1) >= 20 or op in ("mod", "fmod")
+
+
 def _gathers(index: Expr) -> bool:
     return index.op in LOADS or index.op == "check_index"
 
@@ -54,24 +58,12 @@ def body_cost(*roots: Expr) -> int:
 
 def measure(*roots: Expr) -> tuple[int, int]:
     """(work for one element, number of nodes)."""
-    total = 0
-    seen: set[Expr] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        total += op_cost(node)
-        if node.op not in LOADS:
-            stack.extend(node.args)
-        elif node.op == "masked":
-            stack.extend(node.args[:2])
-    return total, len(seen)
+    nodes = postorder(*roots, below=lambda node: node.args if node.op not in LOADS else node.args[:2] if node.op == "masked" else ())
+    return sum(map(op_cost, nodes)), len(nodes)
 
 
 def hint(size: Size) -> int:
-    """A number to reckon with; exact for known sizes."""
+    """An estimate of a size; exact for known ones."""
     return size if isinstance(size, int) else UNKNOWN_SIZE
 
 

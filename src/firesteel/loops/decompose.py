@@ -118,19 +118,28 @@ def _erfc(x: Expr) -> Expr:
 
 
 def _erfinv(x: Expr) -> Expr:
-    """Giles' two polynomials in log(1-x*x), then two steps of Newton."""
-    w = S.neg(S.log(S.mul(S.sub(1.0, x), S.add(x, 1))))
+    """Giles' two polynomials in log(1-x*x), then steps of Newton: for erf(y) = x, and near 1, where that has no digits left, for
+    log(erfc(y)) = log(1-x)."""
+    a = S.abs(x)
+    rest = S.sub(1.0, a)
+    w = S.neg(S.log(S.mul(rest, S.add(a, 1))))
     centre = _polynomial(S.sub(w, 2.5), (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
                                         -0.00125372503, -0.00417768164, 0.246640727, 1.50140941))
     tail = _polynomial(S.sub(S.sqrt(S.max(w, literal(5, x.dtype))), 3.0),
                        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
                         -0.0076224613, 0.00943887047, 1.00167406, 2.83297682))
-    y = S.mul(S.where(S.lt(w, 5), centre, tail), x)
+    near = far = S.mul(S.where(S.lt(w, 5), centre, tail), a)
     for _ in range(2):
-        slope = S.mul(S.exp(S.neg(S.mul(y, y))), 2 / math.sqrt(math.pi))
-        y = S.sub(y, S.div(S.sub(S.erf(y), x), slope))
-    edge = S.where(S.eq(S.abs(x), 1), S.copysign(literal(math.inf, x.dtype), x), literal(math.nan, x.dtype))
-    return S.where(S.lt(S.abs(x), 1), y, edge)
+        near = S.sub(near, S.div(S.sub(S.erf(near), a), _slope_of_erf(near)))
+    for _ in range(2 if x.dtype == "f32" else 4):
+        left = S.erfc(far)
+        far = S.add(far, S.mul(S.div(left, _slope_of_erf(far)), S.log(S.div(left, rest))))
+    edge = S.where(S.eq(a, 1), literal(math.inf, x.dtype), literal(math.nan, x.dtype))
+    return S.copysign(S.where(S.lt(a, 0.75), near, S.where(S.lt(a, 1), far, edge)), x)
+
+
+def _slope_of_erf(y: Expr) -> Expr:
+    return S.mul(S.exp(S.neg(S.mul(y, y))), 2 / math.sqrt(math.pi))
 
 
 def _lgamma(x: Expr) -> Expr:
@@ -161,7 +170,7 @@ def _digamma(x: Expr) -> Expr:
     inverse = S.recip(S.mul(y, y))
     series = S.mul(inverse, _polynomial(inverse, (-691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)))
     value = S.sub(S.add(total, S.log(y)), S.add(S.div(literal(0.5, x.dtype), y), series))
-    reflected = S.sub(value, S.div(literal(math.pi, x.dtype), S.tan(S.mul(S.sub(x, S.trunc(x)), math.pi))))
+    reflected = S.sub(value, S.div(literal(math.pi, x.dtype), S.tan(S.mul(S.sub(x, S.round(x)), math.pi))))
     value = S.where(mirrored, S.where(S.eq(x, S.trunc(x)), math.nan, reflected), value)
     return S.where(S.eq(x, 0), S.copysign(literal(math.inf, x.dtype), S.neg(x)), value)
 

@@ -20,23 +20,29 @@ inwards must include the one along which memory is contiguous; the parallel axes
 """
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
-from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Program, Reduce, Store
+from firesteel.loops.ir import Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
 from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unused
+from firesteel.loops.ops import ITEMSIZE
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
+from firesteel.sym.expr import postorder
 
 CHECK = torch.ops.aten._assert_scalar.default
 MOST_STATEMENTS = 96
 MOST_BUFFERS = 48
 HEAD_START = 24         # steps by which a kernel may overtake library calls
+EARLY_BYTES = 1 << 16   # what such a kernel may write, if it does not read more that is temporary
+NEAR = 8                # steps by which a kernel may move forward to one that reads the same: its results are held for as long
 RECENT_READERS = 3      # how many groups that read the same buffer are tried
 
 
@@ -143,6 +149,8 @@ class Grouper:
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.told: dict[str, int] = {}              # symbol that only run time knows -> the step after which it may be used
+        self.last_draw: int | None = None           # the last step that draws random numbers
+        self.dead = 0                               # bits of the steps whose results nobody reads
 
     def run(self) -> Program:
         for number, step in enumerate(self.program.steps):
@@ -151,21 +159,24 @@ class Grouper:
                 self._join(number)
         return self._program()
 
-    def _enter(self, number: int, step: Nest | Extern) -> None:
+    def _enter(self, number: int, step: ProgramStep) -> None:
         """The step as a group of its own, with what it depends on (also: later writers of what others read or wrote)."""
-        group, writes = group_of(number, step), access.writes(step)
+        group, writes = group_of(number, step), step.writes()
         if not self.rewritten.isdisjoint(writes):
             group.frozen = True
-        reads = group.reads if not group.frozen else access.reads(step)
+        reads = group.reads if not group.frozen else step.reads()
         direct = {self.writer[name] for name in reads if name in self.writer}
         if self.told:
             used = [name for name in access.step_symbols(step, self.program.buffers) if name in self.told]
             direct.update(self.told[name] for name in used)
-            if isinstance(step, Extern) and step.target is CHECK:       # nobody relies on a condition before it is checked
+            if step.call and step.call.target is CHECK:       # nobody relies on a condition before it is checked
                 tellers = {self.told[name] for name in used}
                 self.told.update(dict.fromkeys(used, number))
                 self.writer.update({name: number for name, writer in self.writer.items() if writer in tellers})
-        self.told.update(dict.fromkeys(access.bound_symbols(step, self.program.buffers), number))
+        if step.call and draws(step.call.target):     # each draw mutates a generator, which is no buffer
+            direct.update(() if self.last_draw is None else (self.last_draw,))
+            self.last_draw = number
+        self.told.update(dict.fromkeys(step.bound_symbols(self.program.buffers), number))
         for name in writes:
             if name in self.rewritten:
                 direct.update(n for n in (self.writer.get(name), *self.readers.get(name, ())) if n is not None)
@@ -184,7 +195,7 @@ class Grouper:
         candidates = sorted({self.group_at[d].number for d in self.direct[number]}, reverse=True)
         recent: dict[int, None] = {}
         for name in self.group_at[number].reads:
-            recent.update(dict.fromkeys(self.group_at[r].number for r in self.readers[name][-RECENT_READERS - 1:-1]))
+            recent.update(dict.fromkeys(self.group_at[r].number for r in self.readers[name][-RECENT_READERS - 1:-1] if number - r <= NEAR))
         for other in (*candidates, *sorted(recent, reverse=True)):
             self._try(other, number)
 
@@ -227,7 +238,9 @@ class Grouper:
     def _program(self) -> Program:
         order = self._order()
         dropped: set[str] = set()
-        steps = [self._step(group, dropped) for group in order]
+        self._find_dead(order)
+        steps = [self._step(group, dropped) for group in order if not group.members & self.dead]
+        dropped.update(name for group in order if group.members & self.dead for name in group.writes)
         buffers = {name: buffer for name, buffer in self.program.buffers.items() if name not in dropped}
         return replace(self.program, buffers=buffers, steps=tuple(steps))
 
@@ -242,7 +255,7 @@ class Grouper:
             waiting[number] = len(needs)
             for need in needs:
                 users.setdefault(need, []).append(number)
-        first = {number: (group.members & -group.members).bit_length() - (HEAD_START if isinstance(group.last, Nest) else 0)
+        first = {number: (group.members & -group.members).bit_length() - (0 if self._takes_memory(group) else HEAD_START)
                  for number, group in groups.items()}
         ready = [(first[n], n) for n, count in waiting.items() if not count]
         heapq.heapify(ready)
@@ -257,18 +270,46 @@ class Grouper:
         assert len(order) == len(groups), "groups depend on each other in a circle"
         return order
 
-    def _step(self, group: Group, dropped: set[str]) -> Nest | Extern:
+    def _takes_memory(self, group: Group) -> bool:
+        """Is it a library call, or a kernel that would hold much memory longer if it ran early?"""
+        if group.last.nest is None:
+            return True
+        written = sum(self._bytes(name) for name in group.writes)
+        return written > EARLY_BYTES and written > sum(self._bytes(name) for name in group.reads if self.program.buffers[name].kind == "temp")
+
+    def _bytes(self, name: str) -> int:
+        buffer = self.program.buffers[name]
+        return cost.elements(buffer) * ITEMSIZE[buffer.dtype]
+
+    def _step(self, group: Group, dropped: set[str]) -> ProgramStep:
         if not group.united:
             return group.last
-        escaping = {name for name in group.writes if self._escapes(name, group)}
+        escaping = {name for name in group.writes if self._escapes(name, group)} or set(group.writes)
         phases = arrange(group.statements, group.inner, escaping, self.program.buffers)
         kept = {store.buffer for phase in phases for store in phase.stores}
         dropped.update(name for name in group.writes if name not in kept)
         nest = Nest(group.last.name, tuple([Axis(n, e) for n, e in group.rows.items()]), phases, tuple(dict.fromkeys(group.origin)))
         return simplify_nest(nest) if has_indices_to_simplify(nest) else nest
 
+    def _find_dead(self, order: list[Group]) -> None:
+        """Groups that nobody reads, last first: where indices were simplified, loads have vanished (a triangle above all rows is 0).
+        One that checks indices stays: eager raises whoever reads the result."""
+        for group in reversed(order):
+            if not group.frozen and not any(self._escapes(name, group) for name in group.writes) and not _checks(group):
+                self.dead |= group.members
+
     def _escapes(self, name: str, group: Group) -> bool:
-        return name in self.outputs or any(not group.members >> reader & 1 for reader in self.readers.get(name, ()))
+        inside = group.members | self.dead
+        return name in self.outputs or any(not inside >> reader & 1 for reader in self.readers.get(name, ()))
+
+
+@functools.cache
+def draws(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _checks(group: Group) -> bool:
+    return any(node.op == "check_index" for s in group.statements for node in postorder(*s.exprs()))
 
 
 def _bits(bits: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ Numbered rules of what may be inlined
  4. Through a masked load, every load of the value gets the mask too; a value whose computation may fault (integer division,
     check_index) does not go through one.
  5. A rounding that stands only where eager stores between two operators (`to` marked loose) is dropped when the reader widens it again.
- 6. A value with a check_index goes only where all of it is read.
+ 6. A value with a check_index goes only where all of it is read; a load with one keeps it, also where the value does not depend on the index.
 Whether it is worth it is `cost.worth_inlining`'s question; a value read at more points than it has elements must be cheap.
 
     t[i, j] = exp(load(x, i, j));  y[a] = sum(r: load(t, r, a))      ->      y[a] = sum(r: exp(load(x, r, a)))
@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 
 from firesteel.config import config
 from firesteel.loops import access, cost
-from firesteel.loops.access import LOADS, rebuild
-from firesteel.loops.ir import Axis, Extern, Nest, Phase, Program, Store, zero
+from firesteel.loops.checks import keep_checks
+from firesteel.loops.ir import LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, zero
 from firesteel.loops.simplify import map_nest, simplify_nest
-from firesteel.sym.expr import Expr, make
+from firesteel.sym.expr import Expr, make, postorder, rebuild
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
@@ -71,7 +71,7 @@ def written_again(program: Program) -> set[str]:
     """Buffers that are not written once and for all before they are read."""
     writers: dict[str, int] = {}
     for step in program.steps:
-        for name in access.writes(step):
+        for name in step.writes():
             writers[name] = writers.get(name, 0) + 1
     owned = ("temp", "output")
     return {name for name, count in writers.items() if count > 1 or name not in program.buffers or program.buffers[name].kind not in owned}
@@ -94,13 +94,13 @@ class _Inliner:
     def _scan(self) -> None:
         for step in self.program.steps:
             self.loaded.append([])
-            if isinstance(step, Extern):
-                self.fixed.update(access.reads(step))
+            if step.nest is None:
+                self.fixed.update(step.reads())
                 continue
-            for phase in step.phases:
-                loads = access.loads(access.phase_exprs(phase))
-                self.loaded[-1] += loads
-                self._scan_phase(step, phase, loads)
+            for phase in step.nest.phases:
+                loaded = all_loads(phase.exprs())
+                self.loaded[-1] += loaded
+                self._scan_phase(step.nest, phase, loaded)
 
     def _scan_phase(self, nest: Nest, phase: Phase, loads: list[Expr]) -> None:
         points = {axis.name for axis in (*nest.axes, *phase.axes)}
@@ -113,12 +113,12 @@ class _Inliner:
                 use.broadcast |= not points <= {part.attr for part in index}
             else:
                 use.partial = True
-                use.broadcast |= not points <= {node.attr for node in access.walk(*index) if node.op == "axis"}
+                use.broadcast |= not points <= {node.attr for node in postorder(*index) if node.op == "axis"}
 
     def run(self) -> Program:
-        steps: list[Nest | Extern] = []
-        for step, loads in zip(self.program.steps, self.loaded):
-            new = self._step(step, loads) if isinstance(step, Nest) else step
+        steps: list[ProgramStep] = []
+        for step, loaded in zip(self.program.steps, self.loaded):
+            new = step.map(lambda nest: self._step(nest, loaded))
             if new is not None:
                 steps.append(new)
         buffers = {name: buffer for name, buffer in self.program.buffers.items() if name not in self.definitions}
@@ -170,7 +170,7 @@ class _Inliner:
         """Rules 3, 4 and 6.  Walks the value only where something in the program asks for it."""
         if not (self.rewritten or use.masked or use.partial):
             return True
-        for node in access.walk(value):
+        for node in postorder(value):
             if node.op in LOADS and node.attr in self.rewritten:
                 return False
             if use.masked and node.op in FAULTS and node.dtype[0] != "f" or use.partial and node.op == "check_index":
@@ -200,6 +200,7 @@ class _Inliner:
         if changed:
             self.moved = True
             value = rebuild(value, lambda node, args: changed.get(node), {})
+        value = keep_checks(value, index)
         if load.op == "masked":
             mask, other = load.args[:2]
             return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}), other))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program, Reduce, Store, View
+from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program, ProgramStep, Reduce, Store, View, names_by_data
 from firesteel.loops.ops import DTYPES, REDUCE_OPS, meaning
 from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.sym.expr import Expr, evaluate, postorder
@@ -37,7 +37,8 @@ def run_plan(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         if isinstance(step, Alloc):
             machine.take(step)
         elif isinstance(step, Free):
-            machine.free(step.buffer)
+            if plan.program.buffers[step.buffer].kind != "input":       # that of a boxed program is its caller's
+                machine.free(step.buffer)
         elif isinstance(step, Run):
             machine.step(step.step)
         else:
@@ -70,10 +71,11 @@ class Interpreter:
     arena: torch.Tensor
 
     def take(self, step: Alloc) -> None:
-        """Memory of its own, a place in the arena, or what a dead buffer had."""
+        """Memory of its own, a place in the arena, or what a dead buffer had, or one that the next step overwrites while it reads it."""
         buffer = self.buffers[step.buffer]
         if step.reuse is not None:
-            self.memory[step.buffer] = self.freed.pop(step.reuse)
+            before = self.freed.pop(step.reuse) if step.reuse in self.freed else self.memory[step.reuse]
+            self.memory[step.buffer] = before.as_strided([self.size(n) for n in buffer.shape], [self.size(n) for n in buffer.strides])
         elif step.at is None:
             self.memory[step.buffer] = self.allocate(buffer)
         else:
@@ -92,11 +94,11 @@ class Interpreter:
             self.memory[name] = self.allocate(self.buffers[name])
         return self.memory[name]
 
-    def step(self, step: Nest | Extern) -> None:
-        if isinstance(step, Nest):
-            Sweep(self, step).run()
-        else:
-            self.call(step)
+    def step(self, step: ProgramStep) -> None:
+        if step.nest:
+            NestRun(self, step.nest).run()
+        elif step.call:
+            self.call(step.call)
 
     # ------------------------------------------------------------ library calls
 
@@ -169,7 +171,7 @@ def _as_dtype(base: torch.Tensor, dtype: torch.dtype, shape: list[int], strides:
 
 # ---------------------------------------------------------------- nests
 
-class Sweep:
+class NestRun:
     """One nest being executed."""
 
     def __init__(self, machine: Interpreter, nest: Nest):
@@ -185,7 +187,7 @@ class Sweep:
 class PhaseRun:
     """One phase over its grid.  `values` caches what each Expr is, as a tensor that broadcasts over the grid."""
 
-    def __init__(self, sweep: Sweep, phase: Phase):
+    def __init__(self, sweep: NestRun, phase: Phase):
         self.sweep, self.phase, self.machine = sweep, phase, sweep.machine
         self.inner = [self.machine.size(a.extent) for a in phase.axes]
         self.grid = tuple(sweep.outer + self.inner)
@@ -293,7 +295,7 @@ class PhaseRun:
             target.copy_(target + value.sum() if store.mode == "add" else value.reshape(()))
             return
         places = tuple(i.expand(self.grid) for i in self.place(store.index, target))
-        if store.mode == "set" and self.machine.check_sets and not _names_by_data(store):
+        if store.mode == "set" and self.machine.check_sets and not names_by_data(store.index):
             self._check_once(store, places, target)
         target.index_put_(places if places[0].ndim else tuple(i.reshape(1) for i in places), value, accumulate=store.mode == "add")
 
@@ -302,11 +304,6 @@ class PhaseRun:
         for i, size in zip(places, target.shape):
             linear = linear * size + i
         assert linear.unique().numel() == linear.numel(), f"{self.sweep.nest.name} sets an element of {store.buffer} twice"
-
-
-def _names_by_data(store: Store) -> bool:
-    """Where data says the place, eager too leaves open which of two writes stays."""
-    return any(node.op == "check_index" for node in postorder(*store.index))
 
 
 def _within(index: torch.Tensor, size: int) -> bool:

@@ -20,7 +20,8 @@ Scalars are `sym.expr.Expr`s with the operators of `loops/ops.py`, and four leav
 What always holds
  1. Indices are multi-dimensional, one Expr a dimension of the buffer; strides are applied by the printers alone.  So a
     producer `b[i, j] = e(i, j)` is inlined into a consumer's `load(b, x, y)` by substituting i := x, j := y.
- 2. Every store of a nest writes each element at most once ("set"), or adds to it ("add"; then points may collide).
+ 2. Every store of a nest writes each element at most once ("set"), or adds to it ("add"; then points may collide).  Points of a "set" may
+    collide where a check_index stands in the index: eager too leaves open which of two writes stays.
  3. Points of the parallel axes are independent of each other.  A phase may load what an earlier phase of the same nest
     stored, but only at the same point of the parallel axes.
  4. Axis names are unique in a nest; a phase's axes are visible in that phase alone.
@@ -28,7 +29,8 @@ What always holds
  6. Sizes are ints or integer Exprs over symbols; no load stands in a size.
  7. A dtype of bf16 or f16 is a storage type: arithmetic on it is done in f32, and `to` rounds.  A rounding with attr
     "loose" stands where eager only stores between two operators: to(f32, to(bf16, e, "loose")) may become e.  One with
-    attr None was asked for by the program (or by config.eager_rounding) and is never dropped.
+    attr None was asked for by the program (or by config.eager_rounding), or is of a value that a comparison, an index, a branch
+    or a tie sees (autograd/exact.py), and is never dropped.
  8. A store's index is, for each dimension, an axis of the nest or phase, the constant 0 (a dimension of size 1), or any
     other Expr where a view is written; a nest that writes a whole buffer has the first two only.
 
@@ -41,10 +43,12 @@ Softmax over the rows of x[n, m], as one nest of three phases:
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from firesteel.sym.expr import Expr, Size, as_expr, const, make
+from firesteel.sym.expr import Expr, Size, as_expr, const, make, postorder
+from firesteel.targets import CPU
 
 BufferKind = Literal["input", "temp", "output", "constant"]
 PhaseKind = Literal["map", "reduce", "scan"]
@@ -73,7 +77,7 @@ class Buffer:
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     kind: BufferKind = "temp"
-    device: str = "cpu"
+    device: str = CPU
     offset: Size = 0            # in elements; other than 0 only for inputs that are views
     value: Any = field(default=None, compare=False)     # the tensor of a "constant"
 
@@ -113,9 +117,52 @@ class Phase:
     def __str__(self) -> str:
         return "\n".join([f"  {self.kind} [{', '.join(map(str, self.axes))}]", *(f"    {part}" for part in (*self.reduces, *self.stores))])
 
+    def exprs(self) -> list[Expr]:
+        """Accumulators' values, then each store's value and index."""
+        return [*[reduce.value for reduce in self.reduces], *[expr for store in self.stores for expr in (store.value, *store.index)]]
+
+
+class ProgramStep:
+    """What the stages ask of a step of a Program; a further kind of step answers these too."""
+    __slots__ = ()
+    name: str
+
+    @property
+    def nest(self) -> Nest | None:
+        """The loops, where it is a kernel."""
+        return None
+
+    @property
+    def call(self) -> Extern | None:
+        """The library call, where it is one: it takes and gives whole tensors."""
+        return None
+
+    def map(self, change: Callable[[Nest], Any]) -> Any:
+        """With its loops changed."""
+        return self
+
+    def reads(self) -> tuple[str, ...]:
+        """Buffers whose contents the step may read."""
+        raise NotImplementedError
+
+    def writes(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def makes(self, buffer: str) -> bool:
+        """Is the buffer's memory made by the step itself?"""
+        return False
+
+    def bound_symbols(self, buffers: Mapping[str, Buffer]) -> tuple[str, ...]:
+        """Symbols that the step gives a value."""
+        return ()
+
+    def values(self, buffers: Mapping[str, Buffer]) -> list[Any]:
+        """Sizes and numbers that must be known before the step runs."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
-class Nest:
+class Nest(ProgramStep):
     """One kernel.  `origin` names the graph nodes it came from, for people."""
     name: str
     axes: tuple[Axis, ...]
@@ -124,6 +171,31 @@ class Nest:
 
     def __str__(self) -> str:
         return "\n".join([f"nest {self.name} [{', '.join(map(str, self.axes))}]", *map(str, self.phases)])
+
+    @property
+    def nest(self) -> Nest:
+        return self
+
+    def map(self, change: Callable[[Nest], Any]) -> Any:
+        return change(self)
+
+    def exprs(self) -> list[Expr]:
+        return [expr for phase in self.phases for expr in phase.exprs()]
+
+    def stores(self) -> list[Store]:
+        return [store for phase in self.phases for store in phase.stores]
+
+    def reads(self) -> tuple[str, ...]:
+        """A store that adds reads too."""
+        added = [store.buffer for store in self.stores() if store.mode == "add"]
+        return tuple(dict.fromkeys([*[load.attr for load in all_loads(self.exprs())], *added]))
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([store.buffer for store in self.stores()]))
+
+    def values(self, buffers: Mapping[str, Buffer]) -> list[Any]:
+        axes = [*self.axes, *(axis for phase in self.phases for axis in phase.axes)]
+        return [*(axis.extent for axis in axes), *self.exprs(), *_layouts((*self.reads(), *self.writes()), buffers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +216,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Extern:
+class Extern(ProgramStep):
     """outputs = target(*args, **kwargs).  Arguments are Views, Exprs, Givens, plain Python values, and lists of these.  `outputs`
     name the buffers that the results become, flattened in order (None for a result nobody reads); a name that is no
     buffer's is a symbol, whose value the result is.  `mutates`: buffers written in place by the call (their Views are
@@ -157,7 +229,7 @@ class Extern:
     mutates: tuple[str, ...] = ()
     out: bool = False           # the target takes out=: it writes into preallocated outputs
     origin: tuple[str, ...] = field(default=(), compare=False)
-    # symbols that only the results tell: (symbol, output buffer, "shape" | "stride", dimension).  An output that is no buffer
+    # unbacked symbols that the results bind: (symbol, output buffer, "shape" | "stride", dimension).  An output that is no buffer
     # is a symbol too: the call returns its value.
     binds: tuple[tuple[str, str, str, int], ...] = ()
 
@@ -165,17 +237,56 @@ class Extern:
         given = [_shown(arg) for arg in self.args] + [f"{key}={_shown(value)}" for key, value in self.kwargs.items()]
         return f"call {', '.join(map(str, self.outputs))} = {self.target}({', '.join(given)})"
 
+    @property
+    def call(self) -> Extern:
+        return self
+
+    def arguments(self) -> list[Any]:
+        """Views, sizes and plain values, however nested."""
+        return list(_leaves((*self.args, *self.kwargs.values())))
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([arg.buffer for arg in self.arguments() if isinstance(arg, View)]))
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*[name for name in self.outputs if name is not None], *self.mutates]))
+
+    def makes(self, buffer: str) -> bool:
+        return not self.out and buffer in self.outputs
+
+    def bound_symbols(self, buffers: Mapping[str, Buffer]) -> tuple[str, ...]:
+        """Those read off its results, and results that are numbers themselves."""
+        return (*[bind[0] for bind in self.binds], *[name for name in self.outputs if name is not None and name not in buffers])
+
+    def values(self, buffers: Mapping[str, Buffer]) -> list[Any]:
+        numbers = [n for arg in self.arguments() for n in ((*arg.shape, *arg.strides, arg.offset) if isinstance(arg, View) else (arg,))]
+        return numbers + (_layouts([name for name in self.outputs if name is not None], buffers) if self.out else [])
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _layouts(names: Iterable[str], buffers: Mapping[str, Buffer]) -> list[Size]:
+    return [size for name in names if name in buffers for size in (*buffers[name].shape, *buffers[name].strides)]
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A lowered graph.  `inputs` are names of buffers or of scalar symbols, in the graph's order (None: unused);
     `outputs` are Views, Exprs (scalars), or plain values such as None.  `symbols` says where each size symbol is read
-    at run time: (input number, "shape" | "stride" | "offset" | "value", dimension)."""
+    at run time: (input number, "shape" | "stride" | "offset" | "value", dimension).  `boxed`: the inputs come in one list, which is emptied:
+    each is freed behind its last reader."""
     buffers: dict[str, Buffer]
-    steps: tuple[Nest | Extern, ...]
+    steps: tuple[ProgramStep, ...]
     inputs: tuple[str | None, ...]
     outputs: tuple[Any, ...]
     symbols: dict[str, tuple[int, str, int]]
+    boxed: bool = False
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.steps), f"return {', '.join(map(_shown, self.outputs))}"])
@@ -191,6 +302,14 @@ def _shown(value: Any) -> str:
 
 
 # ---------------------------------------------------------------- leaves
+
+LOADS = ("load", "masked")
+
+
+def all_loads(exprs: Iterable[Expr]) -> list[Expr]:
+    """Distinct loads, plain and masked, those in the indices of others included."""
+    return [node for node in postorder(*exprs) if node.op in LOADS]
+
 
 def axis(name: str) -> Expr:
     return make("axis", "i64", (), name)
@@ -211,6 +330,17 @@ def acc(reduce: Reduce) -> Expr:
 
 def check_index(index: Expr, size: Size, strict: bool = False) -> Expr:
     return make("check_index", "i64", (index, as_expr(size)), "strict" if strict else None)
+
+
+def names_by_data(index: tuple[Expr, ...]) -> bool:
+    """Does data say the place, so that points may collide there?"""
+    return any(node.op == "check_index" for node in postorder(*index))
+
+
+def idle_axes(index: tuple[Expr, ...], axes: tuple[Axis, ...]) -> set[str]:
+    """The axes of more than one point that an index does not depend on."""
+    used = {node.attr for node in postorder(*index) if node.op == "axis"}
+    return {axis.name for axis in axes if not (type(axis.extent) is int and axis.extent <= 1)} - used
 
 
 def zero(dtype: str) -> Expr:

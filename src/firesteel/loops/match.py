@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from firesteel.loops import access, cost
-from firesteel.loops.ir import Axis, Extern, Nest, Reduce, Store, axis
+from firesteel.loops.ir import Axis, Nest, ProgramStep, Reduce, Store, all_loads, axis
 from firesteel.loops.phases import Statement
 from firesteel.loops.simplify import Simplifier, divides
-from firesteel.sym.expr import Expr, Size, as_expr, as_size, make
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, make, postorder, rebuild
 from firesteel.sym.poly import from_poly, poly
 from firesteel.sym.rewrite import FREE
 
@@ -27,7 +27,7 @@ class Group:
     """Nests that will be one.  `number` is its place in the tables; members are bits of step numbers."""
     number: int
     members: int
-    last: Nest | Extern                         # the step it ends with: gives the name
+    last: ProgramStep                           # the step it ends with: gives the name
     rows: dict[str, Size] = field(default_factory=dict)         # parallel axes
     inner: dict[str, Size] = field(default_factory=dict)        # all axes of phases
     soft: bool = True
@@ -43,17 +43,18 @@ class Group:
 
 # ---------------------------------------------------------------- a nest as a group
 
-def group_of(number: int, step: Nest | Extern) -> Group:
+def group_of(number: int, step: ProgramStep) -> Group:
     group = Group(number, 1 << number, step)
-    if isinstance(step, Extern) or not _groupable(step):
+    nest = step.nest
+    if nest is None or not _groupable(nest):
         return group
-    group.frozen, group.origin = False, list(step.origin)
-    group.rows = {a.name: a.extent for a in step.axes}
-    group.soft = all(phase.kind == "map" and not phase.axes for phase in step.phases)
-    _add_statements(group, step)
+    group.frozen, group.origin = False, list(nest.origin)
+    group.rows = {a.name: a.extent for a in nest.axes}
+    group.soft = all(phase.kind == "map" and not phase.axes for phase in nest.phases)
+    _add_statements(group, nest)
     group.writes = {s.what.buffer: s.what for s in group.statements if isinstance(s.what, Store)}
     group.accumulators = {s.what.name for s in group.statements if isinstance(s.what, Reduce)}
-    for load in access.loads([expr for s in group.statements for expr in s.exprs()]):
+    for load in all_loads([expr for s in group.statements for expr in s.exprs()]):
         group.reads.setdefault(load.attr, []).append(load)
     swept = [cost.hint_product(group.inner[a] for a in s.axes) for s in group.statements]
     group.work = cost.hint_product(group.rows.values()) * max(swept, default=1)
@@ -85,7 +86,7 @@ class Renaming:
         self.nothing = not self.memo and not self.accumulators
 
     def expr(self, expr: Expr) -> Expr:
-        return expr if self.nothing else access.rebuild(expr, self._change, self.memo)
+        return expr if self.nothing else rebuild(expr, self._change, self.memo)
 
     def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if node.op == "acc" and node.attr in self.accumulators:
@@ -220,7 +221,7 @@ class Matcher:
         change = Renaming(match.names)
         for _, store, loads in self._produced():
             held = [(place, part) for place, part in enumerate(store.index)
-                    if any(node.op == "axis" and node.attr in match.rows for node in access.walk(part))]
+                    if any(node.op == "axis" and node.attr in match.rows for node in postorder(part))]
             for load in loads:
                 for place, part in held:
                     theirs = change.expr(load.args[place])
@@ -238,7 +239,7 @@ def joined_by(expr: Expr, extents: dict[str, Size]) -> Size | None:
     for small in inner:
         extent = extents[small[0].attr]
         rest, = [from_poly({monomial: count}) for monomial, count in terms.items() if monomial != small]
-        for outer in [atom for atom in access.walk(as_expr(rest)) if atom.op == "axis"]:
+        for outer in [atom for atom in postorder(as_expr(rest)) if atom.op == "axis"]:
             if outer * extent == rest:
                 return extent
     return None
@@ -257,7 +258,7 @@ def split_group(group: Group, name: str, divisor: Size) -> Group:
     memo: dict[Expr, Expr] = {axis(name): as_expr(axis(name) * divisor + axis(rest))}
 
     def new(expr: Expr) -> Expr:
-        return simplifier.value(access.rebuild(expr, lambda node, args: None, memo))
+        return simplifier.value(rebuild(expr, lambda node, args: None, memo))
 
     def changed(what: Reduce | Store) -> Reduce | Store:
         if isinstance(what, Reduce):

@@ -45,10 +45,6 @@ LOOP_DTYPES = FLOATS | STORAGE_FLOATS | INTS | BOOL     # what a Nest can hold; 
 ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    return DTYPES[name]
-
-
 def short_dtype(dtype: torch.dtype) -> str:
     """The short name; a dtype without one (quantised, packed) is named by torch's own word for it."""
     return SHORT.get(dtype) or str(dtype).removeprefix("torch.")

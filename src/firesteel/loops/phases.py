@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops import cost
-from firesteel.loops.access import rebuild, walk
 from firesteel.loops.inline import widened
 from firesteel.loops.ir import Axis, Buffer, Phase, Reduce, Store, acc, axis
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, postorder, rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class _Arranger:
     def _level(self, statement: Statement) -> int:
         level = 0
         here: list[str] = []
-        for node in walk(*statement.exprs()):
+        for node in postorder(*statement.exprs()):
             if node.op == "acc" and node.attr in self.reduced:
                 level = max(level, self.levels[self.reduced[node.attr]] + 1)
             elif node.op in ("load", "masked") and node.attr in self.stored:
@@ -162,14 +161,9 @@ class _Arranger:
             if (what.name if isinstance(what, Reduce) else what.buffer) not in needed:
                 continue
             alive.append(number)
-            stack = list(final[number].exprs())
-            while stack:
-                node = stack.pop()
-                if node not in seen:
-                    seen.add(node)
-                    stack.extend(node.args)
-                    if node.op in ("acc", "load", "masked"):
-                        needed.add(node.attr)
+            nodes = postorder(*final[number].exprs(), known=seen)
+            seen.update(nodes)
+            needed.update(node.attr for node in nodes if node.op in ("acc", "load", "masked"))
         return alive[::-1]
 
     def _phase(self, statements: list[Statement]) -> Phase:

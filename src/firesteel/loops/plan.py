@@ -3,17 +3,20 @@
 In: a Program in execution order.  Out: a Plan, a flat list of steps over its Buffers:
 
     Alloc b            b becomes memory: a tensor of its own, a place in the arena, or the memory of a dead buffer
-    Run step           a Nest or an Extern; results of an Extern that does not write into `out` need no Alloc
+    Run step           a Nest or an Extern; results of an Extern that does not write into `out` need no Alloc.  A Nest without points does nothing
     Free b             nobody reads b any more
     Return outputs
 
 What always holds
- 1. A buffer is allocated before its first writer runs, and freed right after its last user; inputs and constants are neither.
+ 1. A buffer is allocated before its first writer runs, and freed right after its last user; inputs and constants are neither, but for the inputs of a
+    boxed program, which are freed.
  2. Outputs, and buffers that outputs are views of, have tensors of their own and are never freed.
- 3. Two buffers share bytes only if the first is freed before the second is allocated.
- 4. Temporaries of the CPU that only Nests touch lie in the arena: one allocation a call, places aligned to 64 bytes.  What a
-    library call touches is a tensor; such a tensor is taken over by a later buffer of the very same layout, unless a call may
-    have returned an alias of it.
+ 3. Two buffers share bytes only if the first is freed before the second is allocated, or if the second is written by the last reader of
+    the first, each element by the point that reads it (`may_overwrite`); then the Alloc is also the end of the first.
+ 4. Small temporaries of the CPU that only Nests touch are placed in the arena: one allocation a call, places aligned to 64 bytes.  What a
+    library call touches, and what is so large that the arena would hold it for too long, is a tensor.  A tensor is taken over by a later
+    buffer of the very same layout, unless a call may have returned an alias of it.  A large one waits for that only while no other memory
+    is taken, so that waiting never adds to the peak.
  5. Symbolic sizes: a place in the arena is used again only by a buffer whose size is the same Expr.
 
     alloc t0 at 0
@@ -26,32 +29,36 @@ What always holds
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops import access
-from firesteel.loops.ir import Buffer, Extern, Nest, Program, View
+from firesteel.loops.ir import Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, idle_axes, names_by_data
 from firesteel.loops.ops import ITEMSIZE
-from firesteel.sym.expr import Size
+from firesteel.sym.expr import Expr, Size, postorder
+from firesteel.sym.poly import Poly, poly
+from firesteel.targets import has_arena
 
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """`at`: byte offset in the arena (None: a tensor).  `reuse`: the freed buffer whose tensor this becomes."""
+    """`at`: byte offset in the arena (None: a tensor).  `reuse`: the buffer whose memory this becomes: a freed tensor, or one that the next
+    step overwrites while it reads it."""
     buffer: str
     at: Size | None = None
     reuse: str | None = None
 
     def __str__(self) -> str:
-        place = f" at {self.at}" if self.at is not None else f" reusing {self.reuse}" if self.reuse else ""
-        return f"alloc {self.buffer}{place}"
+        place = f" at {self.at}" if self.at is not None else ""
+        return f"alloc {self.buffer}{place}{f' reusing {self.reuse}' if self.reuse else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    step: Nest | Extern
+    step: ProgramStep
 
     def __str__(self) -> str:
         return f"run {self.step.name}"
@@ -78,19 +85,21 @@ PlanStep = Alloc | Run | Free | Return
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`arena` is the number of bytes that all arena places need."""
+    """`arena` is the number of bytes that all arena places need, `zone` how many of them are kept free on both sides of each place."""
     program: Program
     steps: tuple[PlanStep, ...]
     arena: Size
+    zone: int = 0
 
     def __str__(self) -> str:
         head = [f"arena {self.arena} bytes"] if self.arena != 0 else []
         return "\n".join([*head, *map(str, self.steps)])
 
 
-def plan(program: Program) -> Plan:
-    """Alloc, Run, Free and Return for the steps of the program, memory used again where it is dead."""
-    return _Planner(program).run()
+def plan(program: Program, zone: int = 0) -> Plan:
+    """Alloc, Run, Free and Return for the steps of the program, memory used again where it is dead.  `zone`: bytes between the places of
+    the arena (a multiple of ALIGNMENT), which nothing may write."""
+    return _Planner(program, zone).run()
 
 
 def extent(buffer: Buffer) -> Size:
@@ -170,6 +179,7 @@ class _Arena:
 
 # ---------------------------------------------------------------- liveness
 
+LARGE = 1 << 16     # bytes: beyond that an allocation costs nothing beside the kernel that fills it, and dead memory is not kept for later
 _PURE_CALLS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")  # never return an alias of an argument
 
 
@@ -178,83 +188,175 @@ def _target_name(extern: Extern) -> str:
     return getattr(packet, "__name__", "") if packet is not None else ""
 
 
+def may_overwrite(nest: Nest, new: Buffer, old: Buffer) -> bool:
+    """May `new`, which the nest writes, have the memory of `old`, which it reads and which is as large?  Each element must be read before it
+    is written: by the same point of the same phase (kernels compute all values of a phase at a point before they store them), or by an earlier
+    phase for the same row."""
+    found = [(number, phase, store) for number, phase in enumerate(nest.phases) for store in phase.stores if store.buffer == new.name]
+    if len(found) != 1:
+        return False
+    number, phase, store = found[0]
+    if store.mode != "set" or phase.kind == "scan" or names_by_data(store.index) or idle_axes(store.index, (*nest.axes, *phase.axes)):
+        return False
+    behind = [s.value for s in phase.stores[phase.stores.index(store) + 1:]]
+    late = [*behind, *(e for later in nest.phases[number + 1:] for e in later.exprs())]
+    before = (e for earlier in nest.phases[:number] for e in earlier.exprs())
+    place = _address(store.index, new)
+    return not _indices(late, old) and all(_address(index, old) == place for index in _indices(phase.exprs(), old)) and all(
+        _same_row(nest, index, store.index) and old.shape == new.shape and old.strides == new.strides for index in _indices(before, old))
+
+
+def _indices(exprs: Iterable[Expr], buffer: Buffer) -> list[tuple[Expr, ...]]:
+    """Where they load the buffer."""
+    return [access.load_index(load) for load in all_loads(exprs) if load.attr == buffer.name]
+
+
+def _address(index: tuple[Expr, ...], buffer: Buffer) -> Poly:
+    total: Size = 0
+    for part, stride in zip(index, buffer.strides):
+        total = total + part * stride
+    return poly(total)
+
+
+def _same_row(nest: Nest, index: tuple[Expr, ...], written: tuple[Expr, ...]) -> bool:
+    """Are only elements loaded that the same point of the parallel axes writes?"""
+    rows = {axis.name for axis in nest.axes if axis.extent != 1}
+    parts = [(part, own) for part, own in zip(index, written) if any(node.attr in rows for node in postorder(part, own) if node.op == "axis")]
+    return all(part is own and own.op == "axis" for part, own in parts) and rows == {own.attr for _, own in parts}
+
+
 class _Planner:
     """Walks the steps once; a builder."""
 
-    def __init__(self, program: Program):
-        self.program, self.buffers = program, program.buffers
+    def __init__(self, program: Program, zone: int):
+        self.program, self.buffers, self.zone = program, program.buffers, zone
         self.pinned = access.output_buffers(program)
-        self.uses = [(step, access.reads(step), access.writes(step)) for step in program.steps]
+        self.uses = [(step, step.reads(), step.writes()) for step in program.steps]
         self.arena = _Arena()
         self.places: dict[str, tuple[str, int, Size]] = {}
-        self.dead: dict[tuple, list[str]] = {}      # layout -> freed tensors
+        self.dead: dict[tuple, list[str]] = {}      # layout -> freed tensors that are small
+        self.waiting: dict[tuple, list[str]] = {}   # the same for large ones, freed since memory was last taken
         self.steps: list[PlanStep] = []
         self.last: dict[str, int] = {}
         self.tensors: set[str] = set(self.pinned)   # buffers that must be tensors
         self.lent: set[str] = set()                 # tensors that a call may have returned an alias of
         self.made: set[str] = set()
+        self.overwritten: set[str] = set()          # buffers whose memory their last reader takes over
         self._scan()
 
     def _scan(self) -> None:
         for number, (step, reads, writes) in enumerate(self.uses):
             for name in (*reads, *writes):
                 self.last[name] = number
-            if isinstance(step, Extern):
+            if step.call:
                 self.tensors.update(reads, writes)
-                if _target_name(step) not in _PURE_CALLS:
+                if _target_name(step.call) not in _PURE_CALLS:
                     self.lent.update(reads, writes)
-        told = {name for step, _, _ in self.uses for name in access.bound_symbols(step, self.buffers)}
+        told = {name for step, _, _ in self.uses for name in step.bound_symbols(self.buffers)}
         for name, buffer in self.buffers.items():
             if told and not told.isdisjoint(access.symbols((*buffer.shape, *buffer.strides))):
                 self.tensors.add(name)      # the arena is made before its size is known
-            if buffer.kind not in ("temp", "output") or buffer.device != "cpu":
+            if buffer.kind not in ("temp", "output") or not has_arena(buffer.device) or is_large(buffer):
                 self.tensors.add(name)
 
     def run(self) -> Plan:
         for number, (step, reads, writes) in enumerate(self.uses):
             for name in writes:
-                self._allocate(name, step)
-            self.steps.append(Run(step))
+                self._allocate(name, number)
+            if not _has_no_points(step):
+                self.steps.append(Run(step))
             for name in dict.fromkeys((*reads, *writes)):
-                if self.last[name] == number:
+                if self.last[name] == number and name not in self.overwritten:
                     self._free(name)
         self.steps.append(Return(self.program.outputs))
         offsets = self.arena.offsets()
-        return Plan(self.program, tuple(self._placed(step, offsets) for step in self.steps), offsets[-1])
+        return Plan(self.program, tuple(self._placed(step, offsets) for step in self.steps), offsets[-1], self.zone)
 
     def _owned(self, name: str) -> bool:
         return name in self.buffers and self.buffers[name].kind in ("temp", "output")
 
-    def _allocate(self, name: str, step: Nest | Extern) -> None:
+    def _allocate(self, name: str, number: int) -> None:
         if name in self.made or not self._owned(name):
             return
         self.made.add(name)
-        if isinstance(step, Extern) and not step.out and name in step.outputs:
+        step = self.uses[number][0]
+        if step.makes(name):
+            self.waiting.clear()
             return      # the call makes the tensor
-        buffer = self.buffers[name]
-        if name not in self.tensors:
-            self.places[name] = self.arena.take(numbytes(buffer))
+        old = self._overwritable(name, number)
+        if old is not None:
+            self.overwritten.add(old)
+            if old in self.places:
+                self.places[name] = self.places[old]
+            else:
+                self.tensors.add(name)
+            self.steps.append(Alloc(name, reuse=old))
+        elif name not in self.tensors:
+            self.places[name] = self.arena.take(numbytes(self.buffers[name]) + 2 * self.zone)
             self.steps.append(Alloc(name))
-            return
-        dead = self.dead.get(_layout(buffer)) if name not in self.pinned else None
-        self.steps.append(Alloc(name, reuse=dead.pop() if dead else None))
+        else:
+            dead = self._dead(name) if name not in self.pinned else None
+            if not dead:
+                self.waiting.clear()
+            self.steps.append(Alloc(name, reuse=dead.pop() if dead else None))
+
+    def _dead(self, name: str) -> list[str]:
+        """The freed tensors of this layout."""
+        buffer = self.buffers[name]
+        return (self.dead if _is_small(buffer) else self.waiting).setdefault(_layout(buffer), [])
+
+    def _overwritable(self, name: str, number: int) -> str | None:
+        """A buffer that this step is the last to read, and whose memory it can write this one to."""
+        step, reads, writes = self.uses[number]
+        if step.nest is None or name in self.pinned:
+            return None
+        new = self.buffers[name]
+        for old in reads:
+            if self.last[old] == number and self._replaceable(old) and old not in writes and (old in self.tensors or name not in self.tensors) \
+                    and _as_large(self.buffers[old], new) and may_overwrite(step.nest, new, self.buffers[old]):
+                return old
+        return None
+
+    def _replaceable(self, name: str) -> bool:
+        return self._owned(name) and name not in self.pinned and name not in self.lent and name not in self.overwritten
 
     def _free(self, name: str) -> None:
         if name in self.pinned or not self._owned(name):
+            if self.program.boxed and name in self.buffers and name not in self.pinned and self.buffers[name].kind == "input":
+                self.steps.append(Free(name))
             return
         self.steps.append(Free(name))
         if name in self.places:
             self.arena.give(self.places[name])
         elif name not in self.lent:
-            self.dead.setdefault(_layout(self.buffers[name]), []).append(name)
+            self._dead(name).append(name)
 
     def _placed(self, step: PlanStep, offsets: list[Size]) -> PlanStep:
         """The Alloc with its byte offset, known only when all places are."""
         if not isinstance(step, Alloc) or step.buffer not in self.places:
             return step
         kind, where, _ = self.places[step.buffer]
-        return Alloc(step.buffer, where if kind == "known" else offsets[where])
+        return Alloc(step.buffer, (where if kind == "known" else offsets[where]) + self.zone, step.reuse)
+
+
+def _has_no_points(step: ProgramStep) -> bool:
+    """A parallel axis of extent 0.  Printers need not care for the strides of empty buffers, which may be 0 along other axes."""
+    return step.nest is not None and any(isinstance(a.extent, int) and a.extent == 0 for a in step.nest.axes)
 
 
 def _layout(buffer: Buffer) -> tuple:
     return buffer.dtype, buffer.shape, buffer.strides, buffer.device
+
+
+def _as_large(a: Buffer, b: Buffer) -> bool:
+    return (a.dtype, a.device, numbytes(a)) == (b.dtype, b.device, numbytes(b))
+
+
+def _is_small(buffer: Buffer) -> bool:
+    size = numbytes(buffer)
+    return isinstance(size, int) and size <= LARGE
+
+
+def is_large(buffer: Buffer) -> bool:
+    size = numbytes(buffer)
+    return isinstance(size, int) and size > LARGE

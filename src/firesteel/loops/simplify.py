@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from firesteel.loops.access import LOADS, load_index, loads, nest_exprs, rebuild, walk
-from firesteel.loops.ir import Axis, Nest, Phase, Program, Reduce, Store
-from firesteel.sym.expr import Expr, Size, as_expr, as_size, const, context_of, make
+from firesteel.loops.access import load_index
+from firesteel.loops.ir import LOADS, Axis, Nest, Phase, Program, Reduce, Store, all_loads, idle_axes, names_by_data
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, const, context_of, make, postorder, rebuild
 from firesteel.sym.poly import from_poly, plus, poly
 from firesteel.sym.rewrite import Context
 
@@ -35,7 +35,7 @@ def simplify(program: Program) -> Program:
     seen: dict[str, int] = {}
     steps = []
     for step in program.steps:
-        step = simplify_nest(step) if isinstance(step, Nest) else step
+        step = step.map(simplify_nest)
         count = seen[step.name] = seen.get(step.name, 0) + 1
         steps.append(step if count == 1 else replace(step, name=_fresh(step.name, count, seen)))
     return replace(program, steps=tuple(steps))
@@ -110,7 +110,7 @@ _CHANGES = {"load": Simplifier._load, "masked": Simplifier._masked, "where": Sim
 
 def _of_axes(expr: Expr) -> bool:
     """Is it made of axes, symbols and constants alone?"""
-    return not any(node.op in LOADS or node.op in ("acc", "check_index") or node.dtype not in ("i64", "bool") for node in walk(expr))
+    return not any(node.op in LOADS or node.op in ("acc", "check_index") or node.dtype not in ("i64", "bool") for node in postorder(expr))
 
 
 def _without_remainder(context: Context, args: tuple[Expr, ...]) -> Expr | None:
@@ -141,23 +141,10 @@ def _without_inner_axes(nest: Nest) -> Nest:
 
 def has_indices_to_simplify(nest: Nest) -> bool:
     """Is there an index other than axes and constants?  Most nests have none, and are left as they are."""
-    seen: set[Expr] = set()
-    stack: list[Expr] = []
-    for phase in nest.phases:
-        stack += [reduce.value for reduce in phase.reduces]
-        for store in phase.stores:
-            stack.append(store.value)
-            if not all(part.op in PLAIN for part in store.index):
-                return True
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "masked" or node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args):
-            return True
-        stack.extend(node.args)
-    return False
+    if not all(part.op in PLAIN for store in nest.stores() for part in store.index):
+        return True
+    return any(node.op == "masked" or node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args)
+               for node in postorder(*nest.exprs()))
 
 
 def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None,
@@ -165,23 +152,33 @@ def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], 
     """The nest with every Expr passed through `value` (indices of stores through `index` after it), without dropped axes."""
     index = index or (lambda expr: expr)
 
-    def stored(store: Store) -> Store:
-        return Store(store.buffer, tuple([index(value(part)) for part in store.index]), value(store.value), store.mode)
+    def stored(store: Store, axes: tuple[Axis, ...]) -> Store:
+        places = tuple([index(value(part)) for part in store.index])
+        if store.mode == "set" and names_by_data(store.index) and idle_axes(places, axes):
+            places = tuple([as_checked(part, place, value) for part, place in zip(store.index, places)])
+        return Store(store.buffer, places, value(store.value), store.mode)
 
     def kept(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple([axis for axis in axes if axis.value not in dropped])
 
     phases = tuple([Phase(phase.kind, kept(phase.axes) if phase.kind != "scan" else phase.axes,
                           tuple([Reduce(r.name, r.op, value(r.value), r.dtype) for r in phase.reduces]),
-                          tuple([stored(store) for store in phase.stores])) for phase in nest.phases])
+                          tuple([stored(store, kept(nest.axes + phase.axes)) for store in phase.stores])) for phase in nest.phases])
     return Nest(nest.name, kept(nest.axes), phases, nest.origin)
+
+
+def as_checked(part: Expr, place: Expr, value: Callable[[Expr], Expr]) -> Expr:
+    """A place that was checked stays so, though it is known to be inside: the check says that points may collide there."""
+    if part.op != "check_index" or place.op == "check_index":
+        return place
+    return make("check_index", "i64", (place, value(part.args[1])), part.attr)
 
 
 # ---------------------------------------------------------------- axes that are taken apart
 
 def split_axes(program: Program) -> Program:
     """Every nest without i // c and i % c in its indices, where c divides the extent of i."""
-    return replace(program, steps=tuple([split_nest(step) if isinstance(step, Nest) else step for step in program.steps]))
+    return replace(program, steps=tuple([step.map(split_nest) for step in program.steps]))
 
 
 def split_nest(nest: Nest) -> Nest:
@@ -198,15 +195,8 @@ def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
     """An axis of a map or reduce phase, and a divisor of its extent by which some index takes it apart."""
     axes = {axis.value: axis for axis in nest.axes}
     axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
-    seen: set[Expr] = set()
-    stack = [part for phase in nest.phases for store in phase.stores for part in store.index]
-    stack += [part for load in loads(nest_exprs(nest)) for part in load_index(load)]
-    while stack:
-        node = stack.pop()
-        if node in seen or node.op in LOADS:
-            continue
-        seen.add(node)
-        stack.extend(node.args)
+    indices = [part for store in nest.stores() for part in store.index] + [part for load in all_loads(nest.exprs()) for part in load_index(load)]
+    for node in postorder(*indices, below=lambda node: node.args if node.op not in LOADS else ()):
         if node.op in ("floordiv", "mod") and node.args[0] in axes:
             axis, divisor = axes[node.args[0]], as_size(node.args[1])
             if divides(divisor, axis.extent):

@@ -1,21 +1,20 @@
 """The verifier of the loop IR: every rule of `loops/ir.py` that can be seen without running.
 
-In: a Program (or one Nest with its buffers).  Out: nothing, or an InternalError that names the rule and shows the offender.
+In: a Program (or one Nest with its buffers).  Out: nothing, or an InternalError that names the rule and prints the offender.
 dtypes are derived again from the rows of `OPS`, never trusted.  Cost: linear in the number of different nodes.
 
     verify_program(program)
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from firesteel.errors import InternalError
-from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View
+from firesteel.loops.ir import Buffer, Extern, Nest, Phase, Program, ProgramStep, Store, View, idle_axes, names_by_data
 from firesteel.loops.ops import LOOP_DTYPES, OPS, REDUCE_OPS, result_dtype
 from firesteel.sym.expr import Expr, postorder
 
-SIZE_LEAVES = frozenset({"const", "symbol"})
 HERE_ONLY = frozenset({"axis", "load", "masked", "acc", "check_index"})
 
 
@@ -26,10 +25,7 @@ def verify_program(program: Program) -> None:
     for name, buffer in program.buffers.items():
         _verify_buffer(name, buffer)
     for step in program.steps:
-        if isinstance(step, Nest):
-            written |= verify_nest(step, program.buffers, written, known)
-        else:
-            written |= _verify_extern(step, program.buffers, written)
+        written |= VERIFIERS[type(step)](step, program.buffers, written, known)
     for output in program.outputs:
         _verify_argument(output, "an output", program.buffers, written)
     for given in program.inputs:
@@ -43,8 +39,7 @@ def _require(holds: bool, rule: str, *shown: Any) -> None:
 
 def _symbols_of(program: Program) -> set[str]:
     """Symbols that run time can know: read from inputs, or given by a library call."""
-    given = {name for step in program.steps if isinstance(step, Extern) for name in step.outputs if name is not None and name not in program.buffers}
-    return set(program.symbols) | given | {bind[0] for step in program.steps if isinstance(step, Extern) for bind in step.binds}
+    return set(program.symbols).union(*[step.bound_symbols(program.buffers) for step in program.steps])
 
 
 # ---------------------------------------------------------------- buffers and library calls
@@ -67,7 +62,7 @@ def _verify_size(size: Any, where: Any, known: set[str] | None = None) -> None:
             _require(node.attr in known, "a symbol is read from an input", node.attr, where)
 
 
-def _verify_extern(step: Extern, buffers: Mapping[str, Buffer], written: set[str]) -> set[str]:
+def _verify_extern(step: Extern, buffers: Mapping[str, Buffer], written: set[str], known: set[str]) -> set[str]:
     for argument in (*step.args, *step.kwargs.values()):
         _verify_argument(argument, step.name, buffers, written)
     for name in step.mutates:
@@ -97,7 +92,7 @@ def _is_inside(view: View, buffer: Buffer) -> bool:
 
 
 def _reach(shape: Sequence[Any], strides: Sequence[Any], offset: Any) -> int | None:
-    """How far from the start the last element lies; -1 for none, None where symbols decide."""
+    """Storage offset of the last element, from the start; -1 for none, None where symbols decide."""
     if 0 in shape:
         return -1
     if not all(type(n) is int for n in (*shape, *strides, offset)):
@@ -111,6 +106,7 @@ def verify_nest(nest: Nest, buffers: Mapping[str, Buffer], written: Iterable[str
     """Checks one nest; `written` are the buffers that hold data by then (None: all).  Returns those it writes."""
     have = set(buffers if written is None else written)
     outer, inner = [a.name for a in nest.axes], [a.name for p in nest.phases for a in p.axes]
+    _require(bool(nest.phases), "a nest has a phase", nest.name)
     _require(len(set(outer + inner)) == len(outer + inner), "axis names are unique in a nest", nest.name, outer + inner)
     for axis in (*nest.axes, *(a for p in nest.phases for a in p.axes)):
         _verify_size(axis.extent, nest.name, symbols)
@@ -158,18 +154,12 @@ def _verify_store(nest: Nest, phase: Phase, store: Store, seen: Seen, axes: set[
     _require(store.value.dtype == buffer.dtype, "a store has the buffer's dtype", nest.name, store, buffer)
     _require(store.mode in ("set", "add"), "a store sets or adds", nest.name, store.mode)
     verify_body(store.value, seen, axes, readable)
-    used: set[str] = set()
     for index in store.index:
         _require(index.dtype == "i64", "an index is i64", nest.name, store)
         verify_body(index, seen, axes, readable)
-        used.update(node.attr for node in postorder(index) if node.op == "axis")
-    if store.mode == "set":
-        idle = _wide(nest.axes + phase.axes) - used
+    if store.mode == "set" and not names_by_data(store.index):
+        idle = idle_axes(store.index, nest.axes + phase.axes)
         _require(not idle, "each element is set at most once, so every axis stands in the index", nest.name, store, idle)
-
-
-def _wide(axes: tuple[Axis, ...]) -> set[str]:
-    return {a.name for a in axes if not (type(a.extent) is int and a.extent <= 1)}
 
 
 def verify_body(body: Expr, seen: Seen, axes: set[str], readable: set[str]) -> None:
@@ -231,3 +221,6 @@ def _verify_check(node: Expr, seen: Seen, axes: set[str], readable: set[str]) ->
 
 
 LEAVES = {"axis": _verify_axis, "load": _verify_load, "masked": _verify_masked, "acc": _verify_acc, "check_index": _verify_check}
+
+
+VERIFIERS: dict[type[ProgramStep], Callable[..., set[str]]] = {Nest: verify_nest, Extern: _verify_extern}

@@ -1,35 +1,60 @@
 """LLVM text -> native code in this process: optimise, compile, cache, link.
 
-In: Kernels (or any LLVM text).  Out: addresses of native functions, which stay valid for the life of the process.
+In: Kernels (or any LLVM text).  Out: `NativeAddress`es of functions, valid as long as one of these objects lives.
  - One text is compiled once in a process, and once for a machine where fs.config.cache_dir allows it: object code is kept
    under a digest of the text, the LLVM version, the processor's features and the settings that change code.
  - Several kernels are compiled at the same time (fs.config.compile_threads).
  - llvmlite is loaded at the first kernel, not at import.
+ - `reset` forgets all code; what compiled callables still hold stays loaded until they go.
+ - llvmlite is called on threads of their own (`transaction.aside`): it frees memory in Python, and an interrupt there would free it twice.
+ - A fork waits until no thread is inside of LLVM, so that the child's copy is whole.
 
     (address,) = load([print_nest(nest, buffers)])
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(args)
 """
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import ctypes
 import functools
 import hashlib
+import itertools
+import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import firesteel.runtime.diskcache as diskcache
+from firesteel import transaction
 from firesteel.artifacts import counters, timed
 from firesteel.codegen.printer import Kernel
-from firesteel.codegen.target import host, vector_library
+from firesteel.codegen.target import this_machine, vector_library
 from firesteel.config import config
 from firesteel.runtime import threads
 
 _VERSION = 2            # of what is done to a text before it is code: change it with the pass list
 
 
-class Engine:
+class Library:
+    """Functions that were linked together."""
+
+
+class NativeAddress(int):
+    """The address of a native function.  It holds the function's library."""
+
+    library: Library
+
+
+def _code(address: int, library: Library) -> NativeAddress:
+    code = NativeAddress(address)
+    code.library = library
+    return code
+
+
+class Jit:
     """The one JIT of a process."""
 
     def __init__(self) -> None:
@@ -39,17 +64,18 @@ class Engine:
         self.llvm = llvm
         self.target = llvm.Target.from_default_triple()
         self.jit = llvm.create_lljit_compiler(self.machine())
-        self.trackers: list[Any] = []       # keep the code alive
-        self.addresses: dict[str, int] = {}     # digest of text -> address
-        self.lock = threading.RLock()
-        self.imports: dict[str, int] = {}
+        self.names = itertools.count()      # of libraries: none is given twice, since one whose linking was interrupted stays in use
+        self.codes: dict[str, NativeAddress] = {}   # by symbol, which has a digest of the text
+        self.loaded: dict[weakref.ref[Library], Any] = {}       # llvmlite's object for each, which unloads it
+        self.dead: list[weakref.ref[Library]] = []              # libraries that nobody holds any more
+        self.imports: dict[str, NativeAddress] = {}
         self.emit = _unlocked_emit(llvm)
         vector_library()                    # its functions are found among the process's symbols
         self._add_launch()
 
     def machine(self) -> Any:
         """A target machine; the compiler takes one for each thread and one for the JIT."""
-        cpu = host()
+        cpu = this_machine()
         # "jitdefault": code and its constants are loaded into two places, which may be more than 2 GB apart in a process full of libraries
         return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="default", codemodel="jitdefault", jit=True)
 
@@ -93,8 +119,8 @@ class Engine:
             passes.run(module, builder)
             return self.emit(machine, module)
 
-    def link(self, codes: Sequence[tuple[str, bytes]], imports: dict[str, int], exports: Sequence[str] = ()) -> dict[str, int]:
-        """Loads object code; symbol -> address, of `exports` where they are not the codes' own symbols."""
+    def link(self, codes: Sequence[tuple[str, bytes]], imports: Mapping[str, int], exports: Sequence[str] = ()) -> dict[str, NativeAddress]:
+        """Loads object code; by symbol, of `exports` where they are not the codes' own symbols."""
         builder = self.llvm.JITLibraryBuilder().add_current_process()
         for name, address in imports.items():
             builder.import_symbol(name, address)
@@ -103,37 +129,95 @@ class Engine:
             builder.add_object_img(code)
         for symbol in exports:
             builder.export_symbol(symbol)
-        tracker = builder.link(self.jit, f"library{len(self.trackers)}")
-        self.trackers.append(tracker)
-        return {symbol: tracker[symbol] for symbol in exports}
+        tracker, library = builder.link(self.jit, f"library{next(self.names)}"), Library()
+        self.loaded[weakref.ref(library, self.dead.append)] = tracker
+        return {symbol: _code(tracker[symbol], library) for symbol in exports}
 
-    def load(self, texts: Sequence[tuple[str, str]]) -> list[int]:
-        """Addresses of the functions, in order."""
-        with self.lock:
-            new = {symbol: text for symbol, text in texts if symbol not in self.addresses}
-            if new:
-                codes = self.compile(list(new.items()))
-                self.addresses.update(self.link(list(zip(new, codes)), self.imports))
-            return [self.addresses[symbol] for symbol, _ in texts]
+    def unload(self) -> None:
+        """Gives the memory of dead libraries back.  Not done where the last holder lets go: that may be any thread, at any line."""
+        while self.dead:
+            self.loaded.pop(self.dead.pop()).close()
+
+    def load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
+        """The functions, in order."""
+        found = [code for symbol, _ in texts if (code := self.codes.get(symbol)) is not None]
+        return found if len(found) == len(texts) else transaction.aside(_lock.holding, self._load, texts)
+
+    def _link_new(self, new: dict[str, str]) -> dict[str, NativeAddress]:
+        codes = self.compile(list(new.items()))
+        try:
+            return self.link(list(zip(new, codes)), self.imports)
+        except RuntimeError:        # object code out of the cache may not fit this process: it is compiled again, once
+            for text in new.values():
+                diskcache.kernels().forget(_key(text))
+            return self.link(list(zip(new, self.compile(list(new.items())))), self.imports)
+
+    def _load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
+        self.unload()
+        new = {symbol: text for symbol, text in texts if symbol not in self.codes}
+        if new:
+            self.codes.update(self._link_new(new))
+        return [self.codes[symbol] for symbol, _ in texts]
 
 
-_engines: list[Engine] = []
-_engine_lock = threading.Lock()
+_jits: list[Jit] = []
+_lock = transaction.Lock()      # of everything that goes on inside of LLVM
 
 
-def engine() -> Engine:
-    """The engine, made at the first call.  Never two: the code of one that is dropped would be freed under its kernels."""
-    if not _engines:
-        with _engine_lock:
-            if not _engines:
-                _engines.append(Engine())
-    return _engines[0]
+def jit() -> Jit:
+    """The JIT compiler, made at the first call.  Never two: the code of one that is dropped would be freed under its kernels."""
+    return _jits[0] if _jits else transaction.aside(_lock.holding, _make_jit)
+
+
+def _make_jit() -> Jit:
+    if not _jits:
+        _jits.append(Jit())
+    return _jits[0]
+
+
+def reset() -> None:
+    """Forgets all code: what nothing holds is unloaded."""
+    for made in _jits:
+        made.codes.clear()
+        transaction.aside(_lock.holding, made.unload)
+
+
+# ---------------------------------------------------------------- forks
+
+def _library_lock() -> Any:
+    """llvmlite's own lock, around each call into LLVM; None where there is none, or none yet."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    lock = getattr(getattr(getattr(ffi, "lib", None), "_lock", None), "_lock", None)
+    return lock if hasattr(lock, "_is_owned") else None
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    if (lock := _library_lock()) is not None:
+        lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    if (lock := _library_lock()) is not None:
+        lock.release()
+    _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    if (lock := _library_lock()) is not None:
+        lock._at_fork_reinit()
+    threads.after_fork()
+
+
+atexit.register(_lock.holding, int)     # what an interrupted caller no longer waits for comes to its end before LLVM is taken down
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 _local = threading.local()
 
 
-def _of_thread(owner: Engine) -> Any:
+def _of_thread(owner: Jit) -> Any:
     """The target machine of the calling thread."""
     if getattr(_local, "owner", None) is not owner:
         _local.owner, _local.machine = owner, owner.machine()
@@ -171,26 +255,26 @@ def _key(text: str) -> str:
 @functools.cache
 def _machine_key() -> str:
     import llvmlite.binding as llvm
-    cpu = host()
+    cpu = this_machine()
     return repr((_VERSION, llvm.llvm_version_info, cpu.cpu, cpu.features))      # the rest of the target is in the text
 
 
 # ---------------------------------------------------------------- what the rest of the house calls
 
-def load(kernels: Sequence[Kernel]) -> list[int]:
-    """Addresses of the kernels' functions, compiled where they are new."""
+def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
+    """The kernels' functions, compiled where they are new."""
     if not kernels:
         return []
     with timed("compile_kernels"):
-        return engine().load([(k.symbol, k.text) for k in kernels])
+        return jit().load([(k.symbol, k.text) for k in kernels])
 
 
-def compile_text(text: str, function: str) -> int:
-    """The address of a function in LLVM text written by others (the host's launcher)."""
+def compile_text(text: str, function: str) -> NativeAddress:
+    """A function in LLVM text written by others (the host's launcher)."""
     symbol = f"{function}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return engine().load([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]
+    return jit().load([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]
 
 
 def compiler_at_hand() -> Callable[[str, str], int] | None:
     """`compile_text` in a process where LLVM is loaded already; None where that would cost the first call 100 ms."""
-    return compile_text if _engines else None
+    return compile_text if _jits else None

@@ -2,7 +2,9 @@
 
 In: a key (text) and bytes.  Out: the same bytes, later or in another process, or None.  What always holds:
  - A file is written under a temporary name and renamed, so a reader sees all of it or nothing; it begins with a digest of
-   the rest, so a file cut short by a crash or a full disk is a miss and is removed.
+   its key and the rest, so a file that was cut short, damaged at any byte or put under another name is a miss and is removed.
+ - What is read here is run.  A folder that another user owns or can write, or whose place another user can take, is not used, which is said
+   once; a file of that kind is a miss.  What is made here is for its user alone.
  - Processes may read and write the same folder at the same time; the last writer of a key wins, with equal bytes.
  - A folder that cannot be made or written is reported once in the log and then left alone: no cache is not an error.
  - The folder stays below `LIMIT` bytes: the files that were not used for longest go first.
@@ -16,6 +18,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,7 +28,7 @@ from firesteel.config import config
 
 SUFFIXES = (".o", ".cubin")     # kinds of content: kernels of the CPU, kernels of a GPU
 LIMIT = 512 << 20
-_MAGIC = b"firesteel1\n"
+_MAGIC = b"firesteel2\n"
 _DIGEST = 32
 _PRUNE_EVERY = 256          # writes between two looks at the folder's size
 _FRESH = 24 * 3600.0        # a file's time of use is renewed at most once in this many seconds
@@ -38,6 +41,7 @@ class DiskCache:
     def __init__(self, folder: str, suffix: str = ".o", limit: int = LIMIT):
         self.folder, self.suffix, self.limit = pathlib.Path(folder), suffix, limit
         self._usable = bool(folder)
+        self._trusted = False       # the folder and those above it were looked at
         self._writes = 0
 
     def get(self, key: str) -> bytes | None:
@@ -45,26 +49,32 @@ class DiskCache:
             return None
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            self._check_folders(path.parent)
+            data = _read(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._give_up(error)
             return None
-        payload = _checked(data)
+        payload = None if data is None else _checked(key, data)
         if payload is None:
             self._remove(path)
         else:
             self._renew(path)
         return payload
 
+    def forget(self, key: str) -> None:
+        """Of an entry that turned out to be of no use."""
+        self._remove(self._path(key))
+
     def put(self, key: str, payload: bytes) -> None:
         if not self._usable:
             return
         path = self._path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
+            _make_folders(path.parent)
+            self._check_folders(path.parent)
+            _write_whole(path, _MAGIC + _digest(key, payload) + payload)
         except OSError as error:
             self._give_up(error)
             return
@@ -75,25 +85,35 @@ class DiskCache:
     def prune(self) -> None:
         """Removes what a crash left behind, then the least recently used files above the limit."""
         now = time.time()
-        for path, stat in self._files(".tmp"):
-            if now - stat.st_mtime > _ABANDONED:
+        for path, found in self._files(".tmp"):
+            if now - found.st_mtime > _ABANDONED:
                 self._remove(path)
         files = sorted(self._files(self.suffix), key=lambda f: f[1].st_mtime)
-        excess = sum(stat.st_size for _, stat in files) - self.limit
-        for path, stat in files:
+        excess = sum(found.st_size for _, found in files) - self.limit
+        for path, found in files:
             if excess <= 0:
                 break
             self._remove(path)
-            excess -= stat.st_size
+            excess -= found.st_size
 
     def show(self) -> str:
         """One line for people."""
-        sizes = [stat.st_size for _, stat in self._files(self.suffix)]
+        sizes = [found.st_size for _, found in self._files(self.suffix)]
         return f"{self.folder}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
 
     def clear(self) -> None:
         for path, _ in [*self._files(self.suffix), *self._files(".tmp")]:
             self._remove(path)
+
+    def _check_folders(self, inner: pathlib.Path) -> None:
+        """Raises where others might have written what is read here."""
+        if not self._trusted:
+            refuse_strangers(self.folder.stat(), self.folder)
+            self.folder = self.folder.resolve()     # links on the way there may be changed from now on
+            for above in self.folder.parents:
+                refuse_replaceable(above.stat(), above)
+            self._trusted = True
+        refuse_strangers(inner.lstat(), inner)
 
     def _path(self, key: str) -> pathlib.Path:
         name = hashlib.sha256(key.encode()).hexdigest()
@@ -119,10 +139,61 @@ class DiskCache:
         self._usable = False
 
 
-def _checked(data: bytes) -> bytes | None:
+# ---------------------------------------------------------------- who may write
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def _user() -> int | None:
+    return os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def refuse_strangers(found: os.stat_result, path: pathlib.Path) -> None:
+    """Only this user may own and write it."""
+    if _user() is not None and (found.st_uid != _user() or found.st_mode & _OTHERS):
+        raise PermissionError(f"{path} belongs to another user, or others may write to it (chmod go-w)")
+
+
+def refuse_replaceable(found: os.stat_result, path: pathlib.Path) -> None:
+    """Of a folder above: nobody but this user and root may rename what is inside.  In a sticky folder only owners may; a group of the
+    user's own is commonly the user alone."""
+    others = stat.S_IWOTH | (0 if found.st_gid == os.getegid() else stat.S_IWGRP) if _user() is not None else 0
+    if _user() is not None and (found.st_uid not in (0, _user()) or found.st_mode & others and not found.st_mode & stat.S_ISVTX):
+        raise PermissionError(f"{path}, which it lies in, belongs to another user, or others may write to it (chmod go-w)")
+
+
+def _make_folders(folder: pathlib.Path) -> None:
+    for missing in reversed([f for f in (folder, *folder.parents) if not f.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+# ---------------------------------------------------------------- files
+
+def _read(path: pathlib.Path) -> bytes | None:
+    """The content; None where it is no plain file of this user's alone."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise
+    except OSError:         # a link, or a file that this user may not read
+        return None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        try:
+            refuse_strangers(found, path)
+        except PermissionError:
+            return None
+        return file.read() if stat.S_ISREG(found.st_mode) else None
+
+
+def _digest(key: str, payload: bytes) -> bytes:
+    return hashlib.sha256(hashlib.sha256(key.encode()).digest() + payload).digest()
+
+
+def _checked(key: str, data: bytes) -> bytes | None:
     start = len(_MAGIC) + _DIGEST
     payload = data[start:]
-    whole = data[:len(_MAGIC)] == _MAGIC and data[len(_MAGIC):start] == hashlib.sha256(payload).digest()
+    whole = data[:len(_MAGIC)] == _MAGIC and data[len(_MAGIC):start] == _digest(key, payload)
     return payload if whole else None
 
 

@@ -23,14 +23,14 @@ import importlib.metadata
 import json
 import linecache
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import firesteel.runtime.diskcache as diskcache
+from firesteel import transaction
 from firesteel.artifacts import counters, logger, timed
 from firesteel.codegen.host import DeviceLaunch, Setup
 from firesteel.codegen.triton import GpuKernel, Pass
@@ -39,6 +39,7 @@ from firesteel.config import config
 from firesteel.loops.ops import ITEMSIZE
 from firesteel.runtime import cpu
 from firesteel.sym.expr import Size
+from firesteel.targets import CUDA
 
 ALIGNMENT = 16          # of the addresses that kernels are compiled for
 SCRATCH_ALIGNMENT = 256
@@ -86,14 +87,17 @@ def compile_pass(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -
     source = ASTSource(function, dict(zip(function.arg_names, kernel.signature)), {},
                        {(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers} if aligned else {})
     options = {"num_warps": one.warps, "enable_fp_fusion": not config.eager_rounding, "enable_reflect_ftz": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget(CUDA, capability, 32), options=options)
     return Binary(compiled.metadata.name, compiled.metadata.shared, compiled.asm["cubin"])
+
+
+def _cache_key(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> str:
+    return repr((_VERSION, kernel.text, kernel.signature, one.function, one.warps, aligned, capability, _triton_version(), config.code_key()))
 
 
 def _cached(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> Binary:
     """The function out of the disk cache, or compiled."""
-    cache = diskcache.kernels(".cubin")
-    key = repr((_VERSION, kernel.text, kernel.signature, one.function, one.warps, aligned, capability, _triton_version(), config.code_key()))
+    cache, key = diskcache.kernels(".cubin"), _cache_key(kernel, one, aligned, capability)
     found = cache.get(key)
     if found is not None:
         head, _, cubin = found.partition(b"\n")
@@ -152,7 +156,7 @@ class Device:
         driver().call("cuInit", 0)
         driver().call("cuDeviceGet", ctypes.byref(handle), index)
         driver().call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), handle)
-        self.lock = threading.Lock()
+        self.lock = transaction.Lock()
         self.loaded: dict[tuple, tuple[int, int]] = {}      # `_key` -> (handle, shared bytes)
 
     def load(self, wanted: Sequence[tuple[GpuKernel, Pass, bool]]) -> None:
@@ -166,9 +170,19 @@ class Device:
         else:
             with concurrent.futures.ThreadPoolExecutor(min(len(jobs), max(config.compile_threads, os.cpu_count() or 1, 1))) as pool:
                 binaries = list(pool.map(lambda job: _cached(*job), jobs))
-        with self.lock:
-            for key, binary in zip(new, binaries):
-                self.loaded.setdefault(key, (self._function(binary), binary.shared))
+        self.lock.holding(self._keep, new, jobs, binaries)
+
+    def _keep(self, keys: Iterable[tuple], jobs: Sequence[tuple[GpuKernel, Pass, bool, int]], binaries: Sequence[Binary]) -> None:
+        for key, job, binary in zip(keys, jobs, binaries):
+            self.loaded.setdefault(key, (self._loaded(job, binary), binary.shared))
+
+    def _loaded(self, job: tuple[GpuKernel, Pass, bool, int], binary: Binary) -> int:
+        """What came out of the cache may not fit the driver: it is compiled again, once."""
+        try:
+            return self._function(binary)
+        except RuntimeError:
+            diskcache.kernels(".cubin").forget(_cache_key(*job))
+            return self._function(_cached(*job))
 
     def function(self, one: Pass, aligned: bool) -> tuple[int, int]:
         """(handle, bytes of shared memory) of a loaded function."""
@@ -229,6 +243,7 @@ entry:
   %first = getelementptr i64, ptr %args, i64 10
   %places = alloca ptr, i64 %count
   %popped = alloca ptr
+  %shared.found = alloca i64
   %some = icmp sgt i64 %programs, 0
   br i1 %some, label %next, label %done
 next:
@@ -253,10 +268,12 @@ ready:
 unaligned:
   %find.at = getelementptr ptr, ptr %table, i64 3
   %find = load ptr, ptr %find.at
-  %found = call ptr %find(i64 %twin)
+  %found = call ptr %find(i64 %twin, ptr %shared.found)
+  %shared.twin = load i64, ptr %shared.found
   br label %launch
 launch:
   %chosen = phi ptr [%function, %ready], [%found, %unaligned]
+  %bytes = phi i64 [%shared, %ready], [%shared.twin, %unaligned]
   %push.at = getelementptr ptr, ptr %table, i64 1
   %push = load ptr, ptr %push.at
   %pop.at = getelementptr ptr, ptr %table, i64 2
@@ -264,7 +281,7 @@ launch:
   %run = load ptr, ptr %table
   %x = trunc i64 %programs to i32
   %t = trunc i64 %threads to i32
-  %s = trunc i64 %shared to i32
+  %s = trunc i64 %bytes to i32
   %pushed = call i32 %push(ptr %context)
   %result = call i32 %run(ptr %chosen, i32 %x, i32 1, i32 1, i32 %t, i32 1, i32 1, i32 %s, ptr %stream, ptr %places, ptr null)
   %gone = call i32 %pop(ptr %popped)
@@ -282,13 +299,16 @@ done:
 """
 
 
+TWIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))     # (number, where to write bytes) -> function
+
+
 class Twins:
     """Kernels by number, for launches whose addresses are not aligned."""
 
     def __init__(self) -> None:
         self.known: list[tuple[GpuKernel, Pass, int]] = []
         self.numbers: dict[tuple[str, int], int] = {}
-        self.callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(self.find)
+        self.callback = TWIN(self.find)
 
     def number(self, kernel: GpuKernel, one: Pass, index: int) -> int:
         key = (one.function, index)
@@ -297,12 +317,13 @@ class Twins:
             self.numbers[key] = len(self.known) - 1
         return self.numbers[key]
 
-    def find(self, number: int) -> int:
-        """The function that takes any address; called from machine code."""
+    def find(self, number: int, shared: Any) -> int:
+        """The function that takes any address, and at `shared` how much shared memory it needs, which differs; called from machine code."""
         kernel, one, index = self.known[number]
         counters["native"]["unaligned_launches"] += 1
         device(index).load([(kernel, one, False)])
-        return device(index).function(one, False)[0]
+        handle, shared[0] = device(index).function(one, False)
+        return handle
 
 
 twins = Twins()

@@ -47,7 +47,12 @@ def _loaded_libraries() -> list[str]:
     except (OSError, IndexError):
         return []
     names = [p for p in paths if os.path.basename(p).startswith(("libgomp", "libiomp", "libomp"))]
-    return sorted(names, key=lambda p: "torch" not in p)
+    return sorted(names, key=lambda p: {"torch", "torch.libs"}.isdisjoint(p.split(os.sep)))
+
+
+def after_fork() -> None:
+    """In a forked child the OpenMP library waits for ever for the threads that its pool had in the parent: kernels run on one thread."""
+    _want(1)
 
 
 def wanted_address() -> int:

@@ -43,10 +43,6 @@ def mul_intervals(a: Interval, b: Interval) -> Interval:
     return None if low == -inf else int(low), None if high == inf else int(high)
 
 
-def _nonpositive(a: Interval) -> bool:
-    return a[1] is not None and a[1] <= 0
-
-
 def _lowest(*values: Bound) -> Bound:
     known = [value for value in values if value is not None]
     return min(known) if len(known) == len(values) else None
@@ -64,9 +60,29 @@ def meet(a: Interval, b: Interval) -> Interval:
     return max(lows, default=None), min(highs, default=None)
 
 
-# ---------------------------------------------------------------- intervals of the ops that are atoms
+# ---------------------------------------------------------------- intervals of the ops
 
 INTERVALS: Table[Callable[..., Interval]] = Table("interval of an op", "sym/bounds.py")
+
+
+@INTERVALS.row("add")
+def _add(a: Interval, b: Interval) -> Interval:
+    return None if a[0] is None or b[0] is None else a[0] + b[0], None if a[1] is None or b[1] is None else a[1] + b[1]
+
+
+@INTERVALS.row("neg")
+def _neg(a: Interval) -> Interval:
+    return None if a[1] is None else -a[1], None if a[0] is None else -a[0]
+
+
+@INTERVALS.row("sub")
+def _sub(a: Interval, b: Interval) -> Interval:
+    return _add(a, _neg(b))
+
+
+@INTERVALS.row("where")
+def _where(condition: Interval, yes: Interval, no: Interval) -> Interval:
+    return _lowest(yes[0], no[0]), _highest(yes[1], no[1])
 
 
 @INTERVALS.row("floordiv")
@@ -110,9 +126,7 @@ def _abs(a: Interval) -> Interval:
     return (-high if high is not None and high <= 0 else 0), top
 
 
-@INTERVALS.row("mul")
-def _mul(a: Interval, b: Interval) -> Interval:
-    return mul_intervals(a, b)
+INTERVALS.add("mul", mul_intervals)
 
 
 @INTERVALS.row("check_index")
@@ -192,12 +206,7 @@ class Bounds:
             found = meet(found, (None if low is None else self.interval(low)[0],
                                  None if high is None else self.interval(high)[1]))
         row = INTERVALS.get(node.op)
-        if row is not None:
-            found = meet(found, row(*[self.interval(arg) for arg in node.args]))
-        elif node.op == "where":
-            yes, no = self.interval(node.args[1]), self.interval(node.args[2])
-            found = meet(found, (_lowest(yes[0], no[0]), _highest(yes[1], no[1])))
-        return found
+        return found if row is None else meet(found, row(*[self.interval(arg) for arg in node.args]))
 
     def interval_of_poly(self, terms: Poly) -> Interval:
         low: Bound = 0

@@ -12,7 +12,7 @@ bounds cannot answer is a DataDependentError, which `torch._check` (here `assume
     env.simplify(s0 + 1)            # 9
 
 What always holds
- 1. Answers never change: facts only accumulate (until `restore` goes back to a snapshot).
+ 1. Answers never change: facts only accumulate.
  2. `guards()` imply every answer given, for all values within the symbols' ranges.
  3. Every fact holds for the hints.
 """
@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from firesteel import transaction
 from firesteel.errors import DataDependentError, InternalError, Location
 from firesteel.sym.expr import (
     Expr,
@@ -43,7 +43,7 @@ from firesteel.sym.expr import (
     substitute,
     symbol,
 )
-from firesteel.sym.guard import Guard, least
+from firesteel.sym.guard import SizeGuard, least
 from firesteel.sym.poly import from_poly, plus, poly, scale
 from firesteel.sym.rewrite import Context
 
@@ -61,19 +61,6 @@ class Symbol:
     number: int                 # order of creation
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A state to go back to; made by `ShapeEnv.snapshot`."""
-    symbols: dict
-    replacements: dict
-    ranges: dict
-    relations: dict
-    facts: dict
-    answers: dict
-    recorded: list
-    asserts: list
-
-
 class LateQuestion(InternalError):
     """An answer is needed that the compiled guards do not imply.  Who compiles late must do without it, or run the graph as it is."""
 
@@ -84,14 +71,14 @@ class ShapeEnv:
     def __init__(self, locate: Callable[[], Location | None] | None = None):
         self.locate = locate or (lambda: None)
         self.symbols: dict[Expr, Symbol] = {}
-        self.asserts: list[Guard] = []          # conditions on unbacked symbols, to be checked at run time
+        self.asserts: list[SizeGuard] = []          # conditions on unbacked symbols, to be checked at run time
         self._replacements: dict[Expr, Any] = {}
         self._ranges: dict[Expr, tuple[int | None, int | None]] = {}
         self._relations: dict[Expr, tuple[Size | None, Size | None]] = {}      # bounds of a symbol by older symbols
         self._facts: dict[Expr, Any] = {}       # canonical node -> its known value
         self._answers: dict[Expr, bool] = {}
-        self._recorded: list[Guard] = []
-        self._defining: set[Guard] = set()      # the recorded equalities that replaced a symbol
+        self._recorded: list[SizeGuard] = []
+        self._defining: set[SizeGuard] = set()      # the recorded equalities that replaced a symbol
         self._hints: dict[Expr, Number] = {}
         self._values: dict[str, Number] = {}    # hints by symbol name
         self.nodes: dict = {}                   # of sym.symint: value -> its node
@@ -159,7 +146,7 @@ class ShapeEnv:
         return dict(self._ranges)
 
     def sources(self) -> dict[str, str]:
-        """Symbol name -> source text, as `Guard.text` takes it."""
+        """Symbol name -> source text, as `SizeGuard.text` takes it."""
         return {info.expr.attr: info.source for info in self.symbols.values()}
 
     # ------------------------------------------------------------ questions
@@ -242,7 +229,7 @@ class ShapeEnv:
         symbols = free_symbols(simple)
         return len(symbols) == 1 and all(self._values[s.attr] >= 2 for s in symbols)
 
-    @contextmanager
+    @transaction.context
     def in_general(self) -> Iterator[None]:
         """Inside, who asks `decide_or` gets its general answer without a guard where the hints agree.  For code of which nobody sees which
         way it took: torch's engine asks each gradient whether a size is 1."""
@@ -297,7 +284,7 @@ class ShapeEnv:
         if self.is_backed(simple):
             return self.decide(simple, why)
         self._ensure_open(simple)
-        self.asserts.append(Guard(simple, self.locate(), why))
+        self.asserts.append(SizeGuard(simple, self.locate(), why))
         self._learn(simple)
         return True
 
@@ -389,7 +376,7 @@ class ShapeEnv:
 
     def _record(self, fact: Expr, why: str) -> None:
         self._ensure_open(fact)
-        guard = Guard(fact, self.locate(), why)
+        guard = SizeGuard(fact, self.locate(), why)
         self._recorded.append(guard)
         before = self._replacements
         self._learn(fact)
@@ -509,42 +496,27 @@ class ShapeEnv:
     # ------------------------------------------------------------ guards
 
     @property
-    def recorded(self) -> list[Guard]:
+    def recorded(self) -> list[SizeGuard]:
         """Every answer that came from hints, in the order of asking."""
         return list(self._recorded)
 
-    def guards(self) -> list[Guard]:
+    def guards(self) -> list[SizeGuard]:
         """The least list that implies all answers, given the equalities that replaced a symbol: declared ranges and recorded
         answers, rewritten in the symbols that are left, merged, and without those that follow from the others."""
         equalities = [guard for guard in self._recorded if guard in self._defining]
         others = [self._rewrite(guard) for guard in self._recorded if guard not in self._defining]
         return [*equalities, *least(list(map(self._rewrite, self._declared_ranges())), others)]
 
-    def _declared_ranges(self) -> Iterator[Guard]:
+    def _declared_ranges(self) -> Iterator[SizeGuard]:
         for info in self.symbols.values():
             for upper, bound in enumerate((info.lo, info.hi)):
                 if info.hint is not None and bound is not None:
-                    yield Guard(le(info.expr, bound) if upper else ge(info.expr, bound), None, f"range of {info.source}")
+                    yield SizeGuard(le(info.expr, bound) if upper else ge(info.expr, bound), None, f"range of {info.source}")
 
-    def _rewrite(self, guard: Guard) -> Guard:
-        return Guard(substitute(guard.expr, self._replacements), guard.location, guard.why)
+    def _rewrite(self, guard: SizeGuard) -> SizeGuard:
+        return SizeGuard(substitute(guard.expr, self._replacements), guard.location, guard.why)
 
-    # ------------------------------------------------------------ speculation
-
-    def snapshot(self) -> Snapshot:
-        """The state now, for `restore`."""
-        return Snapshot(dict(self.symbols), dict(self._replacements), dict(self._ranges), dict(self._relations),
-                        dict(self._facts), dict(self._answers), list(self._recorded), list(self.asserts))
-
-    def restore(self, state: Snapshot) -> None:
-        """Back to a snapshot: what was learnt and asked since then is forgotten."""
-        self.symbols, self._ranges = dict(state.symbols), dict(state.ranges)
-        self._relations, self._facts, self._answers = dict(state.relations), dict(state.facts), dict(state.answers)
-        self._recorded, self.asserts = list(state.recorded), list(state.asserts)
-        self._hints.clear()
-        self._new_replacements(dict(state.replacements))
-
-    @contextmanager
+    @transaction.context
     def active(self) -> Iterator[ShapeEnv]:
         """Inside, `same`, `true` and `current_env` mean this environment (in this thread)."""
         stack = _thread.__dict__.setdefault("stack", [])
@@ -601,6 +573,7 @@ _TEACHERS: dict[str, Callable[..., None]] = {
 # ---------------------------------------------------------------- for shape rules
 
 _thread = threading.local()
+transaction.keep("environments", _thread)
 
 
 def current_env() -> ShapeEnv | None:
@@ -626,8 +599,3 @@ def same(a: Size, b: Size, why: str = "") -> bool:
     if type(a) is not Expr and type(b) is not Expr:
         return a == b
     return true(eq(a, b), why)
-
-
-def all_same(a: tuple[Size, ...], b: tuple[Size, ...], why: str = "") -> bool:
-    """Are two shapes equal?"""
-    return len(a) == len(b) and all(same(x, y, why) for x, y in zip(a, b))

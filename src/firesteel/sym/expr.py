@@ -32,6 +32,7 @@ from firesteel.sym.meaning import MATH_FUNCTIONS, meaning
 from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     Expr,
     Size,
+    arguments,
     as_expr,
     as_size,
     const,
@@ -40,6 +41,7 @@ from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     make,
     order,
     postorder,
+    rebuild,
     symbol,
 )
 from firesteel.sym.poly import accumulate, poly
@@ -335,7 +337,7 @@ def simplify(expr: Size, ranges: Mapping[Expr, tuple[Size | None, Size | None]])
     """The same value for all leaves within `ranges` (leaf -> inclusive (lo, hi), each an int, None or an Expr).
 
     With 0 <= i <= T-1: (b*T + i) // T -> b and (b*T + i) % T -> i.  A leaf is an axis, a symbol, or any opaque node.  A leaf
-    with bounds exists, so 0 <= i <= T-1 also tells that T >= 1; other facts about symbols must be given."""
+    with bounds exists, so 0 <= i <= T-1 also implies T >= 1; other facts about symbols must be given."""
     return expr if type(expr) is not Expr else context_of(ranges).simplify(expr)
 
 
@@ -350,7 +352,7 @@ def context_of(ranges: Mapping[Expr, tuple[Size | None, Size | None]]) -> Contex
     return context
 
 
-def rebuild(node: Expr, args: tuple) -> Any:
+def _with_sizes(node: Expr, args: tuple) -> Any:
     """The node with other arguments (Sizes or Exprs), folded and simplified where that is ours to do."""
     if node.op == "where":
         return where(*args)
@@ -375,29 +377,17 @@ def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:
         return expr
     done: dict[Expr, Any] = dict(values)
     # a whole sum at once, unless a sum or product inside of one is itself to be replaced
-    below = parts if not any(key.op in SUMS for key in values) else _arguments
-    stack = [expr]
-    while stack:
-        node = stack[-1]
-        waiting = [part for part in below(node) if part not in done] if node not in done else ()
-        if waiting:
-            stack.extend(waiting)
-        else:
-            stack.pop()
-            if node not in done:
-                done[node] = _replaced(node, done, below(node))
+    below = parts if not any(key.op in SUMS for key in values) else arguments
+    for node in postorder(expr, known=done, below=below):
+        done[node] = _replaced(node, done, below(node))
     return as_size(done[expr])
-
-
-def _arguments(node: Expr) -> tuple[Expr, ...]:
-    return node.args
 
 
 def _replaced(node: Expr, done: Mapping[Expr, Any], below: Iterable[Expr]) -> Any:
     if all(done[part] is part for part in below):
         return node
     if below is node.args:
-        return rebuild(node, tuple(done[arg] for arg in node.args))
+        return _with_sizes(node, tuple(done[arg] for arg in node.args))
     return sum_([product([count, *[done[atom] for atom in monomial]]) for monomial, count in poly(node).items()])
 
 

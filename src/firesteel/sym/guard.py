@@ -14,7 +14,7 @@ from firesteel.sym.rewrite import Context
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class SizeGuard:
     """`expr` must be true for the compiled code to be valid; asked for at `location` because of `why`."""
     expr: Expr
     location: Location | None = field(default=None, compare=False)
@@ -25,7 +25,7 @@ class Guard:
         return python_text(self.expr, names)
 
 
-def least(declared: Sequence[Guard], recorded: Sequence[Guard]) -> list[Guard]:
+def least(declared: Sequence[SizeGuard], recorded: Sequence[SizeGuard]) -> list[SizeGuard]:
     """Bounds first, merged, then what does not follow from others.  Of the declared ranges, that no size is negative need not be checked."""
     ranges, rest = _merge_ranges([*declared, *recorded])
     while len(rest) > len(rest := [guard for guard in rest if not _moves_an_end(ranges, guard)]):
@@ -38,7 +38,7 @@ def least(declared: Sequence[Guard], recorded: Sequence[Guard]) -> list[Guard]:
     return [*[side[1] for sides in ranges.values() for side in sides if side is not None and side[1] not in certain], *rest]
 
 
-def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
+def _merge_ranges(guards: list[SizeGuard]) -> tuple[dict[Expr, list], list[SizeGuard]]:
     """symbol -> [(lo, guard) or None, (hi, guard) or None] with the tightest numbers; and the guards that are no ranges."""
     ranges: dict[Expr, list] = {}
     rest = []
@@ -54,7 +54,7 @@ def _merge_ranges(guards: list[Guard]) -> tuple[dict[Expr, list], list[Guard]]:
     return ranges, rest
 
 
-def _moves_an_end(ranges: dict[Expr, list], guard: Guard) -> bool:
+def _moves_an_end(ranges: dict[Expr, list], guard: SizeGuard) -> bool:
     """Does it say that a symbol is not the end of its range?  Then the range is made smaller."""
     if type(guard.expr) is not Expr or guard.expr.op != "ne":
         return False
@@ -62,12 +62,12 @@ def _moves_an_end(ranges: dict[Expr, list], guard: Guard) -> bool:
         for upper, side in enumerate(ranges.get(leaf, ())):
             if side is not None and value.op == "const" and value.attr == side[0]:
                 bound = side[0] - 1 if upper else side[0] + 1
-                ranges[leaf][upper] = (bound, Guard(le(leaf, bound) if upper else ge(leaf, bound), guard.location, guard.why))
+                ranges[leaf][upper] = (bound, SizeGuard(le(leaf, bound) if upper else ge(leaf, bound), guard.location, guard.why))
                 return True
     return False
 
 
-def _fixed_value(guard: Guard) -> tuple[Expr, Any] | None:
+def _fixed_value(guard: SizeGuard) -> tuple[Expr, Any] | None:
     """(expression, number) of a guard that says they are equal."""
     if type(guard.expr) is not Expr or guard.expr.op != "eq":
         return None

@@ -1,7 +1,7 @@
-"""Layouts: what sizes and strides say about how a tensor lies in memory, for plain and symbolic sizes alike.
+"""Layouts: contiguity, channels-last order and density, from sizes and strides, for plain and symbolic sizes alike.
 
 Comes in: sizes and strides (Sizes).  Goes out: a bool, or a boolean Expr where it depends on symbols; nothing is guarded here
-but in `is_dense`, whose sorting asks.  The definitions are eager's: a dimension of size 1 may have any stride, a tensor
+but by the comparisons that `is_dense` and `by_stride` are given.  The definitions are eager's: a dimension of size 1 may have any stride, a tensor
 without elements is contiguous.
 
     is_contiguous((s0, 4), (4, 1))      # True
@@ -14,6 +14,7 @@ from typing import Any
 from firesteel.sym.expr import Expr, Size, and_, eq, le, max_, mul, ne, or_
 
 Answer = bool | Expr
+Compare = Callable[[Size, Size], bool]
 CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}       # dimensions from the fastest to the slowest
 
 
@@ -29,7 +30,7 @@ def _packed(sizes: Sequence[Size], strides: Sequence[Size], order: Sequence[int]
     return answer
 
 
-def _empty(sizes: Sequence[Size]) -> Answer:
+def is_empty(sizes: Sequence[Size]) -> Answer:
     answer: Any = False
     for size in sizes:
         answer = or_(answer, eq(size, 0))
@@ -38,7 +39,7 @@ def _empty(sizes: Sequence[Size]) -> Answer:
 
 def is_contiguous(sizes: Sequence[Size], strides: Sequence[Size]) -> Answer:
     packed = _packed(sizes, strides, range(len(sizes) - 1, -1, -1))
-    return True if packed is True else or_(packed, _empty(sizes))
+    return True if packed is True else or_(packed, is_empty(sizes))
 
 
 def is_channels_last_contiguous(sizes: Sequence[Size], strides: Sequence[Size], dims: int) -> Answer:
@@ -46,7 +47,7 @@ def is_channels_last_contiguous(sizes: Sequence[Size], strides: Sequence[Size], 
     if len(sizes) != dims:
         return False
     packed = _packed(sizes, strides, CHANNELS_LAST[dims])
-    return True if packed is True else or_(packed, _empty(sizes))
+    return True if packed is True else or_(packed, is_empty(sizes))
 
 
 def is_channels_last_strides(sizes: Sequence[Size], strides: Sequence[Size], dims: int) -> Answer:
@@ -65,23 +66,25 @@ def is_channels_last_strides(sizes: Sequence[Size], strides: Sequence[Size], dim
     return answer
 
 
-def is_dense(sizes: Sequence[Size], strides: Sequence[Size], ask: Callable[[Answer], bool]) -> bool:
-    """Non-overlapping and dense: some order of the dimensions is packed.  `ask` decides questions about symbols."""
-    if len(sizes) == 1:
-        return ask(le(sizes[0], 1)) or ask(eq(strides[0], 1))
+def by_stride(dims: Sequence[int], strides: Sequence[Size], less: Compare) -> list[int]:
+    """Dimensions by increasing stride (insertion sort: few dimensions, and each comparison may be a guard)."""
     order: list[int] = []
-    for d in range(len(sizes)):
-        if ask(le(sizes[d], 1)):
-            if ask(eq(sizes[d], 0)):
-                return True
-            continue        # a size of 1: its stride does not matter
+    for d in dims:
         at = len(order)
-        while at and not ask(le(strides[order[at - 1]], strides[d])):
+        while at and less(strides[d], strides[order[at - 1]]):
             at -= 1
         order.insert(at, d)
+    return order
+
+
+def is_dense(sizes: Sequence[Size], strides: Sequence[Size], same: Compare, less: Compare) -> bool:
+    """Non-overlapping and dense: some order of the dimensions is packed.  Whoever compares decides whether symbols are guarded; a size that may
+    be 0 is not asked for."""
+    if any(type(size) is int and size == 0 for size in sizes):
+        return True
     expected: Size = 1
-    for d in order:
-        if not ask(eq(strides[d], expected)):
+    for d in by_stride([d for d in range(len(sizes)) if not same(sizes[d], 1)], strides, less):
+        if not same(strides[d], expected):
             return False
         expected = mul(expected, sizes[d])
     return True

@@ -17,7 +17,7 @@ from firesteel.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class OpMeaning:
     arity: int
     compute: Callable
     text: str               # Python source over {0}, {1}, ...
@@ -48,38 +48,38 @@ def _where(condition: bool, yes, no):
     return yes if condition else no
 
 
-MEANING: Table[Meaning] = Table("meaning of a size operation", "sym/meaning.py")
+MEANING: Table[OpMeaning] = Table("meaning of a size operation", "sym/meaning.py")
 for _op, _row in {
-    "add": Meaning(2, operator.add, "{0} + {1}", 5),
-    "sub": Meaning(2, operator.sub, "{0} - {1}", 5),
-    "mul": Meaning(2, operator.mul, "{0} * {1}", 6),
-    "neg": Meaning(1, operator.neg, "-{0}", 7),
-    "floordiv": Meaning(2, operator.floordiv, "{0} // {1}", 6),
-    "mod": Meaning(2, operator.mod, "{0} % {1}", 6),
-    "truediv": Meaning(2, operator.truediv, "{0} / {1}", 6),
-    "pow": Meaning(2, operator.pow, "pow({0}, {1})"),
-    "min": Meaning(2, min, "min({0}, {1})"),
-    "max": Meaning(2, max, "max({0}, {1})"),
-    "abs": Meaning(1, abs, "abs({0})"),
-    "lshift": Meaning(2, operator.lshift, "({0} << {1})"),
-    "rshift": Meaning(2, operator.rshift, "({0} >> {1})"),
-    "bitand": Meaning(2, operator.and_, "({0} & {1})"),
-    "bitor": Meaning(2, operator.or_, "({0} | {1})"),
-    "bitxor": Meaning(2, operator.xor, "({0} ^ {1})"),
-    "eq": Meaning(2, operator.eq, "{0} == {1}", 4),
-    "ne": Meaning(2, operator.ne, "{0} != {1}", 4),
-    "lt": Meaning(2, operator.lt, "{0} < {1}", 4),
-    "le": Meaning(2, operator.le, "{0} <= {1}", 4),
-    "and": Meaning(2, lambda a, b: a and b, "{0} and {1}", 2),
-    "or": Meaning(2, lambda a, b: a or b, "{0} or {1}", 1),
-    "not": Meaning(1, operator.not_, "not {0}", 3),
-    "where": Meaning(3, _where, "({1} if {0} else {2})"),
-    "floor": Meaning(1, _float_floor, "float(math.floor({0}))"),
-    "ceil": Meaning(1, _float_ceil, "float(math.ceil({0}))"),
-    "trunc": Meaning(1, _float_trunc, "float(math.trunc({0}))"),
-    "round": Meaning(1, _float_round, "float(round({0}))"),
-    "round_digits": Meaning(2, round, "round({0}, {1})"),
-    "is_integer": Meaning(1, _is_integer, "{0}.is_integer()"),
+    "add": OpMeaning(2, operator.add, "{0} + {1}", 5),
+    "sub": OpMeaning(2, operator.sub, "{0} - {1}", 5),
+    "mul": OpMeaning(2, operator.mul, "{0} * {1}", 6),
+    "neg": OpMeaning(1, operator.neg, "-{0}", 7),
+    "floordiv": OpMeaning(2, operator.floordiv, "{0} // {1}", 6),
+    "mod": OpMeaning(2, operator.mod, "{0} % {1}", 6),
+    "truediv": OpMeaning(2, operator.truediv, "{0} / {1}", 6),
+    "pow": OpMeaning(2, operator.pow, "pow({0}, {1})"),
+    "min": OpMeaning(2, min, "min({0}, {1})"),
+    "max": OpMeaning(2, max, "max({0}, {1})"),
+    "abs": OpMeaning(1, abs, "abs({0})"),
+    "lshift": OpMeaning(2, operator.lshift, "({0} << {1})"),
+    "rshift": OpMeaning(2, operator.rshift, "({0} >> {1})"),
+    "bitand": OpMeaning(2, operator.and_, "({0} & {1})"),
+    "bitor": OpMeaning(2, operator.or_, "({0} | {1})"),
+    "bitxor": OpMeaning(2, operator.xor, "({0} ^ {1})"),
+    "eq": OpMeaning(2, operator.eq, "{0} == {1}", 4),
+    "ne": OpMeaning(2, operator.ne, "{0} != {1}", 4),
+    "lt": OpMeaning(2, operator.lt, "{0} < {1}", 4),
+    "le": OpMeaning(2, operator.le, "{0} <= {1}", 4),
+    "and": OpMeaning(2, lambda a, b: a and b, "{0} and {1}", 2),
+    "or": OpMeaning(2, lambda a, b: a or b, "{0} or {1}", 1),
+    "not": OpMeaning(1, operator.not_, "not {0}", 3),
+    "where": OpMeaning(3, _where, "({1} if {0} else {2})"),
+    "floor": OpMeaning(1, _float_floor, "float(math.floor({0}))"),
+    "ceil": OpMeaning(1, _float_ceil, "float(math.ceil({0}))"),
+    "trunc": OpMeaning(1, _float_trunc, "float(math.trunc({0}))"),
+    "round": OpMeaning(1, _float_round, "float(round({0}))"),
+    "round_digits": OpMeaning(2, round, "round({0}, {1})"),
+    "is_integer": OpMeaning(1, _is_integer, "{0}.is_integer()"),
 }.items():
     MEANING.add(_op, _row)
 
@@ -87,13 +87,13 @@ MATH_FUNCTIONS = ("sqrt", "exp", "expm1", "log", "log2", "log10", "log1p", "sin"
                   "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "gamma")
 for _op in MATH_FUNCTIONS:
     if hasattr(math, _op):
-        MEANING.add(_op, Meaning(1, getattr(math, _op), f"math.{_op}({{0}})"))
+        MEANING.add(_op, OpMeaning(1, getattr(math, _op), f"math.{_op}({{0}})"))
 
-CONVERT: Table[Meaning] = Table("conversion of a size", "sym/meaning.py")
-CONVERT.add("f64", Meaning(1, float, "float({0})"))
-CONVERT.add("i64", Meaning(1, int, "int({0})"))
-CONVERT.add("bool", Meaning(1, bool, "bool({0})"))
+CONVERT: Table[OpMeaning] = Table("conversion of a size", "sym/meaning.py")
+CONVERT.add("f64", OpMeaning(1, float, "float({0})"))
+CONVERT.add("i64", OpMeaning(1, int, "int({0})"))
+CONVERT.add("bool", OpMeaning(1, bool, "bool({0})"))
 
 
-def meaning(op: str, dtype: str) -> Meaning:
+def meaning(op: str, dtype: str) -> OpMeaning:
     return CONVERT[dtype] if op == "to" else MEANING[op]

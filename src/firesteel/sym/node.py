@@ -8,8 +8,9 @@ those of the object, at C speed.  Every op has a fixed number of arguments: a su
 """
 from __future__ import annotations
 
+import operator
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Reversible
 from typing import TYPE_CHECKING, Any, Union, final
 
 Size = Union[int, "Expr"]
@@ -107,23 +108,44 @@ def is_const(value: object) -> bool:
     return type(value) is not Expr or value.op == "const"
 
 
-def postorder(*roots: object) -> Iterator[Expr]:
-    """Every node below (and with) the roots once, arguments before users; plain numbers among the roots are skipped.
-    Not recursive: sums may be long."""
+arguments = operator.attrgetter("args")
+
+
+def postorder(*roots: Any, known: Container[Any] = frozenset(), below: Callable[[Expr], Reversible[Expr]] = arguments) -> list[Expr]:
+    """Every node below (and with) the roots once, arguments before users.  Plain numbers among the roots are skipped, and so are `known`
+    nodes with what only they need.  `below` says what a node needs.  Not recursive: a sum, or a chain of fused operators, may be
+    deeper than Python's stack."""
+    order: list[Expr] = []
     seen: set[Expr] = set()
-    stack = [root for root in reversed(roots) if type(root) is Expr]
+    stack: list[Any] = [root for root in reversed(roots) if type(root) is Expr]
     while stack:
-        node = stack[-1]
-        if node in seen:
-            stack.pop()
-            continue
-        waiting = [arg for arg in node.args if arg not in seen]
-        if waiting:
-            stack.extend(reversed(waiting))
-        else:
+        node = stack.pop()
+        if type(node) is tuple:         # its arguments are done
+            order.append(node[0])
+        elif node not in seen and node not in known:
             seen.add(node)
-            stack.pop()
-            yield node
+            parts = below(node)
+            if parts:
+                stack.append((node,))
+                stack += reversed(parts)
+            else:
+                order.append(node)
+    return order
+
+
+def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> Expr:
+    """`root` with every node replaced by change(node, new arguments), or by the same node over those where that gives None.  `memo`
+    holds what was replaced before, or is to be."""
+    for node in postorder(root, known=memo):
+        args = tuple([memo[arg] for arg in node.args])
+        new = change(node, args)
+        memo[node] = new if new is not None else witharguments(node, args)
+    return memo[root]
+
+
+def witharguments(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The node over other arguments, as it is: no rule is applied."""
+    return node if args == node.args else make(node.op, node.dtype, args, node.attr)
 
 
 def free_symbols(*roots: object) -> set[Expr]:

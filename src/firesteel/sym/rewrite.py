@@ -13,12 +13,12 @@ canonical form.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Reversible
 from dataclasses import dataclass
 
 from firesteel.sym.bounds import Bounds
 from firesteel.sym.meaning import MEANING, meaning
-from firesteel.sym.node import Expr, Size, as_expr, as_size, make
+from firesteel.sym.node import Expr, Size, as_expr, as_size, make, postorder
 from firesteel.sym.poly import Poly, accumulate, plus, poly
 from firesteel.table import Table
 
@@ -27,25 +27,26 @@ Rule = Callable[..., "Size | bool | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RewriteRule:
     """One rewrite rule.  `pattern` is for people and for the test that checks it on numbers."""
     op: str
     pattern: str
     apply: Rule
 
 
-RULES: Table[Row] = Table("rewrite rule", "sym/rules.py or sym/logic.py")
+RULES: Table[RewriteRule] = Table("rewrite rule", "sym/rules.py or sym/logic.py")
 _by_op: dict[str, list[Rule]] = {}
 SUMS = frozenset(("add", "sub", "mul", "neg"))
 _EXACT = frozenset(("i64", "bool"))
 _FOLDED = frozenset(("i64", "bool", "f64"))
-BOOLEAN = frozenset(("eq", "ne", "lt", "le", "and", "or", "not"))
+CONNECTIVES = frozenset(("and", "or", "not"))
+BOOLEAN = CONNECTIVES | {"eq", "ne", "lt", "le"}
 
 
 def rule(op: str, pattern: str) -> Callable[[Rule], Rule]:
     """Decorator: adds a row to RULES; the rows of an op are tried in the order in which they stand."""
     def register(apply: Rule) -> Rule:
-        RULES.add((op, pattern), Row(op, pattern, apply))
+        RULES.add((op, pattern), RewriteRule(op, pattern, apply))
         _by_op.setdefault(op, []).append(apply)
         return apply
     return register
@@ -138,16 +139,8 @@ class Context:
         done = self.simplified
         found = done.get(root)
         if found is None:
-            stack = [root]
-            while stack:
-                node = stack[-1]
-                waiting = [part for part in parts(node) if part not in done]
-                if waiting:
-                    stack.extend(waiting)
-                else:
-                    stack.pop()
-                    if node not in done:
-                        done[node] = self._rebuild(node, done)
+            for node in postorder(root, known=done, below=parts):
+                done[node] = self._rebuild(node, done)
             found = done[root]
         return found
 
@@ -160,7 +153,7 @@ class Context:
         try:
             if node.op in _by_op and _ours(node):
                 return self.build(node.op, *args)
-            if node.dtype in _FOLDED and (node.op in MEANING or node.op == "to") and not any(type(arg) is Expr for arg in args):
+            if _is_folded(node) and not any(type(arg) is Expr for arg in args):
                 return meaning(node.op, node.dtype).compute(*args)
         except (ArithmeticError, ValueError):       # an error of the program's, if it is ever reached: stays as it is
             pass
@@ -192,7 +185,7 @@ class Context:
         return node
 
 
-def parts(node: Expr) -> Iterable[Expr]:
+def parts(node: Expr) -> Reversible[Expr]:
     """What must be simplified before the node: the atoms of a sum, the arguments of anything else."""
     if node.op in SUMS and node.dtype == "i64":
         terms = poly(node)
@@ -202,7 +195,16 @@ def parts(node: Expr) -> Iterable[Expr]:
 
 
 def _ours(node: Expr) -> bool:
-    return node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args)
+    return node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args) and not _is_bitwise(node)
+
+
+def _is_folded(node: Expr) -> bool:
+    return node.dtype in _FOLDED and (node.op in MEANING or node.op == "to") and not _is_bitwise(node)
+
+
+def _is_bitwise(node: Expr) -> bool:
+    """The connectives of a kernel work on the bits of integers too; here they are those of truth values."""
+    return node.op in CONNECTIVES and node.dtype != "bool"
 
 
 FREE = Context()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, Size
 
 Text = str          # inside of SymNode, `str` is torch's method of that name
-_CARRIER = {"i64": torch.SymInt, "f64": torch.SymFloat, "bool": torch.SymBool}
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)        # a number that is not known, as torch passes it
+_CARRIER = dict(zip(("i64", "f64", "bool"), SYMBOLIC))
 _PLAIN = {int: "i64", float: "f64", bool: "bool"}
 _PYTYPE = {"i64": int, "f64": float, "bool": bool}
 
@@ -170,7 +172,7 @@ class SymNode:
         return self.guard_bool()
 
     def expect_true(self, file: Text = "", line: int = 0) -> bool:
-        """torch._check: a fact where run time has to tell, else a question."""
+        """torch._check: an assertion at run time for unbacked symbols, else a guard."""
         return self.env.assume(self.value)
 
     def expect_size(self, file: Text = "", line: int = 0) -> bool:
@@ -207,7 +209,12 @@ class SymNode:
         return self._layout(layout.is_channels_last_strides, sizes, strides, 5)
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_dense, sizes, strides, lambda question: self.env.decide_or(question, False))
+        return self._layout(self._is_dense, sizes, strides)
+
+    def _is_dense(self, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+        def ask(question: bool | Expr) -> bool:
+            return self.env.decide_or(question, False)
+        return ask(layout.is_empty(sizes)) or layout.is_dense(sizes, strides, lambda a, b: ask(E.eq(a, b)), lambda a, b: not ask(E.le(b, a)))
 
     def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
         return _node(E.to_int(self.is_non_overlapping_and_dense(sizes, strides).value), self.env)
@@ -306,7 +313,7 @@ def to_symint(size: Any, env: ShapeEnv) -> Any:
 
 def from_sym(value: Any) -> Size:
     """The Size (or float, or bool, plain or Expr) that torch's value carries."""
-    if type(value) not in (torch.SymInt, torch.SymFloat, torch.SymBool):
+    if type(value) not in SYMBOLIC:
         return value
     node = value.node
     if isinstance(node, SymNode):
@@ -325,7 +332,7 @@ def _on_symbols(name: str) -> Callable[[Any], Any]:
     plain, symbolic = getattr(math, name), E.MATH[name]
 
     def function(x: Any) -> Any:
-        return to_symint(symbolic(from_sym(x)), x.node.env) if type(x) in _CARRIER.values() else plain(x)
+        return to_symint(symbolic(from_sym(x)), x.node.env) if type(x) in SYMBOLIC else plain(x)
     function.__name__ = function.__qualname__ = f"sym_{name}"
     return function
 
@@ -336,6 +343,18 @@ def sym_ite(condition: Any, yes: Any, no: Any) -> Any:
         return yes if condition else no
     return to_symint(E.where(*map(from_sym, (condition, yes, no))), condition.node.env)
 
+
+def _on_floats(name: str, plain: Callable[[Any, Any], Any], symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Python's operator on numbers of which one is a float.  torch's SymFloat has another: the floor of a rounded quotient, a power of what is not
+    negative."""
+    def function(a: Any, b: Any) -> Any:
+        env = next((x.node.env for x in (a, b) if type(x) in SYMBOLIC), None)
+        return plain(a, b) if env is None else to_symint(symbolic(E.to_float(from_sym(a)), E.to_float(from_sym(b))), env)
+    function.__name__ = function.__qualname__ = f"sym_{name}"
+    return function
+
+
+FLOAT_FUNCTIONS = {"floordiv": _on_floats("float_floordiv", operator.floordiv, E.floordiv), "pow": _on_floats("float_pow", operator.pow, E.pow_)}
 
 # torch has some of them, under names that users' backends know
 MATH_ON_SYMBOLS: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}", None) or _on_symbols(name) for name in E.MATH}

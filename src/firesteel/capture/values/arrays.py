@@ -9,24 +9,23 @@ else that NumPy computes breaks, and is computed by NumPy.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Attr, Call
 from firesteel.capture.values.base import ObjectKey, OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_none
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue, size_of
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
+from firesteel.targets import on_host
 
 CONSTANTS = ("shape", "ndim", "size", "itemsize", "nbytes")
 
@@ -56,8 +55,8 @@ class ArrayValue(OpaqueValue):
             return call_graph(m, "call_method", "detach", [self.memory], {})
         try:
             real = torch.from_numpy(self.obj)
-        except Exception as error:      # the real call tells
-            raise Break("call", name="torch.from_numpy") from error
+        except Exception as error:      # the real call raises it
+            raise Break("array", name="torch.from_numpy") from error
         m.effects.change(self, "memory", m.read(real, Call(self.source, torch.from_numpy)))
         return self.memory      # type: ignore[return-value]  # it was just set
 
@@ -65,11 +64,10 @@ class ArrayValue(OpaqueValue):
 class TensorArray(Value):
     """tensor.numpy()"""
 
+    cls = np.ndarray
+
     def __init__(self, memory: TensorValue):
         self.memory = memory
-
-    def python_type(self) -> type:
-        return np.ndarray
 
     def describe(self) -> str:
         return f"array over a {self.memory.describe()}"
@@ -115,7 +113,7 @@ def method_numpy(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) ->
         tensor = tensor if not tensor.abstract.requires_grad else call_graph(m, "call_method", "detach", [tensor], {})      # type: ignore[assignment]
     abstract = tensor.abstract
     plain = tensor.python_type() in (torch.Tensor, torch.nn.Parameter) and not abstract.is_conj() and not abstract.is_neg()
-    if not plain or abstract.requires_grad or abstract.device.type != "cpu" or not has_twin(abstract.dtype):
+    if not plain or abstract.requires_grad or not on_host(abstract) or not has_twin(abstract.dtype):
         raise Break("numpy", name="Tensor.numpy")
     return TensorArray(tensor)
 
@@ -135,8 +133,8 @@ def call_from_numpy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 def memory_of(m: Machine, value: Value, name: str) -> Value:
     array = m.look(value)
-    if not isinstance(array, (ArrayValue, TensorArray)) or m.function_modes:
-        raise Break("call", name=name)
+    if not isinstance(array, (ArrayValue, TensorArray)) or m.modes.entered:
+        raise Break("array", name=name)
     return array.tensor(m)
 
 
@@ -147,7 +145,7 @@ def is_array(m: Machine, args: Args, kwargs: Kwargs) -> bool:
 def copied_array(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """torch.tensor(array, dtype=..., device=...)"""
     if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
-        raise Break("call", name="torch.tensor")
+        raise Break("array", name="torch.tensor")
     copy = call_graph(m, "call_method", "clone", [memory_of(m, args[0], "torch.tensor")], {"memory_format": ConstValue(torch.contiguous_format)})
     return converted(m, copy, kwargs)
 
@@ -163,7 +161,7 @@ def _shared(function: Any) -> Any:
         if not is_array(m, args, kwargs):
             return call_graph(m, "call_function", function, args, kwargs)
         if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
-            raise Break("call", name=f"torch.{function.__name__}")
+            raise Break("array", name=f"torch.{function.__name__}")
         return converted(m, memory_of(m, args[0], f"torch.{function.__name__}"), kwargs)
     return call
 
@@ -176,7 +174,7 @@ for _function in (torch.as_tensor, torch.asarray):
 def call_asarray(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = m.look(args[0]) if args else None
     if len(args) != 1 or kwargs or not isinstance(given, (TensorValue, ArrayValue, TensorArray)):
-        raise Break("call", name="numpy.asarray")
+        raise Break("array", name="numpy.asarray")
     return method_numpy(m, given, [], {}) if isinstance(given, TensorValue) else given
 
 

@@ -8,16 +8,15 @@ import enum
 import functools
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import DELETED
-from firesteel.capture.values.base import Value
+from firesteel.capture.protocols import Machine
+from firesteel.capture.source import Fixed
+from firesteel.capture.values.base import OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import BoundMethodValue, FunctionValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 MISSING: Any = object()
 # class attributes that programs replace at run time
@@ -106,7 +105,7 @@ def bind_to_class(m: Machine, attribute: Any, cls: type, name: str) -> Value:
     """cls.attribute"""
     getter = mro_lookup(type(attribute), "__get__")
     if isinstance(attribute, property):
-        return m.opaque_constant(attribute)
+        return OpaqueValue(attribute, Fixed(attribute))
     if isinstance(attribute, types.ClassMethodDescriptorType):
         return m.constant_object(attribute.__get__(None, cls))
     if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):

@@ -1,8 +1,9 @@
-"""torch.autograd.Function: a call of `apply` becomes one node, behind which lie a graph of the forward and one of the backward.
+"""torch.autograd.Function: a call of `apply` becomes one node, which holds a graph of the forward and one of the backward.
 
 Both are executed symbolically on trial when `apply` is called, the backward on stand-ins for the gradients that will arrive, so whatever
 they read is guarded, and tensors that they read beside the arguments are inputs of the node.  The node applies a function of the same
-kind that runs the two graphs.  A break in the forward, or an effect of it on the user's objects, is a break of the whole call; in the backward it
+kind that runs the two graphs.  A break in the forward, or an effect of it on the user's objects, is a break of the whole call, and the
+forward is compiled on its own (parts.py); in the backward it
 makes the call a seam: the class's own `apply` is called for real, between two compiled graphs.
 Where no gradient is wanted the forward is inlined.  What the user has put into the graph as it is (allow_in_graph), and functions with
 rules of their own for vmap or forward mode, are one node that calls the class's own `apply`.
@@ -12,35 +13,35 @@ rules of their own for vmap or forward mode, are one node that calls the class's
 """
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
 from torch.autograd.function import once_differentiable
 
+from firesteel import transaction
+from firesteel.autograd.regions import module_of
+from firesteel.autograd.seams import is_seam_function
 from firesteel.capture import marks, polyfills
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.values.base import UserRaise, Value
-from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.containers import Sequence as SequenceValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.functions import Args, Kwargs
+from firesteel.capture.values.functions import NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
-from firesteel.seams import is_seam_function
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 Node = torch.fx.Node
 BASE = torch.autograd.function._SingleLevelFunction
@@ -73,20 +74,33 @@ class TrialContext:
         self.materialize_grads = value
 
 
-class ApplyValue(Value):
-    """cls.apply"""
+def call_apply(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Wherever the bound method was read: of the class, by an alias, by super() in an `apply` of the user's."""
+    cls = m.look(args[0])
+    if not isinstance(cls, ClassValue):
+        raise Break("autograd_function", name="torch.autograd.Function.apply")
+    return Application(cls.cls).call(m, args[1:], kwargs)
+
+
+_apply: Any = torch.autograd.Function.apply
+if isinstance(_apply, types.MethodType):
+    CALLS.add(_apply.__func__, call_apply)
+else:       # since torch 2.15 it is C++'s own, bound to the class
+    @NATIVE_CALLS.row("custom functions")
+    def call_native_apply(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value | None:
+        owner: Any = getattr(fn, "__self__", None)
+        of_function = isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
+        return Application(owner).call(m, args, kwargs) if of_function else None
+
+
+class Application:
+    """Calls of cls.apply."""
 
     def __init__(self, cls: type[torch.autograd.Function]):
         self.cls = cls
 
     def describe(self) -> str:
         return f"{self.cls.__qualname__}.apply"
-
-    def python_type(self) -> type:
-        return type(self.cls.apply)
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         args, kwargs = self._bound(m, [m.look(value) for value in args], kwargs)
@@ -111,7 +125,7 @@ class ApplyValue(Value):
         try:
             bound = signature.bind(*args, **{name: m.look(value) for name, value in kwargs.items()})
         except TypeError:       # the real call raises it
-            raise Break("call", name=self.describe()) from None
+            raise Break("autograd_function", name=self.describe()) from None
         for name, parameter in signature.parameters.items():
             if name not in bound.arguments and parameter.default is not parameter.empty:
                 bound.arguments[name] = m.constant_object(parameter.default)
@@ -133,9 +147,6 @@ class ApplyValue(Value):
             m.call_now(m.constant_object(polyfills.apply_forward), [m.constant_object(self.cls), ObjectValue(TrialContext), *args], kwargs)
             refuse(f"{self.describe()}, whose forward")
 
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.constant(self.cls)}.apply"
-
 
 class FunctionObject(Value):
     """An instance, as in Double().apply(x): all that it is good for."""
@@ -143,11 +154,8 @@ class FunctionObject(Value):
     def __init__(self, cls: type[torch.autograd.Function]):
         self.cls = cls
 
-    def python_type(self) -> type:
-        return self.cls
-
     def getattr(self, m: Machine, name: str) -> Value:
-        return ApplyValue(self.cls) if name == "apply" else super().getattr(m, name)
+        return m.constant_object(self.cls).getattr(m, name) if name == "apply" else super().getattr(m, name)
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(self.cls)}()"
@@ -171,11 +179,11 @@ def apply_of(cls: type[torch.autograd.Function], made_for_real: bool = False) ->
     return apply
 
 
-@contextlib.contextmanager
+@transaction.context
 def on_trial(m: Machine) -> Iterator[Callable[[str], None]]:
     """Inside, calls are as torch makes them, without gradients; afterwards the capture is as before.  Gives a function that refuses effects."""
     mark, draws = m.checkpoint(), m.draws
-    m.initial_states.setdefault(("grad",), torch.is_grad_enabled())
+    m.states.initial.setdefault(("grad",), torch.is_grad_enabled())
     with torch.no_grad():
         try:
             yield functools.partial(refuse_effects, m, mark, draws)
@@ -187,7 +195,7 @@ def refuse_effects(m: Machine, mark: tuple[Any, ...], draws: tuple[Any, ...], na
     """What the function did besides computing would be done at other times, and as often as it is traced."""
     seams = any(node.op == "call_function" and is_seam_function(node.target) for node in m.record.nodes[mark[0][0]:])
     if seams or len(m.effects.entries) > mark[1][0] or m.draws is not draws:
-        raise Break("call", name=f"{name} changes objects outside of it,")
+        raise Break("autograd_function", name=f"{name} changes objects outside of it")
 
 
 # -- the trial ------------------------------------------------------------------------------------------------------------
@@ -225,7 +233,7 @@ class Trial:
     def _gradient(self, m: Machine, place: int, output: Value) -> Value:
         if not isinstance(output, TensorValue):
             if not output.is_constant():
-                raise Break("call", name=f"{self.cls.__qualname__}.apply, which gives {output.describe()},")
+                raise Break("autograd_function", name=f"{self.cls.__qualname__} gives {output.describe()}")
             return NONE
         like = run_abstract(m, torch.empty_like, [output.abstract], {}, "the gradient of a result")
         made = TensorValue(m.record.call_function(gradient, (place,), {}, like), like)
@@ -238,7 +246,7 @@ class Trial:
     def _gradients(self, m: Machine, context: ObjectValue, given: list[Value]) -> list[Value]:
         """What the backward gives, one for each argument.  Which of several gradients arrive is not known where None stands for missing ones."""
         if len(given) > 1 and not self._attribute(m, context, "materialize_grads").constant():
-            raise Break("call", name="a backward with set_materialize_grads(False)")
+            raise Break("autograd_function", name="a backward with set_materialize_grads(False)")
         own = self.cls.vjp if self.cls.backward is BASE.backward else self.cls.backward
         result = m.look(m.call_now(m.constant_object(own), [context, *given], {}))
         found = [m.look(item) for item in m.iterate(result)] if isinstance(result, SequenceValue) else [result]
@@ -246,7 +254,7 @@ class Trial:
         usable = all(isinstance(g, TensorValue) and isinstance(a, TensorValue) or g.is_constant() and g.constant() is None
                      for g, a in zip(found, self.args))
         if len(found) < len(self.args) or not usable or any(not g.is_constant() or g.constant() is not None for g in missing):
-            raise Break("call", name=f"{self.cls.__qualname__}.apply, whose backward gives something else than a gradient for each argument,")
+            raise Break("autograd_function", name=f"the backward of {self.cls.__qualname__} gives something else than a gradient for each argument")
         return found[:len(self.args)]
 
     def _write(self, m: Machine, context: ObjectValue, forward: list[Node], backward: list[Node], gradients: list[Value]) -> None:
@@ -266,7 +274,7 @@ class Trial:
                                   [node for node in backward if node not in behind], wanted)
         marked = {name: [m.look(value) for value in m.iterate(self._attribute(m, context, name))] for name in ("saved_tensors", "dirty", "constant")}
         saved, constant = ([value.as_arg(m)[0] for value in marked[name]] for name in ("saved_tensors", "constant"))
-        places = [Place.of(node, self.inputs, results, node in saved) for node in read]
+        places = [ValueRef.of(node, self.inputs, results, node in saved) for node in read]
         tensors = [value for value in self.args if isinstance(value, TensorValue)]
         self.recipe = Recipe(
             self.cls, self.backward, len(outputs), places, [k for k, value in enumerate(tensors) if value in marked["dirty"]],
@@ -315,19 +323,19 @@ def as_module(name: str, inputs: Sequence[Node], nodes: Sequence[Node], results:
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(None if node is None else copies[node] for node in results))
-    return torch.fx.GraphModule({}, graph, name)
+    return module_of(graph, name)
 
 
 # -- the function that runs -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Place:
+class ValueRef:
     """Where the backward finds something: an input or a result of the forward; saved as the user did (checked for later writes) or just kept."""
     is_input: bool
     number: int
     saved: bool
 
     @classmethod
-    def of(cls, node: Node, inputs: list[Node], results: list[Node], saved: bool) -> Place:
+    def of(cls, node: Node, inputs: list[Node], results: list[Node], saved: bool) -> ValueRef:
         is_input = node not in results
         return cls(is_input, (inputs if is_input else results).index(node), saved)
 
@@ -338,7 +346,7 @@ class Recipe:
     cls: type[torch.autograd.Function]
     backward: Callable[..., Any]
     outputs: int                # tensors that the user's forward gives; behind them come values that only the backward reads
-    reads: list[Place]          # of the backward, behind the gradients
+    reads: list[ValueRef]          # of the backward, behind the gradients
     dirty: list[int]            # inputs
     constant: list[int]         # results that carry no gradient
     tensors: list[int]          # arguments that are tensors: the first inputs

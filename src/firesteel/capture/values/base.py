@@ -14,13 +14,13 @@ answer here is a `Break`: "this cannot be captured", so an unknown object is saf
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+from firesteel.capture.python_operators import OPERATORS
 from firesteel.errors import Break
 
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
+Machine: TypeAlias = Any        # protocols.py, which builds on this file, says what these have
+Emitter: TypeAlias = Any
 
 
 class Pending:
@@ -52,12 +52,17 @@ class CannotRebuild(Exception):
 class Value:
     """A symbolic Python object."""
 
+    obj: Any = None                 # the real object that it stands for, where there is one now
+    cls: Any = None                 # its Python class, where that is known
+    always_true = False             # as most objects are
     source: Any = None
     holder: Value | None = None     # the object whose builtin part this is; see natives.py
 
     # -- what it is ------------------------------------------------------------------------------------------------
     def python_type(self) -> type:
         """The type that type(x) would give."""
+        if self.cls is not None:
+            return self.cls
         raise Break("operator", name="type()", value=self.describe())
 
     def describe(self) -> str:
@@ -72,8 +77,8 @@ class Value:
         raise Break("constant", value=self.describe())
 
     def identity(self) -> Any:
-        """The real object that this Value stands for, where there is one now; else None."""
-        return None
+        """The real object, where there is one now; else None."""
+        return self.obj
 
     def hash_key(self, m: Machine) -> Any:
         """A hashable that is equal for two Values exactly when Python's == and hash say so."""
@@ -89,10 +94,16 @@ class Value:
     # -- operations ------------------------------------------------------------------------------------------------
     def truth(self, m: Machine) -> Any:
         """A bool, or PENDING where a user's method decides."""
+        if self.always_true:
+            return True
         raise Break("operator", name="bool()", value=self.describe())
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise Break("call", name=self.describe())
+
+    def enter(self, m: Machine) -> tuple[Value, Value]:
+        """What a `with` statement puts on the stack: the exit function and the block's value."""
+        raise Break("context", name=self.describe())
 
     def getattr(self, m: Machine, name: str) -> Value:
         raise Break("attribute", name=name, value=self.describe())
@@ -155,6 +166,10 @@ class Value:
         """(argument of a graph node, object for the abstract call)."""
         raise Break("argument", name=self.describe())
 
+    def as_output(self, m: Machine) -> Any:
+        """The node that gives it, for what leaves the graph."""
+        return self.as_arg(m)[0]
+
     def rebuild(self, e: Emitter) -> str:
         """Python text that makes the object; called at most once an object by `e.expr`."""
         raise Break("object", name=self.describe())
@@ -188,30 +203,31 @@ class HandledValue(Value):
         self.over = False       # has POP_EXCEPT taken (a copy of) it?
 
 
+class RealObject(Value):
+    """An object that existed before the region, or is known exactly, compared by identity."""
+
+    def __init__(self, obj: Any, source: Any):
+        self.obj, self.source = obj, source
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+    def hash_key(self, m: Machine) -> Any:
+        return ObjectKey(self.obj)
+
+
 class LazyValue(Value):
     """An object of the user that nobody has looked at yet: no guard, no placeholder.  `m.look` replaces it."""
 
     def __init__(self, obj: Any, source: Any):
         self.obj, self.source = obj, source
 
-    def identity(self) -> Any:
-        return self.obj
-
     def describe(self) -> str:
         return f"unread {type(self.obj).__name__}"
 
 
-class OpaqueValue(Value):
+class OpaqueValue(RealObject):
     """An object that is only passed around; every operation on it is a Break, executed for real."""
-
-    def __init__(self, obj: Any, source: Any):
-        self.obj, self.source = obj, source
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return type(self.obj)
 
     def describe(self) -> str:
         return f"object of type {type(self.obj).__qualname__}"
@@ -223,9 +239,6 @@ class OpaqueValue(Value):
         if type(self.obj).__eq__ is not object.__eq__:
             raise Break("operator", name=op, value=self.describe())
         return None
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.obj)
 
 
 class FixedObject(OpaqueValue):
@@ -241,7 +254,7 @@ class FixedObject(OpaqueValue):
         return True
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
-        return m.fresh(m.run_real(m.operators[op], self.obj, other.constant())) if other.is_constant() else None
+        return m.fresh(m.run_real(OPERATORS[op], self.obj, other.constant())) if other.is_constant() else None
 
     def getattr(self, m: Machine, name: str) -> Value:
         found = getattr(type(self.obj), name, None)
@@ -255,6 +268,8 @@ class FixedObject(OpaqueValue):
 
 class CallableObject(Value):
     """A callable that is known as an object and not by its code: a builtin, a function of torch, a cached function."""
+
+    always_true = True
 
     def __init__(self, fn: Any, source: Any = None):
         self.fn, self.source = fn, source
@@ -271,16 +286,30 @@ class CallableObject(Value):
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         """Bound builtins are equal that are made anew at each look: torch.Tensor.ndim.__get__."""
         known = op in ("==", "!=") and isinstance(other, CallableObject)
-        return m.fresh(m.run_real(m.operators[op], self.fn, other.fn)) if known else None     # type: ignore[attr-defined]
-
-    def truth(self, m: Machine) -> bool:
-        return True
+        return m.fresh(m.run_real(OPERATORS[op], self.fn, other.fn)) if known else None     # type: ignore[attr-defined]
 
     def getattr(self, m: Machine, name: str) -> Value:
         return m.static_attribute(self.fn, name)
 
     def rebuild(self, e: Emitter) -> str:
         return e.constant(self.fn)
+
+
+class MethodOfOwner(Value):
+    """A method bound to its object: each read makes a new one, and two are equal where owner and name are the same."""
+
+    always_true = True
+
+    def __init__(self, owner: Any, name: str):
+        self.owner, self.name = owner, name
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        if op not in ("==", "!=") or type(other) is not type(self):
+            return None
+        return m.fresh((self.name == other.name and m.identical(self.owner, other.owner)) == (op == "=="))
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"{e.expr(self.owner)}.{self.name}"
 
 
 class ObjectKey:

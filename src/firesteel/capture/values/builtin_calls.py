@@ -7,12 +7,15 @@ import operator
 import types
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from firesteel.capture import polyfills
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.python_operators import BINARY, COMPARE, IN_PLACE, OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
 from firesteel.capture.values.arrays import copied_array, is_array
 from firesteel.capture.values.attributes import mro_lookup
@@ -21,19 +24,15 @@ from firesteel.capture.values.class_statements import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, is_none
 from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs, PartialValue
+from firesteel.capture.values.functions import Args, Handler, Kwargs, PartialValue
 from firesteel.capture.values.generators import GeneratorValue, given
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
-from firesteel.capture.values.torch_calls import BINARY, COMPARE, IN_PLACE, UNARY_OPERATORS, call_graph, call_or_inline
+from firesteel.capture.values.torch_calls import call_graph, call_or_inline
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 # -- questions about objects --------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ def class_list(m: Machine, value: Value) -> tuple[type, ...]:
         return (found,)
     if hasattr(found, "__args__"):      # int | float
         return tuple(found.__args__)
-    raise Break("call", name="isinstance")
+    raise Break("introspection", name="isinstance")
 
 
 @CALLS.row(isinstance)
@@ -142,17 +141,14 @@ def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 class IdValue(Value):
     """id(x): two of them are compared as the objects; where the number itself matters, it is guarded that the object is this one."""
 
+    cls = int
+    always_true = True
+
     def __init__(self, owner: Value):
         self.owner = owner
 
-    def python_type(self) -> type:
-        return int
-
     def describe(self) -> str:
         return f"id of {self.owner.describe()}"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def hash_key(self, m: Machine) -> Any:
         return IdKey(self.owner if self.owner.identity() is None else self.owner.identity())
@@ -167,8 +163,8 @@ class IdValue(Value):
         if op in ("==", "!=") and isinstance(other, IdValue):
             return boolean(m.identical(self.owner, other.owner) == (op == "=="))
         if isinstance(other, IdValue) or self.owner.identity() is None:
-            raise Break("call", name="id")
-        return fold(m, m.operators[op], id(m.real_object(self.owner)), m.known(other))
+            raise Break("introspection", name="id")
+        return fold(m, OPERATORS[op], id(m.real_object(self.owner)), m.known(other))
 
     def rebuild(self, e: Emitter) -> str:
         return f"id({e.expr(self.owner)})"
@@ -458,7 +454,7 @@ def _text(fn: Callable[..., str]) -> Callable[..., Value]:
             if found is not None:
                 return found.call(m, [], {})
             if not isinstance(args[0], ExceptionValue) and args[0].holder is None and not hasattr(args[0], "payload"):
-                raise Break("call", name=fn.__name__)
+                raise Break("introspection", name=fn.__name__)
             if hasattr(args[0], "payload"):
                 return fold(m, fn, m.known(args[0].payload))
         return fold(m, fn, *(known_object(m, value) for value in args))
@@ -560,7 +556,7 @@ def call_tensor(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         settings["device"] = kwargs["device"]
     made = tensor_of_numbers(m, data, settings)
     if "requires_grad" in kwargs and m.known(kwargs["requires_grad"]):
-        raise Break("call", name="torch.tensor of symbols with requires_grad")
+        raise Break("leaf", name="torch.tensor of symbols with requires_grad")
     return made
 
 
@@ -574,7 +570,7 @@ def widest(m: Machine, data: Value) -> type:
         kinds = {widest(m, m.look(item)) for item in data.items}
         return next(kind for kind in (float, int, bool) if kind in kinds)
     if data.python_type() not in (float, int, bool):
-        raise Break("call", name="torch.tensor of symbols and other objects")
+        raise Break("arguments", name="torch.tensor of symbols and other objects")
     return data.python_type()
 
 

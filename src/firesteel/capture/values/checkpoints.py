@@ -1,68 +1,125 @@
 """torch.utils.checkpoint inside of the program.
 
-`checkpoint` is one node over a graph of the function (transforms.py), whose nodes are
-tagged, so that the partitioner recomputes them in the backward; a backend that runs the graph as it is calls torch's own checkpoint.  Where the
-function breaks, has hooks, or changes the user's objects, it is inlined instead, and its nodes are tagged all the same.
+A call of `checkpoint` is one node over a graph of the function (autograd/regions.py), whose nodes are tagged, so that the partitioner recomputes
+them in the backward.  Where the function has hooks, or changes the user's objects, it is inlined instead, and its nodes are tagged
+all the same.  Where it breaks, the call is the break: a part of a region cannot be recomputed, so eager's checkpointing runs it.
+
+Selective checkpointing: the context_fn is called when the region is traced.  What it reads is not guarded beyond its code: a policy that changes
+its mind later keeps the values that it chose at first.
 """
 from __future__ import annotations
 
+import functools
+import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.regions import REGION_CALL, Tags, inlined, nested
 from firesteel.capture import polyfills
-from firesteel.capture.values.base import PENDING, Value
+from firesteel.capture.meanings import BY_CODE, CALLS
+from firesteel.capture.protocols import Machine
+from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.containers import Sequence
+from firesteel.capture.values.functions import Args, BoundMethodValue, FunctionValue, Kwargs, PartialValue
+from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.messages import replay
 from firesteel.capture.values.tensor import TensorValue
-from firesteel.capture.values.transforms import Body, as_args, transformed
+from firesteel.capture.values.torch_calls import run_abstract
+from firesteel.capture.values.transforms import Body, as_args, items_of, plain
 from firesteel.errors import Break
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-
 OPTIONS = ("use_reentrant", "context_fn", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+PLAIN = torch.utils.checkpoint.noop_context_fn
 
 
 @CALLS.row(torch.utils.checkpoint.checkpoint)
 def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in options}
-    if "context_fn" in options or "debug" in options and m.truth_now(options["debug"]):
-        raise Break("call", name="checkpoint with settings of its own")
+    context_fn = real_callable(m, options.pop("context_fn")) if "context_fn" in options else PLAIN
+    if "debug" in options and m.truth_now(options["debug"]):
+        raise Break("region", text="checkpoint with debug=True")
     given = options.get("use_reentrant", NONE)
     if given is NONE:
         say(m, "torch.utils.checkpoint.checkpoint was called without use_reentrant: True is taken.")
     if given is NONE or m.truth_now(given):
-        if rest:
-            raise Break("call", name="a reentrant checkpoint with keyword arguments")
+        if rest or context_fn is not PLAIN:
+            raise Break("region", text="a reentrant checkpoint with keyword arguments")
         if not any(map(needs_gradient, args[1:])):
             say(m, "No argument of a reentrant checkpoint requires grad: there will be no gradients.")
             args = [m.constant_object(polyfills.without_gradients), *args]
-    tags = {"recompute": "must", "region": f"checkpoint_{m.steps}"}
+    settings = {name: m.known(m.look(value)) for name, value in options.items()} | {"context_fn": context_fn}
+    return region(m, args, rest, settings, tags_of(m, context_fn))
+
+
+# A checkpoint that eager began is recomputed by eager, which counts the tensors that are saved: the unpacking halves of its hooks are called as a
+# whole, each just before the node that reads what it gives.
+UNPACKING = [code for code in torch.utils.checkpoint._checkpoint_hook.__init__.__code__.co_consts
+             if isinstance(code, types.CodeType) and code.co_varnames[:1] == ("holder",)]
+
+
+@CALLS.row(torch.utils.checkpoint._run_fn_with_dynamo_disabled)
+def call_recomputation(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    raise Break("disabled", name="the recomputation of a checkpoint", text=": its tensors are saved one by one")
+
+
+@BY_CODE.row(*UNPACKING)
+def call_unpacking(m: Machine, fn: Value, args: Args, kwargs: Kwargs) -> Value:
+    return call_recomputation(m, args, kwargs)
+
+
+# -- the region ---------------------------------------------------------------------------------------------------------
+def region(m: Machine, args: Args, kwargs: Kwargs, settings: dict[str, Any], tags: Tags) -> Value:
     try:
-        return checkpoint_node(m, args, rest, {name: m.known(m.look(value)) for name, value in options.items()}, tags)
+        return region_node(m, args, kwargs, settings, tags)
     except Break:       # then the call is no whole
-        return inlined(m, args, rest, tags)
+        pass
+    try:
+        return inline(m, args, kwargs, tags)
+    except Break as stop:
+        raise Break("region", location=stop.location, text=stop.sentence) from stop
 
 
-def checkpoint_node(m: Machine, args: Args, kwargs: Kwargs, options: dict[str, Any], tags: dict[str, str]) -> Value:
+def region_node(m: Machine, args: Args, kwargs: Kwargs, settings: dict[str, Any], tags: Tags) -> Value:
     given, named = as_args(m, args[1:], kwargs)
-    body = Body(m, args[0], args[1:], kwargs, pytree.tree_leaves((given[1], named[1])), tags)
-    settings = {**options, "use_reentrant": False}      # the other way forbids gradients that are taken in the graph, and gives the same ones
-    return transformed(m, "checkpoint", body, lambda fn, a, k: torch.utils.checkpoint.checkpoint(fn, *a, **settings, **k), given, named,
-                       inline=lambda fn, a, k: fn(*a, **k))
+    nodes, leaves = pytree.tree_leaves((given[0], named[0])), pytree.tree_leaves((given[1], named[1]))
+    tags = tags_inside(m, tags)
+    body = Body(m, args[0], args[1:], kwargs, leaves, tags)
+    structure = make_flat(body.module, leaves)
+    body.module.meta["checkpoint"] = {**settings, "use_reentrant": False}   # reentrant checkpoints forbid gradients taken in the graph
+    tensors = [(node, leaf) for node, leaf in zip(nodes, leaves) if isinstance(leaf, torch.Tensor)]
+    tensors += [(node, node.meta["val"]) for node in body.lifted]
+    out = run_abstract(m, functools.partial(inlined(m.world.function), body.module), [leaf for _, leaf in tensors], {}, "checkpoint of a function")
+    attribute = m.record.body("checkpoint_body", body.module)
+    node = m.record.call_function(REGION_CALL, (attribute, *(node for node, _ in tensors)), {}, out)
+    node.meta.update(tags)
+    return items_of(m, node, out, structure)
 
 
-def inlined(m: Machine, args: Args, kwargs: Kwargs, tags: dict[str, str]) -> Value:
+def make_flat(module: torch.fx.GraphModule, leaves: list[Any]) -> Any:
+    """Makes the body a function of its tensors that gives a flat tuple; the structure of what it gave."""
+    graph = module.graph
+    for placeholder, leaf in zip(list(graph.nodes), leaves):
+        if not isinstance(leaf, torch.Tensor):      # its value was taken in
+            graph.erase_node(placeholder)
+    output = graph.output_node()
+    results, structure = pytree.tree_flatten(plain(output.args[0]))
+    output.args = (tuple(results),)
+    module.recompile()
+    return structure
+
+
+def inline(m: Machine, args: Args, kwargs: Kwargs, tags: Tags) -> Value:
+    before = len(m.frames)
     result = args[0].call(m, args[1:], kwargs)
-    if result is PENDING:
+    if len(m.frames) > before:
         m.frames[-1].tags = tags
-    return result
+    return m.finish_now(result)
 
 
 def say(m: Machine, text: str) -> None:
@@ -72,3 +129,40 @@ def say(m: Machine, text: str) -> None:
 def needs_gradient(value: Value) -> bool:
     """A reentrant checkpoint looks at its own arguments, not into lists."""
     return isinstance(value, TensorValue) and value.abstract.requires_grad
+
+
+# -- policies -----------------------------------------------------------------------------------------------------------
+def tags_of(m: Machine, context_fn: Any) -> Tags:
+    name = f"checkpoint_{m.steps}"
+    return {"recompute": "must", "region": name, "policies": () if context_fn is PLAIN else ((name, context_fn),)}
+
+
+def tags_inside(m: Machine, tags: Tags) -> Tags:
+    """The tags of a region, with those of a region around it that was inlined."""
+    outer = m.region_tags()
+    return nested(outer, tags) if outer else tags
+
+
+def real_callable(m: Machine, value: Value) -> Any:
+    """The object itself, or for one that was made inside its like: functions with their closures, partials, containers."""
+    value = m.look(value)
+    if isinstance(value, PartialValue) and value.obj is None:
+        named = {name: real_callable(m, v) for name, v in value.kwargs.items()}
+        return value.cls(real_callable(m, value.fn), *(real_callable(m, v) for v in value.args), **named)
+    if isinstance(value, FunctionValue):
+        value.use(m)
+        return value.fn if value.fn is not None else real_function(m, value)
+    if isinstance(value, BoundMethodValue):
+        return types.MethodType(real_callable(m, value.fn), real_callable(m, value.owner))
+    if isinstance(value, Sequence):
+        return value.make([real_callable(m, item) for item in value.items])
+    if isinstance(value, DictValue):
+        return {real_callable(m, key): real_callable(m, item) for key, item in value.know_all(m).values()}
+    return m.known(value) if value.is_constant() else m.real_object(value)
+
+
+def real_function(m: Machine, value: FunctionValue) -> types.FunctionType:
+    cells = tuple(types.CellType() if (content := cell.get(m)) is None else types.CellType(real_callable(m, content)) for cell in value.closure)
+    made = types.FunctionType(value.code, value.scope, value.name, tuple(real_callable(m, d) for d in value.defaults), cells)
+    made.__kwdefaults__ = {name: real_callable(m, d) for name, d in value.kwdefaults.items()} or None
+    return made

@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import enum
 import operator
-import sys
 import threading
 import types
 import typing
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from firesteel.capture.meanings import CALLS, Sort, meaning
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Source
 from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup, written_in_class
 from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, Args, BoundMethodValue, Kwargs, call_row, find_call
+from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs, call_row
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
+from firesteel.homes import is_library
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 class ClassValue(Value):
     """A class."""
+
+    always_true = True
 
     def __init__(self, cls: type, source: Source | None = None):
         self.cls, self.source = cls, source
@@ -56,9 +56,6 @@ class ClassValue(Value):
 
     def hash_key(self, m: Machine) -> Any:
         return self.cls
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if op not in ("==", "!=") or not isinstance(other, ClassValue):
@@ -112,24 +109,24 @@ class ClassValue(Value):
         given = self._by_metaclass(m, "__iter__")
         if given is not None:
             return m.iterate(given)
-        return [fresh(m, member) for member in self.cls]        # type: ignore[attr-defined]  # an enum
+        return [fresh(m, member) for member in self.cls]
 
     def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
 
     def length(self, m: Machine) -> Value:
-        return self._by_metaclass(m, "__len__") or ConstValue(len(self.cls))        # type: ignore[arg-type]  # an enum
+        return self._by_metaclass(m, "__len__") or ConstValue(len(self.cls))
 
     def contains(self, m: Machine, item: Value) -> Value:
         given = self._by_metaclass(m, "__contains__", item)
         if given is not None:
             return boolean(m.truth_now(given))
-        return boolean(item.constant() in self.cls)     # type: ignore[operator]  # an enum
+        return boolean(item.constant() in self.cls)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        row = find_call(self.cls)
-        if row is not None:
-            return call_row(m, self.cls, row, args, kwargs)
+        found = meaning(self.cls)
+        if found.sort is Sort.HANDLED:
+            return call_row(m, self.cls, found.data, args, kwargs)
         return instantiate(m, self.cls, args, kwargs)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
@@ -157,7 +154,7 @@ class AliasValue(FixedObject):
 
 def is_untrusted(cls: type) -> bool:
     """Is it a class of the user's, whose methods are not executed while capturing?"""
-    return cls.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or cls.__module__ == "__main__"
+    return not is_library(cls.__module__) or cls.__module__ == "__main__"
 
 
 def is_changeable(attribute: Any) -> bool:
@@ -200,7 +197,7 @@ def call_type_call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def new_instance(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """type.__call__ for classes written in Python"""
     if not is_plain(cls):
-        raise Break("call", name=cls.__qualname__)
+        raise Break("instance", name=cls.__qualname__)
     if getattr(cls, "__abstractmethods__", None):
         raise m.raise_real(TypeError(f"Can't instantiate abstract class {cls.__name__}"))
     if isinstance(cls.__new__, types.FunctionType):
@@ -211,7 +208,7 @@ def new_instance(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
             m.effects.store_attr(made, name, value)
         return made
     if cls.__new__ is not object.__new__:
-        raise Break("call", name=cls.__qualname__)
+        raise Break("instance", name=cls.__qualname__)
     return initialised(m, ObjectValue(cls), cls, args, kwargs)
 
 
@@ -257,7 +254,7 @@ def _is_python_class(cls: type) -> bool:
 
 def is_constant_object_type(cls: type) -> bool:
     from_enum = getattr(cls, "_member_map_", None)
-    return from_enum is not None or issubclass(cls, np.generic) or cls.__module__ == "torch" and cls.__name__ in ("device", "finfo", "iinfo", "dtype")
+    return from_enum is not None or issubclass(cls, np.generic) or cls in (torch.device, torch.finfo, torch.iinfo, torch.dtype)
 
 
 def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
@@ -266,19 +263,20 @@ def new_exception(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(init, types.FunctionType):
         return m.call_returning(m.constant_object(init), [made, *args], kwargs, made)
     if kwargs:
-        raise Break("call", name=cls.__qualname__)
+        raise Break("instance", name=cls.__qualname__)
     return made
 
 
 def new_namedtuple(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value:
     fields, defaults = cls._fields, cls._field_defaults
     home = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
-    if not home.startswith("namedtuple_") or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
-        raise Break("call", name=cls.__qualname__)
+    by_library = any(home == f"namedtuple_{base.__name__}" for base in cls.__mro__)     # so collections calls the scope of a __new__ that it makes
+    if not by_library or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
+        raise Break("instance", name=cls.__qualname__)
     items = list(args)
     for name in fields[len(args):]:
         if name not in kwargs and name not in defaults:
-            raise Break("call", name=cls.__qualname__)
+            raise Break("instance", name=cls.__qualname__)
         items.append(kwargs[name] if name in kwargs else m.constant_object(defaults[name]))
     return NamedTupleValue(cls, items)
 
@@ -286,7 +284,7 @@ def new_namedtuple(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value:
 @CALLS.row(object.__new__)
 def call_object_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], ClassValue) or not is_plain(args[0].cls):
-        raise Break("call", name="object.__new__")
+        raise Break("instance", name="object.__new__")
     return ObjectValue(args[0].cls)
 
 
@@ -338,7 +336,7 @@ class NativeInit(Value):
         if isinstance(self.owner, ExceptionValue):
             m.effects.change(self.owner, "args", list(args))
         elif self.base is not type and (args or kwargs or self.base is not object):
-            raise Break("call", name=f"{self.base.__qualname__}.__init__")
+            raise Break("instance", name=f"{self.base.__qualname__}.__init__")
         return NONE
 
 

@@ -16,23 +16,22 @@ import functools
 import types
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import FixedObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE, initialised
 from firesteel.capture.values.classes import DescriptorValue, LocalClass, Placeholder, closure_of, stand_in
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.functions import CALLS, Args, CellValue, FunctionValue, Kwargs
+from firesteel.capture.values.functions import Args, CellValue, FunctionValue, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 # executed for real, on the stand-in's empty functions
 KNOWN_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol), type(torch.Tensor), type(torch.autograd.Function),
@@ -43,7 +42,7 @@ QUIET = (property, Placeholder, dataclasses.Field, functools.cached_property)   
 
 
 def not_captured(name: str, why: str = "") -> Break:
-    return Break("call", name=f"the class statement of {name}{why}")
+    return Break("class_making", name=f"the class statement of {name}{why}")
 
 
 @CALLS.row(builtins.__build_class__)
@@ -234,5 +233,3 @@ def is_complete(value: Value) -> bool:
     parts = value.parts if isinstance(value, DescriptorValue) else [value]
     known = all(part.is_constant() or isinstance(part, FunctionValue) and not closure_of(part) for part in parts)
     return known or value.python_type() in (enum.auto, dict)
-
-

@@ -13,24 +13,19 @@ import enum
 import functools
 import operator
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.values.attributes import MISSING, mro_lookup
-from firesteel.capture.values.autograd import ApplyValue
 from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import AliasValue, ClassValue
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.functions import CALLS, Args, CellValue, FunctionValue, Kwargs, PartialValue
+from firesteel.capture.values.functions import Args, CellValue, FunctionValue, Kwargs, PartialValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 class Placeholder:
@@ -56,17 +51,13 @@ def make_class_again(name: str, bases: tuple[Any, ...], settings: dict[str, Any]
 class DescriptorValue(Value):
     """property(...), staticmethod(f), classmethod(f) or cached_property(f), made inside."""
 
+    always_true = True
+
     def __init__(self, cls: type, parts: list[Value]):
         self.cls, self.parts = cls, parts
 
-    def python_type(self) -> type:
-        return self.cls
-
     def describe(self) -> str:
         return self.cls.__name__
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name in ("__func__", "__wrapped__") and self.cls in (staticmethod, classmethod):
@@ -100,7 +91,7 @@ class PropertyMethod(Value):
 def _descriptor(cls: type) -> Any:
     def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if kwargs:
-            raise Break("call", name=cls.__name__)
+            raise Break("class_making", name=cls.__name__)
         return DescriptorValue(cls, list(args))
     return make
 
@@ -123,8 +114,6 @@ class LocalClass(ClassValue):
         self.decorators: list[tuple[Any, dict[str, Any]]] = []      # executed again when it is made for real
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if name == "apply" and issubclass(self.cls, torch.autograd.Function):
-            return ApplyValue(self.cls)
         if name == "__dict__":
             entries: Any = {key: (ConstValue(key), m.constant_object(value)) for key, value in vars(self.cls).items()}
             return ProxyValue(entries, None, None, types.MappingProxyType)
@@ -176,8 +165,7 @@ class LocalAlias(AliasValue):
 class AutoValue(Value):
     """enum.auto() in a class body: a number once the class is made."""
 
-    def python_type(self) -> type:
-        return enum.auto
+    cls = enum.auto
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(enum.auto)}()"
@@ -235,11 +223,10 @@ def _function(m: Machine, value: FunctionValue) -> types.FunctionType:
 class FieldValue(Value):
     """dataclasses.field(...) with known settings."""
 
+    cls = dataclasses.Field
+
     def __init__(self, settings: dict[str, Any]):
         self.settings, self.obj = settings, dataclasses.field(**settings)
-
-    def python_type(self) -> type:
-        return dataclasses.Field
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(dataclasses.field)}(**{e.constants.bind(self.settings, 'settings')})"
@@ -257,7 +244,7 @@ def call_dataclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return PartialValue(functools.partial, m.constant_object(dataclasses.dataclass), [], dict(kwargs))
     cls, settings = args[0], {name: m.known(value) for name, value in kwargs.items()}
     if not isinstance(cls, LocalClass) or settings.get("slots"):
-        raise Break("call", name="dataclasses.dataclass")
+        raise Break("class_making", name="dataclasses.dataclass")
     m.run_real(dataclasses.dataclass, cls.cls, **settings)
     m.effects.change(cls, "decorators", [*cls.decorators, (dataclasses.dataclass, settings)])
     return cls

@@ -10,18 +10,16 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
+from firesteel.capture.values.base import CallableObject, IdKey, MethodOfOwner, UserRaise, Value
 from firesteel.errors import Break
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 BARE = (int, float, bool, str, type(None))      # written as they are once they are guarded
 LITERALS = (int, bool, str, bytes, type(None), type(Ellipsis))
@@ -99,7 +97,7 @@ class ConstValue(Value):
 
     def as_key(self, m: Machine, container: Any) -> Value:
         if type(self.value) is int and any(isinstance(key, IdKey) for key in container.entries):
-            raise Break("call", name="id")
+            raise Break("introspection", name="id")
         return self
 
     def truth(self, m: Machine) -> bool:
@@ -126,15 +124,15 @@ class ConstValue(Value):
         if not isinstance(other, ConstValue) and not (op == "%" and other.is_constant()):
             return None
         a, b = (other.constant(), self.value) if reflected else (self.value, other.constant())
-        return fold(m, m.operators[op], a, b)
+        return fold(m, OPERATORS[op], a, b)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not isinstance(other, ConstValue):
             return None
-        return fold(m, m.operators[op], self.value, other.value)
+        return fold(m, OPERATORS[op], self.value, other.value)
 
     def unary(self, m: Machine, op: str) -> Value:
-        return fold(m, m.unary_operators[op], self.value)
+        return fold(m, UNARY_OPERATORS[op], self.value)
 
     def contains(self, m: Machine, item: Value) -> Value:
         known = item.constant() if item.is_constant() else item.identity() if isinstance(item, CallableObject) else None
@@ -188,11 +186,8 @@ class UnusedConstant(ConstValue):
         return f"{type(self.obj).__name__} {self.obj!r:.60}"
 
 
-class ConstMethod(Value):
+class ConstMethod(MethodOfOwner):
     """A bound method of a constant, such as "{}".format; executed while capturing when its arguments are known."""
-
-    def __init__(self, owner: ConstValue, name: str):
-        self.owner, self.name = owner, name
 
     def python_type(self) -> type:
         return type(getattr(self.owner.value, self.name))

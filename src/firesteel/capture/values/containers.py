@@ -8,37 +8,33 @@ of `METHODS`, keyed by (Value class, name).
 """
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from firesteel.capture import polyfills
 from firesteel.capture.guards import Guard
-from firesteel.capture.values.base import Value
+from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
+from firesteel.capture.python_operators import OPERATORS
+from firesteel.capture.values.base import MethodOfOwner, Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh, run_for_program
+from firesteel.capture.values.number import SymNumber
 from firesteel.errors import Break
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 # (Value class, method name) -> function(machine, container, args, kwargs) -> Value
 METHODS: Table[Callable[..., Value]] = Table("container method", "capture/values/containers.py")
 
 
-class ContainerMethod(Value):
+class ContainerMethod(MethodOfOwner):
     """A bound method of a container."""
+
+    cls: type = type([].append)
 
     def __init__(self, owner: Container, name: str, fn: Callable[..., Value]):
         self.owner, self.name, self.fn = owner, name, fn
-
-    def python_type(self) -> type:
-        return type([].append)
 
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"
@@ -46,17 +42,11 @@ class ContainerMethod(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return self.fn(m, self.owner, args, kwargs)
 
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
-
 
 class Container(Value):
     """What containers share: methods by table, comparisons by contents."""
 
     cls: type = object
-
-    def python_type(self) -> type:
-        return self.cls
 
     def describe(self) -> str:
         return self.cls.__name__
@@ -79,7 +69,7 @@ class Container(Value):
         if not isinstance(other, Container):
             return None
         if self.is_constant() and other.is_constant():
-            return fresh(m, run_for_program(m, m.operators[op], self.constant(), other.constant()))
+            return fresh(m, run_for_program(m, OPERATORS[op], self.constant(), other.constant()))
         if op in ("==", "!="):
             return boolean(self.equals(m, other) == (op == "=="))
         return None
@@ -92,14 +82,13 @@ class Container(Value):
 
 
 # -- sequences ----------------------------------------------------------------------------------------------------------
+
+
 class Sequence(Container):
     """Items in order."""
 
     def __init__(self, items: list[Value], source: Any = None, obj: Any = None):
         self.items, self.source, self.obj = items, source, obj
-
-    def identity(self) -> Any:
-        return self.obj
 
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.items)
@@ -145,6 +134,16 @@ class Sequence(Container):
 
     def _added(self) -> type:
         return tuple if issubclass(self.cls, tuple) else list
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        found = super().compare(m, op, other)
+        if found is not None or op in ("==", "!=") or not isinstance(other, Sequence) or not issubclass(other.cls, self._added()):
+            return found
+        for mine, its in zip(self.items, other.items):
+            a, b = m.look(mine), m.look(its)
+            if not m.equal(a, b):
+                return m.compare(op, a, b)      # the first that differ decide
+        return fresh(m, OPERATORS[op](len(self.items), len(other.items)))
 
     def contains(self, m: Machine, item: Value) -> Value:
         return boolean(any(m.equal(m.look(mine), item) for mine in self.items))
@@ -197,7 +196,7 @@ class NamedTupleValue(TupleValue):
         named = getattr(self.cls, "_fields", None)
         if named is not None:
             return list(named)
-        return [n for n in vars(self.cls) if type(vars(self.cls)[n]).__name__ == "member_descriptor"][:len(self.items)]
+        return [n for n in vars(self.cls) if isinstance(vars(self.cls)[n], types.MemberDescriptorType)][:len(self.items)]
 
     def like(self, items: list[Value]) -> Sequence:
         return TupleValue(items)
@@ -419,16 +418,17 @@ def sorted_items(m: Machine, items: list[Value], kwargs: Kwargs) -> list[Value]:
     key = kwargs.get("key", NONE)
     looked = [m.look(item) for item in items]
     keys = looked if key.is_constant() else [m.call_now(key, [item], {}) for item in looked]
-    ordered = [m.known(k) if not needs_comparing(k) else ByComparison(m, k) for k in keys]
+    ordered: list[Any] = [ByComparison(m, k) for k in keys] if any(needs_comparing(m, k) for k in keys) else [m.known(k) for k in keys]
     order = run_for_program(m, sorted, range(len(items)), key=ordered.__getitem__, reverse=bool(m.known(kwargs.get("reverse", NONE))))
     return [looked[i] for i in order]
 
 
-def needs_comparing(key: Value) -> bool:
-    """Does a user's method say which of two keys is smaller?"""
+def needs_comparing(m: Machine, key: Value) -> bool:
+    """May a method of the user's or of a tensor have to say which of two keys is smaller?"""
+    key = m.look(key)
     if isinstance(key, Sequence):
-        return any(map(needs_comparing, key.items))
-    return not key.is_constant() and hasattr(key, "plain_getattr")
+        return any(needs_comparing(m, item) for item in key.items)
+    return not key.is_constant() and not isinstance(key, SymNumber)
 
 
 class ByComparison:
@@ -445,11 +445,10 @@ class ByComparison:
 class SliceValue(Value):
     """slice(start, stop, step)."""
 
+    cls = slice
+
     def __init__(self, start: Value, stop: Value, step: Value):
         self.parts = (start, stop, step)
-
-    def python_type(self) -> type:
-        return slice
 
     def is_constant(self) -> bool:
         return all(part.is_constant() for part in self.parts)

@@ -7,60 +7,19 @@ real, so the breaking call and the continuation run under them; the exit is a `M
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from firesteel.capture import polyfills
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.services import STATES, Changes, Key, get_state, set_state
 from firesteel.capture.source import Source
-from firesteel.capture.values.base import CannotRebuild, Value
+from firesteel.capture.values.base import CannotRebuild, MethodOfOwner, Value
 from firesteel.capture.values.const import FALSE, NONE, ConstValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.errors import Break
-from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
-
-Key = tuple[Any, ...]               # (row of STATES, further arguments of its functions)
-Changes = list[tuple[Key, Any]]
-
-
-@dataclass(frozen=True)
-class State:
-    get: Callable[..., Any]
-    set: Callable[..., Any]
-
-
-STATES: Table[State] = Table("state of torch", "capture/values/contexts.py")
-STATES.add("grad", State(torch.is_grad_enabled, torch._C._set_grad_enabled))
-STATES.add("default_dtype", State(torch.get_default_dtype, torch._C._set_default_dtype))
-for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      # which kernels attention may use
-    if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
-        STATES.add(f"sdp_{_name}", State(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}")))
-ALWAYS_GUARDED = ("grad", "default_dtype")      # by the guard on the global state
-
-
-def set_autocast(device: str, enabled: bool) -> None:
-    """Also lets go of the converted parameters that torch keeps, as leaving the outermost block does: they may change before the next."""
-    torch.set_autocast_enabled(device, enabled)
-    if not enabled and not torch._C._is_any_autocast_enabled():
-        torch.clear_autocast_cache()
-
-
-STATES.add("autocast", State(torch.is_autocast_enabled, set_autocast))
-STATES.add("autocast_dtype", State(torch.get_autocast_dtype, torch.set_autocast_dtype))
-STATES.add("autocast_cache", State(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled))
-
-
-def get_state(key: Key) -> Any:
-    return STATES[key[0]].get(*key[1:])
-
-
-def set_state(key: Key, value: Any) -> None:
-    STATES[key[0]].set(*key[1:], value)
 
 
 class ModeExit:
@@ -83,16 +42,13 @@ class ContextValue(Value):
         self.cls, self.args, self.kwargs, self.changes, self.source, self.obj = cls, args, kwargs, changes, source, obj
         self.entered: tuple[tuple[Value, int], ...] = ()        # by a call of __enter__: its exit, and the step of the call
 
-    def python_type(self) -> type:
-        return self.cls
-
     def describe(self) -> str:
         return f"context {self.cls.__name__}"
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
         """(exit function, result of __enter__)"""
         restore = tuple((key, get_state(key)) for key, _ in self.changes)
-        m.set_states(self.changes)
+        m.states.set(self.changes)
         return ExitValue(restore), NONE if self.cls in GRAD_MODES else self
 
     def getattr(self, m: Machine, name: str) -> Value:
@@ -138,17 +94,11 @@ CONTEXT_METHODS: dict[str, Callable[[Machine, ContextValue], Value]] = {
 }
 
 
-class ContextMethod(Value):
+class ContextMethod(MethodOfOwner):
     """ctx.clone, say."""
-
-    def __init__(self, owner: ContextValue, name: str):
-        self.owner, self.name = owner, name
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return CONTEXT_METHODS[self.name](m, self.owner)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
 
 
 class ExitValue(Value):
@@ -161,7 +111,7 @@ class ExitValue(Value):
         return "exit of a context"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.set_states(list(self.restore))
+        m.states.set(list(self.restore))
         return FALSE
 
     def rebuild(self, e: Emitter) -> str:
@@ -195,12 +145,12 @@ class GradSetting(ContextValue):
         self.before = before
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        m.set_states(self.changes)
+        m.states.set(self.changes)
         return ExitValue(((("grad",), self.before),)), NONE
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         """As a decorator it puts back what it set when it was made."""
-        m.set_states([(("grad",), self.before)])
+        m.states.set([(("grad",), self.before)])
         (key, mode), = self.changes
         return decorated(m, args[0], ContextValue(torch.enable_grad if mode else torch.no_grad, [], {}, [(key, mode)]))
 
@@ -209,13 +159,13 @@ class GradSetting(ContextValue):
 def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     mode = bool(m.known((args or [*kwargs.values()])[0]))
     setting = GradSetting(mode, torch.is_grad_enabled())
-    m.set_states(setting.changes)
+    m.states.set(setting.changes)
     return setting
 
 
 def _sets(key: Key) -> Any:
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.set_states([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
+        m.states.set([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
         return NONE
     return call
 
@@ -223,7 +173,7 @@ def _sets(key: Key) -> Any:
 def _reads(name: str) -> Any:
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         key = (name, *map(m.known, args))
-        m.guard_state(key)
+        m.states.guard(key)
         return ConstValue(get_state(key))
     return call
 
@@ -248,11 +198,11 @@ class InferenceContext(ContextValue):
         return ConstValue(self.mode) if name == "mode" else super().getattr(m, name)
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        if m.started_in_inference and not self.mode:
+        if m.modes.started_in_inference and not self.mode:
             raise Break("context", name="inference_mode(False) under inference mode")
-        leave = InferenceExit(tuple((key, get_state(key)) for key, _ in self.changes), m.inference, m.steps)
-        m.set_states(self.changes)
-        m.effects.change(m, "inference", self.mode)
+        leave = InferenceExit(tuple((key, get_state(key)) for key, _ in self.changes), m.modes.inference, m.steps)
+        m.states.set(self.changes)
+        m.effects.change(m.modes, "inference", self.mode)
         return leave, NONE
 
 
@@ -264,7 +214,7 @@ class InferenceExit(ExitValue):
         self.before, self.birth = before, birth
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.change(m, "inference", self.before)
+        m.effects.change(m.modes, "inference", self.before)
         return super().call(m, args, kwargs)
 
     def rebuild(self, e: Emitter) -> str:
@@ -281,7 +231,7 @@ def call_inference_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(torch.is_inference_mode_enabled)
 def call_is_inference_mode_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(m.inference)
+    return ConstValue(m.modes.inference)
 
 
 AUTOCASTS = (torch.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast)
@@ -308,8 +258,8 @@ for _cls in AUTOCASTS:
 def call_set_autocast_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = [*map(m.known, args), *map(m.known, kwargs.values())]
     if len(given) != 2:         # the old form, for one kind of device
-        raise Break("call", name="torch.set_autocast_enabled without a device")
-    m.set_states([(("autocast", given[0]), given[1])])
+        raise Break("torch_state", name="torch.set_autocast_enabled without a device")
+    m.states.set([(("autocast", given[0]), given[1])])
     return NONE
 
 

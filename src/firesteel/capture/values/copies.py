@@ -9,18 +9,19 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import FixedObject, LazyValue, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, Args, BuiltinValue, FunctionValue, Kwargs
+from firesteel.capture.values.functions import Args, BuiltinValue, FunctionValue, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue
 from firesteel.capture.values.modules import ModuleValue
 from firesteel.capture.values.natives import IMMUTABLE, NativeObject
@@ -31,16 +32,13 @@ from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, call_graph
 from firesteel.errors import Break
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-
 ATOMS = (ConstValue, SymNumber, ClassValue, FunctionValue, BuiltinValue, TorchFunctionValue, FixedObject, SizeValue, PythonModuleValue)
 PICKLING = {"__reduce_ex__": object.__reduce_ex__, "__reduce__": object.__reduce__, "__getstate__": getattr(object, "__getstate__", MISSING),
             "__setstate__": MISSING}
 Each = Callable[[Value], Value]
 
 
-class Copier:
+class ObjectCopier:
     """One call of deepcopy: the same object is copied once."""
 
     def __init__(self, m: Machine):
@@ -90,18 +88,18 @@ def copied(m: Machine, value: Value, each: Each, done: dict[int, tuple[Value, Va
         return value
     if isinstance(value, TensorValue) and value.python_type() is torch.Tensor and not value.abstract.requires_grad:
         return call_graph(m, "call_method", "detach", [value], {})      # shares the data, as copy.copy does
-    raise Break("call", name=f"a copy of {value.describe()}")
+    raise Break("copy", name=value.describe())
 
 
 def copied_object(m: Machine, value: ObjectValue, each: Each, done: dict[int, tuple[Value, Value]]) -> Value:
     for name, plain in PICKLING.items():
         if mro_lookup(value.cls, name) is not plain:
-            raise Break("call", name=f"a copy of {value.describe()}, which has {name}")
+            raise Break("copy", name=f"{value.describe()} has {name}")
     if any(isinstance(vars(c).get(n), types.MemberDescriptorType) for c in value.cls.__mro__ for n in vars(c) if c is not object):
-        raise Break("call", name=f"a copy of {value.describe()}, which has slots")
+        raise Break("copy", name=f"{value.describe()} has slots")
     if isinstance(value, NativeObject):
         if value.base in IMMUTABLE:
-            raise Break("call", name=f"a copy of {value.describe()}")
+            raise Break("copy", name=value.describe())
         made: ObjectValue = NativeObject(value.cls, value.base, copied(m, value.payload, each, {}))
     else:
         made = ObjectValue(value.cls)
@@ -136,11 +134,9 @@ def call_copy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 @CALLS.row(copy.deepcopy)
 def call_deepcopy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 1 or kwargs:
-        raise Break("call", name="deepcopy with a memo")
+        raise Break("copy", name="deepcopy with a memo")
     value = args[0]
     method = own_method(m, value, "__deepcopy__")
     if method is not None:
         return method.call(m, [DictValue({})], {})
-    return Copier(m)(value)
-
-
+    return ObjectCopier(m)(value)

@@ -6,22 +6,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Source
-from firesteel.capture.tracebacks import Place
+from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, boolean
 from firesteel.capture.values.containers import ListValue, TupleValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 class ExceptionValue(ObjectValue):
@@ -30,7 +28,7 @@ class ExceptionValue(ObjectValue):
     def __init__(self, cls: type, args: list[Value], obj: Any = None, source: Source | None = None):
         super().__init__(cls, obj, source)
         self.args = args
-        self.passed: list[tuple[Any, Place]] = []       # frames that it went through, and where they were: the outermost first
+        self.passed: list[tuple[Any, CodeLine]] = []       # frames that it went through, and where they were: the outermost first
 
     def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)
@@ -58,7 +56,7 @@ class ExceptionValue(ObjectValue):
         return None
 
     def is_constant(self) -> bool:
-        init = self.cls.__init__        # type: ignore[misc]  # of the class itself: it is looked at, not called
+        init = self.cls.__init__
         return not isinstance(init, types.FunctionType) and all(a.is_constant() for a in self.args)
 
     def constant(self) -> Any:
@@ -107,6 +105,6 @@ def call_with_traceback(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def call_add_note(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     before = m.effects.written(args[0], "__notes__")
     if before is None and args[0].identity() is not None:
-        raise Break("call", name="add_note")
+        raise Break("introspection", name="add_note")
     args[0].setattr(m, "__notes__", ListValue([*(m.iterate(before) if before is not None else []), args[1]]))
     return NONE

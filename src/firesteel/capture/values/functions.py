@@ -8,23 +8,20 @@ callable itself; other builtins are executed if their arguments are known, and b
 """
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import inspect
-import os
-import re
-import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from firesteel.capture import marks, polyfills
 from firesteel.capture.effects import DELETED
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import BY_CODE, CALLS, CallMeaning, Sort, meaning, meaning_of_code
+from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.source import Attr, Fixed, Item, Source
 from firesteel.capture.values.base import CallableObject, ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
@@ -34,43 +31,14 @@ from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
 from firesteel.table import Table
 
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
-
-Args = list[Value]
-Kwargs = dict[str, Value]
 Handler = Callable[["Machine", Args, Kwargs], Value]
 
-# callable -> function(machine, args, kwargs) -> Value
-CALLS: Table[Handler] = Table("known callable", "capture/values/ (beside the kind of value it works on)")
-
-# kind of object -> function(machine, method descriptor, args, kwargs) -> Value or None: unbound methods of builtin classes
+# kind of object -> function(machine, method descriptor, args, kwargs) -> Value or None: unbound methods and class methods of builtin classes
 NATIVE_CALLS: Table[Callable[..., Value | None]] = Table("unbound builtin method", "capture/values/natives.py")
 NATIVE_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 
-# modules of builtins without effects: executed while capturing when all arguments are known
-PURE_MODULES = frozenset({"math", "cmath", "operator", "_operator", "builtins", "itertools", "string", "re", "numbers"})
-PURE_CLASSES = frozenset({str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match})
-PURE_FUNCTIONS = frozenset({sys.intern, os.fspath, bisect.bisect_left, bisect.bisect_right})
-IMPURE_BUILTINS = frozenset({"print", "input", "open", "exec", "eval", "__import__", "setattr", "delattr", "breakpoint", "globals", "locals",
-                             "vars", "dir", "id", "hash", "compile", "next", "iter"})
-
-
-RECURSIVE_REPR = dataclasses._recursive_repr(repr).__code__     # type: ignore[attr-defined]  # keeps a set of ids against endless recursion
-SINGLE_DISPATCH = functools.singledispatch(repr).__code__       # type: ignore[attr-defined]  # of the wrapper that looks for the implementation
-
-
-# torch's function transforms keep a stack of levels while they run: they are called for real, as a whole
-TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch", "")
-PLAIN_CALL = "functional_call.py"       # lies there too, but calls a module and nothing more
-# name of the code of a function that a transform gave -> (its name, its closure by name) -> what captures calls of it
+# name of the code of a function that a transform of torch.func gave -> function(machine, its closure by name) -> what captures calls of it
 TRANSFORMED: Table[Callable[[Machine, dict[str, Value]], Value]] = Table("transformed function", "capture/values/transforms.py")
-
-
-# functions that look at their callers' frames, and modules of which nothing is inlined: called for real, as a whole
-RUN_WHOLE = frozenset({"_getframe", "_getframemodulename", "currentframe"})
-WHOLE_MODULES = frozenset({"torch.cuda.random", "torch.serialization", "traceback", "linecache", "pdb", "pickle", "subprocess"})
 
 
 class CellValue(Value):
@@ -78,9 +46,6 @@ class CellValue(Value):
 
     def __init__(self, content: Value | None, source: Source | None = None, obj: Any = None):
         self.content, self.source, self.obj = content, source, obj
-
-    def identity(self) -> Any:
-        return self.obj
 
     def describe(self) -> str:
         return "cell"
@@ -113,14 +78,13 @@ class CellValue(Value):
 class ScopeValue(Value):
     """The globals of a Python module, as the target of stores."""
 
+    cls = dict
+
     def __init__(self, scope: dict[str, Any]):
         self.scope, self.source = scope, Fixed(scope, str(scope.get("__name__", "globals")))
 
     def identity(self) -> Any:
         return self.scope
-
-    def python_type(self) -> type:
-        return dict
 
     def describe(self) -> str:
         return "globals()"
@@ -141,15 +105,16 @@ class ScopeValue(Value):
 class FunctionValue(Value):
     """A Python function: one of the user's (`fn` and a source) or one made inside (code, closure and defaults as Values)."""
 
+    cls = types.FunctionType
+    always_true = True
+
     def __init__(self, fn: types.FunctionType | None, source: Source | None, code: types.CodeType, scope: dict[str, Any],
                  defaults: list[Value], kwdefaults: dict[str, Value], closure: list[CellValue], name: str = ""):
         self.fn, self.source, self.code, self.scope = fn, source, code, scope
         self.defaults, self.kwdefaults, self.closure = defaults, kwdefaults, closure
         self.name = name or code.co_name
+        self.found: CallMeaning | None = None           # of the function as an object; else the code alone counts
         self.shell: types.FunctionType | None = None    # the empty function that stands for it in a class; see classes.py
-
-    def python_type(self) -> type:
-        return types.FunctionType
 
     def describe(self) -> str:
         return f"function {self.code.co_qualname}"
@@ -165,9 +130,6 @@ class FunctionValue(Value):
     def hash_key(self, m: Machine) -> Any:
         self.use(m)
         return ObjectKey(self.fn if self.fn is not None else self)
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def getattr(self, m: Machine, name: str) -> Value:
         self.use(m)
@@ -193,29 +155,16 @@ class FunctionValue(Value):
         m.effects.store_attr(self, name, value)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if self.found is None:
+            return self.inline(m, args, kwargs)
         self.use(m)
-        if self.fn is not None:
-            if (original := marks.before_the_peer(self.fn)) is not None:
-                return m.constant_object(original).call(m, args, kwargs)
-            check_marks(self.fn, args)
-            if self.code is RECURSIVE_REPR:
-                return m.constant_object(self.fn.__wrapped__).call(m, args, kwargs)     # type: ignore[attr-defined]  # set by functools.wraps
-            if self.code is SINGLE_DISPATCH and args:
-                found = self.fn.dispatch(args[0].python_type())     # type: ignore[attr-defined]  # set by functools.singledispatch
-                return m.constant_object(found).call(m, args, kwargs)
-            if marks.is_marked(self.fn, marks.CONSTANT):
-                return m.constant_object(run_for_program(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
-        if self.code.co_filename.startswith(TRANSFORMS) and not self.code.co_filename.endswith(PLAIN_CALL):
-            made = TRANSFORMED.get(self.code.co_qualname)
-            if made is None:
-                raise Break("call", name=f"the function transform {self.name}")
-            cells = zip(self.code.co_freevars, self.closure)
-            return made(m, {name: content for name, cell in cells if (content := cell.get(m)) is not None}).call(m, args, kwargs)
-        if not RUN_WHOLE.isdisjoint(self.code.co_names) or self.scope.get("__name__") in WHOLE_MODULES:
-            raise Break("call", name=self.describe())
-        if self.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            raise Break("call", name=self.describe())
-        return m.enter(self, bind(m, self, args, kwargs))
+        return ON_FUNCTION[self.found.sort](m, self, self.found, args, kwargs)
+
+    def inline(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        """A call that goes by the code alone."""
+        self.use(m)
+        found = meaning_of_code(self.code, self.scope)
+        return ON_FUNCTION[found.sort](m, self, found, args, kwargs)
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_function(self)
@@ -238,22 +187,57 @@ def documentation(code: types.CodeType) -> str | None:
     return first if isinstance(first, str) else None
 
 
-def check_marks(fn: Any, args: Args) -> None:
-    """The user's marks on a function."""
-    if (reason := marks.looks_disabled(fn)) is not None:
-        raise Break("disabled", name=fn.__qualname__, text=f": {reason}" if reason else "")
-    if getattr(fn, marks.BREAK, False):
-        raise Break("asked", text=f": {args[0].constant()}" if args and args[0].is_constant() and args[0].constant() else "")
-    if marks.is_marked(fn, marks.FORBIDDEN):
-        raise Break("call", name=f"{fn.__qualname__}, marked with forbid_in_graph,")
+# -- what a call means (meanings.py) --------------------------------------------------------------------------------------
+def enter(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
+    slots = bind(m, fn, args, kwargs)
+    whole = m.part is not None and m.frames and getattr(fn.fn, marks.WHOLE, False)      # no frames: the region's own
+    return m.run_whole(fn, slots) if whole else m.enter(fn, slots)
 
 
-def function_value(m: Machine, fn: types.FunctionType, source: Source) -> FunctionValue:
+def refuse(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
+    raise Break(found.data, name=fn.code.co_qualname, text=found.text)
+
+
+def run_once(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
+    return m.constant_object(run_for_program(m, fn.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))     # type: ignore[arg-type]
+
+
+def call_transformed(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
+    """torch's function transforms keep a stack of levels while they run: they are called for real, as a whole."""
+    made = TRANSFORMED.get(fn.code.co_qualname)
+    if made is None:
+        raise Break("transform", name=f"by {fn.name}")
+    cells = zip(fn.code.co_freevars, fn.closure)
+    return made(m, {name: content for name, cell in cells if (content := cell.get(m)) is not None}).call(m, args, kwargs)
+
+
+ON_FUNCTION: dict[Sort, Callable[[Machine, FunctionValue, CallMeaning, Args, Kwargs], Value]] = {
+    Sort.INLINED: enter, Sort.BREAK: refuse, Sort.CONSTANT: run_once, Sort.TRANSFORM: call_transformed,
+    Sort.BY_CODE: lambda m, fn, found, args, kwargs: found.data(m, fn, args, kwargs),
+}
+
+
+# of the wrapper of every dataclass's repr, which keeps a set of ids against endless recursion; taken from a class, as its home differs by version
+@BY_CODE.row(dataclasses.make_dataclass("Any", ()).__repr__.__code__)
+def call_recursive_repr(m: Machine, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
+    return m.constant_object(fn.fn.__wrapped__).call(m, args, kwargs)       # type: ignore[union-attr]  # set by functools.wraps
+
+
+@BY_CODE.row(functools.singledispatch(repr).__code__)       # type: ignore[attr-defined]  # of the wrapper that looks for the implementation
+def call_dispatching(m: Machine, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
+    if not args:
+        return fn.inline(m, args, kwargs)
+    return m.constant_object(fn.fn.dispatch(args[0].python_type())).call(m, args, kwargs)      # type: ignore[union-attr]  # it has one
+
+
+def function_value(m: Machine, fn: types.FunctionType, source: Source, found: CallMeaning | None = None) -> FunctionValue:
     """A function of the user's; defaults and closure are looked at only when used."""
     defaults = [m.lazy(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
     kwdefaults = {name: m.lazy(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
     closure = [m.cell(cell, Item(Attr(source, "__closure__"), i)) for i, cell in enumerate(fn.__closure__ or ())]
-    return FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
+    made = FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
+    made.found = found
+    return made
 
 
 def bind(m: Machine, fn: FunctionValue, args: Args, kwargs: Kwargs) -> dict[str, Value]:
@@ -299,29 +283,29 @@ def _fill_defaults(fn: FunctionValue, slots: dict[str, Value], positional: tuple
 
 
 def _does_not_fit(fn: FunctionValue) -> Break:
-    return Break("call", name=f"{fn.describe()} with arguments that do not fit")
+    return Break("arguments", name=fn.describe())
 
 
 class BoundMethodValue(Value):
     """A method bound to its object."""
 
+    cls = types.MethodType
+    always_true = True
+
     def __init__(self, fn: Value, owner: Value, source: Source | None = None, obj: Any = None, name: str = ""):
         self.fn, self.owner, self.source, self.obj, self.name = fn, owner, source, obj, name
-
-    def python_type(self) -> type:
-        return types.MethodType
 
     def describe(self) -> str:
         return f"method {self.name or self.fn.describe()}"
 
-    def identity(self) -> Any:
-        return self.obj
-
     def hash_key(self, m: Machine) -> Any:
         return (self.fn.hash_key(m), self.owner.hash_key(m))
 
-    def truth(self, m: Machine) -> bool:
-        return True
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        """Each read of a method makes a new object; they are equal where function and object are the same."""
+        if op not in ("==", "!=") or not isinstance(other, BoundMethodValue):
+            return None
+        return ConstValue((m.identical(self.owner, other.owner) and m.identical(self.fn, other.fn)) == (op == "=="))
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name in ("__self__", "__func__"):
@@ -356,17 +340,10 @@ def call_method_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 class PartialValue(Value):
     """functools.partial(fn, *args, **kwargs)"""
 
+    always_true = True
+
     def __init__(self, cls: type, fn: Value, args: Args, kwargs: Kwargs, source: Source | None = None, obj: Any = None):
         self.cls, self.fn, self.args, self.kwargs, self.source, self.obj = cls, fn, args, kwargs, source, obj
-
-    def python_type(self) -> type:
-        return self.cls
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name == "func":
@@ -397,6 +374,11 @@ class PartialValue(Value):
         return name
 
 
+def name_of(target: Any) -> str:
+    name = target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
+    return name.replace("_VariableFunctionsClass.", "torch.").replace("TensorBase.", "Tensor.")
+
+
 class BuiltinValue(CallableObject):
     """A builtin function or method: a row of CALLS, or executed when its arguments are known."""
 
@@ -404,14 +386,15 @@ class BuiltinValue(CallableObject):
         return f"builtin {getattr(self.fn, '__qualname__', self.fn)}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        row = find_call(self.fn)
-        if row is not None:
-            return call_row(m, self.fn, row, args, kwargs)
-        for native in NATIVE_CALLS.values() if isinstance(self.fn, NATIVE_METHODS) else ():
-            if (found := native(m, self.fn, args, kwargs)) is not None:
-                return found
-        if not is_pure(self.fn):
-            raise Break("output" if self.fn is print else "call", name=getattr(self.fn, "__qualname__", str(self.fn)))
+        found = meaning(self.fn)
+        if found.sort is Sort.HANDLED:
+            return call_row(m, self.fn, found.data, args, kwargs)
+        of_class = isinstance(getattr(self.fn, "__self__", None), type)
+        for native in NATIVE_CALLS.values() if of_class or isinstance(self.fn, NATIVE_METHODS) else ():
+            if (result := native(m, self.fn, args, kwargs)) is not None:
+                return result
+        if found.sort is not Sort.PURE:
+            raise Break(found.data or "call", name=name_of(self.fn), text=found.text)
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
@@ -444,29 +427,6 @@ class NumpyFunction(CallableObject):
         return fold(m, self.fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
-def find_call(fn: Any) -> Handler | None:
-    try:
-        found = CALLS.get(fn)
-    except TypeError:       # unhashable callables have no row
-        return None
-    if found is None and type(fn) is types.FunctionType:
-        found = BY_NAME.get(f"{fn.__module__}.{fn.__qualname__}")
-    return found
-
-
-# full name -> handler, for Python functions that this package must not import
-BY_NAME: Table[Handler] = Table("callable known by name", "capture/values/known_names.py")
-
-
-def is_pure(fn: Any) -> bool:
-    home = getattr(fn, "__module__", None)
-    if home == "builtins":
-        return fn.__name__ not in IMPURE_BUILTINS
-    owner = getattr(fn, "__objclass__", None) or getattr(fn, "__self__", None)      # str.upper
-    owner = owner if isinstance(owner, type) else type(owner)
-    return home in PURE_MODULES or owner in PURE_CLASSES or fn is str.maketrans or fn in PURE_FUNCTIONS
-
-
 class BoundBuiltin(Value):
     """A builtin with its first arguments fixed, such as iterator.__next__."""
 
@@ -475,6 +435,9 @@ class BoundBuiltin(Value):
 
     def describe(self) -> str:
         return f"builtin {self.fn.__name__}"
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return self.first if name == "__self__" else super().getattr(m, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return BuiltinValue(self.fn).call(m, [self.first, *args], kwargs)
@@ -496,5 +459,3 @@ def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags
         next(taken)
     closure = next(taken).items if flags & 8 else []
     return FunctionValue(None, None, code, scope, list(defaults), kwdefaults, list(closure))
-
-

@@ -9,25 +9,24 @@ written as a real one with its state beside it (`suspended.py`), and read back a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture import polyfills
 from firesteel.capture.effects import Effect
+from firesteel.capture.frames import Frame
+from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
-from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.source import Source
+from firesteel.capture.values.base import MethodOfOwner, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, IteratorValue, MapIterator, ZipIterator
 from firesteel.errors import Break
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.code import Instr
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Frame, Machine
-    from firesteel.capture.source import Source
 
 GENERATOR_TYPE = type(_ for _ in ())
 
@@ -35,18 +34,14 @@ GENERATOR_TYPE = type(_ for _ in ())
 class GeneratorValue(IteratorValue):
     """A generator; the user's frame is `frame`, None when it is finished."""
 
+    cls = GENERATOR_TYPE
+
     def __init__(self, frame: Frame | None, name: str, source: Source | None = None, obj: Any = None):
         self.frame: Any = frame
         self.name = name
         self.result: Value = NONE   # what it returned
         self.source, self.obj = source, obj
         self.touched = False        # has the frame run here?
-
-    def python_type(self) -> type:
-        return GENERATOR_TYPE
-
-    def identity(self) -> Any:
-        return self.obj
 
     def describe(self) -> str:
         return f"generator {self.name}"
@@ -82,23 +77,16 @@ class GeneratorValue(IteratorValue):
         return e.new_generator(self)
 
 
-class GeneratorMethod(Value):
+class GeneratorMethod(MethodOfOwner):
     """gen.send, gen.throw or gen.close"""
 
-    def __init__(self, owner: GeneratorValue, name: str):
-        self.owner, self.name = owner, name
+    cls = type((_ for _ in ()).send)
 
     def describe(self) -> str:
         return f"generator.{self.name}"
 
-    def python_type(self) -> type:
-        return type((_ for _ in ()).send)
-
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return METHODS[self.name](m, self.owner, args)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
 
 
 METHODS: Table[Any] = Table("generator method", "capture/values/generators.py")
@@ -133,7 +121,7 @@ def generator_throw(m: Machine, self: GeneratorValue, args: Args) -> Value:
     if isinstance(error, ClassValue):
         error = m.call_now(error, list(args[1:2]), {})
     if not isinstance(error, ExceptionValue):
-        raise Break("call", name="generator.throw")
+        raise Break("generator", name="throw")
     return given(m, self, throw_into(m, self, error))
 
 
@@ -284,7 +272,7 @@ def drop(m: Machine, value: Value, leaving: Any = None) -> None:
         if waits_in_a_block(value):
             generator_close(m, value, [])
     except UserRaise as raised:
-        raise Break("call", name="the end of a generator that raises when it is dropped") from raised
+        raise Break("generator", name="end, which raises when it is dropped,") from raised
     for iterator in held:
         drop(m, iterator, leaving)
 

@@ -8,42 +8,59 @@ the leaves found by walking that history.  The rest of it is done as torch's Acc
    engine's order.
 3. That a leaf is one, and how many hooks it has, is guarded.
 4. A history that is not all in the graph (a tensor that came in has one from before; a hook on an intermediate makes a seam) is a break.
+5. Where the engine itself captures backwards (compiled autograd), the call is a break, and the engine's.
 """
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.autograd.variable import Variable
 
-from firesteel.backwards import History, fresh_gradient, gradients, history_of, lies_like
+from firesteel.autograd.backwards import History, fresh_gradient, gradients, history_of, lies_like
+from firesteel.autograd.seams import SEAMS, retain_here
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Call, Item
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FALSE, NONE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.hooks import InputHandle
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.torch_states import StateQuery, guard_answer
 from firesteel.errors import Break
-from firesteel.seams import SEAMS, retain_here
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
+
+# -- compiled autograd --------------------------------------------------------------------------------------------------
+def engine_captures() -> bool:
+    """Does the engine capture the backwards that this thread starts?"""
+    asked = getattr(Variable._execution_engine, "captures", None)
+    return asked is not None and asked()
+
+
+def leave_to_engine(m: Machine, name: str) -> None:
+    """Rule 5."""
+    guard_answer(m, StateQuery(engine_captures, (), ()))
+    if engine_captures():
+        raise Break("gradient", name=f"{name} under compiled autograd")
 
 
 # -- histories ----------------------------------------------------------------------------------------------------------
 def known_history(m: Machine, roots: Sequence[TensorValue], name: str, wanted: Sequence[TensorValue] = ()) -> History:
-    """Rules 3 and 4.  With one tensor wanted, all that lies behind it does not matter."""
-    found = history_of([root.abstract for root in roots])
-    if found.outside and not (len(wanted) == 1 and found.outside == [wanted[0].abstract.grad_fn]):
-        raise Break("call", name=f"{name} with a history from before the region")
+    """Rules 3 and 4.  Only what came in can lie behind a tensor that came in; with one of them wanted, all that lies behind it does not matter."""
+    came = [tensor for tensor in wanted if tensor.source is not None]
+    found = history_of([root.abstract for root in roots], came[0].abstract if len(came) == 1 else None)
+    if found.outside and (came or not wanted):
+        raise Break("gradient", name=f"{name} with a history from before the region")
     if cuts_history(m.record.nodes):
-        raise Break("call", name=f"{name} through a hook on an intermediate tensor")
+        raise Break("gradient", name=f"{name} through a hook on an intermediate tensor")
     return found
 
 
@@ -76,8 +93,8 @@ def leaf_facts(leaf: torch.Tensor) -> tuple[bool, int, int]:
 def leaf_value(m: Machine, abstract: torch.Tensor, name: str) -> TensorValue:
     found: Any = m.record.owner(abstract)
     if found is None or found.python_type() not in (torch.Tensor, torch.nn.Parameter):
-        raise Break("call", name=f"{name} of another kind of tensor")
-    if found.source is not None and not any(made.leaf is found for made in m.filled_leaves):
+        raise Break("gradient", name=f"{name} of another kind of tensor")
+    if found.source is not None and not any(made.leaf is found for made in m.leaves.filled):
         m.guard(Guard(Call(found.source, leaf_facts), "equals", leaf_facts(found.real)))
     return found
 
@@ -115,6 +132,7 @@ def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     name = "torch.autograd.grad"
     if (found := m.overridden("call_function", torch.autograd.grad, args, kwargs)) is not None:
         return found
+    leave_to_engine(m, name)
     given = {key: m.look(value) for key, value in (dict(zip(GRAD_ARGUMENTS, args)) | kwargs).items()}
     if not {"outputs", "inputs"} <= given.keys() or m.truth_now(given.get("only_inputs", TRUE)) is False:
         raise Break("abstract_failure", name=name, text="such arguments")
@@ -124,7 +142,7 @@ def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     hooks = {leaf: hooks_on_gradient(m, leaf, history, name) for leaf in wanted}
     if m.truth_now(given.get("is_grads_batched", FALSE)):
         if any(hooks.values()) or isinstance(inputs, DictValue):
-            raise Break("call", name=f"{name} of a batch, of such inputs")
+            raise Break("gradient", name=f"{name} of a batch, of such inputs")
         return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
     keep, create = settings_of(m, given)
     tangents = tangents_in(m, given.get("grad_outputs", NONE), roots)
@@ -134,9 +152,9 @@ def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     made = taken(m, roots, tangents, wanted, keep, create)
     before = torch.is_grad_enabled()
     if any(hooks.values()):
-        m.set_states([(("grad",), create)])
+        m.states.set([(("grad",), create)])
         made = [through_hooks(m, gradient, hooks[tensor]) for tensor, gradient in zip(wanted, made)]
-        m.set_states([(("grad",), before)])
+        m.states.set([(("grad",), before)])
     return as_asked(m, inputs, wanted, made, given, name)
 
 
@@ -150,7 +168,7 @@ def hooks_on_gradient(m: Machine, tensor: TensorValue, history: History, name: s
     if tensor.source is not None:
         m.guard(Guard(Call(tensor.source, leaf_facts), "equals", leaf_facts(tensor.real)))
         if tensor.real._backward_hooks:
-            raise Break("call", name=f"{name} of a tensor with hooks")
+            raise Break("gradient", name=f"{name} of a tensor with hooks")
     return []
 
 
@@ -193,7 +211,7 @@ def through_hooks(m: Machine, gradient: Value, hooks: list[Value]) -> Value:
         changed = m.call_now(hook, [gradient], {})
         gradient = gradient if changed is NONE else changed
         if not isinstance(gradient, TensorValue):
-            raise Break("call", name="a hook that gives no gradient")
+            raise Break("gradient", name="a hook that gives no gradient")
     return gradient
 
 
@@ -211,12 +229,13 @@ def call_backward(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = dict(zip(names, args)) | kwargs
     roots = tensors_in(m, given["tensors"], "torch.autograd.backward")
     if m.look(given.get("grad_variables", NONE)) is not NONE:
-        raise Break("call", name="torch.autograd.backward with grad_variables")
+        raise Break("gradient", name="torch.autograd.backward with grad_variables")
     return backward(m, roots, tangents_in(m, m.look(given.get("grad_tensors", NONE)), roots), given)
 
 
 def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given: Kwargs) -> Value:
     name = "Tensor.backward"
+    leave_to_engine(m, name)
     keep, create = settings_of(m, given)
     check_start(roots, tangents, name)
     history = known_history(m, roots, name)
@@ -228,18 +247,18 @@ def backward(m: Machine, roots: list[TensorValue], tangents: list[Value], given:
     before = torch.is_grad_enabled()
     made = taken(m, roots, tangents, [*leaves, *retained], keep, create)
     if any(gradient is NONE for gradient in made[len(leaves):]):
-        raise Break("call", name=f"{name} that does not reach a tensor that retains its gradient")
+        raise Break("gradient", name=f"{name} that does not reach a tensor that retains its gradient")
     shared = None if create or history.python else shared_memory(m, made)
-    m.set_states([(("grad",), create)])
+    m.states.set([(("grad",), create)])
     for leaf, gradient in zip([*leaves, *retained], made):
         if isinstance(gradient, TensorValue):
             accumulate(m, leaf, gradient, create, shared)
-    m.set_states([(("grad",), before)])
+    m.states.set([(("grad",), before)])
     return NONE
 
 
 def shared_memory(m: Machine, made: list[Value]) -> set[int]:
-    """The memory that more than one tensor lies in: a gradient that is alone in its own can be kept as it is."""
+    """The storages that several tensors alias: a gradient that aliases nothing can be kept as it is."""
     tensors = [abstract for abstract, _ in m.record.tensors.values()]
     again = [item.abstract for n, item in enumerate(made) if isinstance(item, TensorValue) and item in made[:n]]
     return {place for place, count in Counter(map(m.world.memory, [*tensors, *again])).items() if count > 1}
@@ -282,7 +301,7 @@ def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, share
         call_graph(m, "call_method", "add_", [old, gradient], {})
     for hook in hooks_of(m, leaf, after_hooks):
         if m.call_now(hook, [leaf], {}) is not NONE:
-            raise Break("call", name="a hook behind a gradient that gives something")
+            raise Break("gradient", name="a hook behind a gradient that gives something")
 
 
 # -- retain_grad --------------------------------------------------------------------------------------------------------
@@ -290,7 +309,7 @@ def retaining(m: Machine, wanted: Value, keep: bool, name: str) -> list[TensorVa
     """The intermediates on which retain_grad was called: this backward gives them their gradients, and no other comes."""
     seams = [node for node in m.record.nodes if node.target is retain_here]
     if seams and (keep or wanted is not NONE):
-        raise Break("call", name=f"{name} that is not the last, through a tensor that retains its gradient")
+        raise Break("gradient", name=f"{name} that is not the last, through a tensor that retains its gradient")
     found: list[Any] = [m.record.owner(node.args[0].meta["val"]) for node in seams]     # type: ignore[union-attr]  # a tensor's node
     for node in seams:
         m.record.drop(node)

@@ -6,15 +6,13 @@ what comes of one group remembers it as its `origin`, so that parts raised again
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import ListValue, Sequence
 from firesteel.capture.values.exceptions import ExceptionValue
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 
 def is_group(value: Value) -> bool:

@@ -3,7 +3,7 @@
 Numbered rules:
 1. A hook on a tensor that came in is an effect: the real hook is put on the real tensor after the graph call.  A hook on a leaf may be
    put there at any time; on another tensor only where the program does not overwrite it afterwards, else the call breaks.
-2. A hook on an intermediate, or on a tensor that came in and was overwritten before, is a *seam* (seams.py) right behind the node that
+2. A hook on an intermediate, or on a tensor that came in and was overwritten before, is a *seam* (autograd/seams.py) right behind the node that
    makes the tensor, however late it is registered: what was computed from the tensor before then hands its gradient through the hook,
    as in eager.
 3. What a hook is, and what it holds, is no business of the graph: nothing of it is guarded, and a function that was only handed on is
@@ -13,60 +13,49 @@ Numbered rules:
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.modules.module as module_internals
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
-from firesteel.backwards import is_gradient_call
+from firesteel.autograd.backwards import is_gradient_call
+from firesteel.autograd.seams import hook_here, module_ends, module_starts, retain_here
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
-from firesteel.capture.source import Call, Item, Nth, Source
-from firesteel.capture.values.base import CannotRebuild, OpaqueValue, Value
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, Source
+from firesteel.capture.values.base import CannotRebuild, MethodOfOwner, OpaqueValue, Value
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.errors import Break
-from firesteel.seams import hook_here, module_ends, module_starts, retain_here
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 # -- hooks on tensors ---------------------------------------------------------------------------------------------------
 class HandleValue(Value):
     """The RemovableHandle of a hook that was registered here."""
 
-    def python_type(self) -> type:
-        return RemovableHandle
+    cls = RemovableHandle
+    always_true = True
 
     def describe(self) -> str:
         return "handle of a hook"
 
-    def truth(self, m: Machine) -> bool:
-        return True
-
     def getattr(self, m: Machine, name: str) -> Value:
-        return HandleMethod(self) if name == "remove" else super().getattr(m, name)
+        return HandleMethod(self, "remove") if name == "remove" else super().getattr(m, name)
 
 
-class HandleMethod(Value):
+class HandleMethod(MethodOfOwner):
     """handle.remove"""
 
-    def __init__(self, handle: HandleValue):
-        self.handle = handle
-
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.do("remove_hook", self.handle)
+        m.effects.do("remove_hook", self.owner)
         return NONE
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.handle)}.remove"
 
 
 class RealHandle(OpaqueValue):
@@ -76,17 +65,11 @@ class RealHandle(OpaqueValue):
         return RealMethod(self, name) if name == "remove" else super().getattr(m, name)
 
 
-class RealMethod(Value):
+class RealMethod(MethodOfOwner):
     """handle.remove of such a handle"""
-
-    def __init__(self, owner: Value, name: str):
-        self.owner, self.name = owner, name
 
     def describe(self) -> str:
         return f"RemovableHandle.{self.name}"
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
 
 
 class InputHandle(HandleValue):
@@ -138,7 +121,7 @@ def put_seam(m: Machine, tensor: TensorValue, fn: Any) -> torch.fx.Node:
     while anchor.next.target in (hook_here, retain_here) and anchor.next.args[0] is tensor.node:
         anchor = anchor.next
     if any(map(is_gradient_call, m.record.behind(anchor))):
-        raise Break("call", name="a hook on a tensor through which a gradient was taken")
+        raise Break("hook", name="a hook on a tensor through which a gradient was taken")
     return m.record.insert_after(anchor, fn, (tensor.node,))
 
 
@@ -150,13 +133,13 @@ def stands_outside(tensor: TensorValue) -> bool:
 def check_tracked(tensor: TensorValue, method: str) -> None:
     """Eager's error, where the tensor has no gradient; a leaf made inside is real only after the graph call."""
     if not tensor.abstract.requires_grad or (tensor.source is None and tensor.abstract.is_leaf):
-        raise Break("call", name=f"Tensor.{method}")
+        raise Break("hook", name=f"Tensor.{method}")
 
 
 def the_hook(args: Args, kwargs: Kwargs, method: str) -> Value:
     given = [*args, *kwargs.values()]
     if len(given) != 1 or not set(kwargs) <= {"hook"}:
-        raise Break("call", name=f"Tensor.{method}")
+        raise Break("hook", name=f"Tensor.{method}")
     return given[0]
 
 
@@ -175,7 +158,7 @@ def method_register_hook(m: Machine, tensor: TensorValue, args: Args, kwargs: Kw
 def method_register_post_accumulate(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     hook = the_hook(args, kwargs, "register_post_accumulate_grad_hook")
     if not tensor.abstract.is_leaf:
-        raise Break("call", name="Tensor.register_post_accumulate_grad_hook")
+        raise Break("hook", name="Tensor.register_post_accumulate_grad_hook")
     check_tracked(tensor, "register_post_accumulate_grad_hook")
     return register_on_input(m, tensor, "register_post_accumulate_grad_hook", [hook])
 
@@ -197,7 +180,6 @@ def register_on_input(m: Machine, tensor: TensorValue, method: str, args: Args) 
 
 
 # -- tables of hooks of modules -----------------------------------------------------------------------------------------
-HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 FLAG_TABLES = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
@@ -207,7 +189,7 @@ def hook_layout(module: torch.nn.Module) -> tuple[Any, ...]:
     if not (own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]):
         return (), (), (), (), own["_is_full_backward_hook"]        # guards ask at every call
     flags = [own[table] for table in FLAG_TABLES]
-    tables = [tuple(tuple(key in flag for flag in flags) for key in own[table]) for table in HOOK_TABLES]
+    tables = [tuple(tuple(key in flag for flag in flags) for key in own[table]) for table in MODULE_HOOKS]
     return (*tables, own["_is_full_backward_hook"])
 
 
@@ -218,11 +200,10 @@ def dict_values(table: dict[Any, Any]) -> tuple[Any, ...]:
 class HookId(Value):
     """The id under which a hook is registered: another one for every module, so it is never looked at."""
 
+    cls = int
+
     def __init__(self, number: int, source: Source):
         self.number, self.source = number, source
-
-    def python_type(self) -> type:
-        return int
 
     def hash_key(self, m: Machine) -> Any:
         return self.number
@@ -271,19 +252,16 @@ def has_always_called(module: Any) -> bool:
 class BackwardHookValue(Value):
     """BackwardHook(module, hooks, pre_hooks) of torch: two identities around the module, whose nodes carry the hooks."""
 
+    cls = BackwardHook
+    always_true = True
+
     def __init__(self, module: Value, hooks: Value, pre_hooks: Value):
         self.parts = (module, hooks, pre_hooks)
         self.node: torch.fx.Node | None = None      # of the real object, where a seam makes one
         self.inputs = -1
 
-    def python_type(self) -> type:
-        return BackwardHook
-
     def describe(self) -> str:
         return "backward hooks of a module"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def getattr(self, m: Machine, name: str) -> Value:
         return SetupMethod(self, name) if name in SETUPS else super().getattr(m, name)
@@ -333,7 +311,7 @@ class BackwardHookValue(Value):
 def parts_of(m: Machine, args: Value) -> list[Value]:
     items = [m.look(item) for item in m.iterate(args)]
     if any(isinstance(item, OpaqueValue) and isinstance(item.obj, torch.Tensor) for item in items):
-        raise Break("call", name="a module with backward hooks on a tensor of another kind")
+        raise Break("hook", name="a module with backward hooks on a tensor of another kind")
     return items
 
 
@@ -352,23 +330,17 @@ REPLAY.add("backward_hook", lambda e, t, d, n: f"{e.helper(tell_backward_hook)}(
 SETUPS = {"setup_input_hook": BackwardHookValue.setup_input, "setup_output_hook": BackwardHookValue.setup_output}
 
 
-class SetupMethod(Value):
+class SetupMethod(MethodOfOwner):
     """bw_hook.setup_input_hook or bw_hook.setup_output_hook"""
 
-    def __init__(self, hook: BackwardHookValue, name: str):
-        self.hook, self.name = hook, name
-
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return SETUPS[self.name](self.hook, m, args[0])
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.hook)}.{self.name}"
+        return SETUPS[self.name](self.owner, m, args[0])
 
 
 @CALLS.row(BackwardHook.setup_input_hook, BackwardHook.setup_output_hook)
 def call_setup_for_real(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """On an object that was made before a break."""
-    raise Break("call", name="the backward hooks of a module, after a break inside of it")
+    raise Break("hook", name="the backward hooks of a module, after a break inside of it")
 
 
 @CALLS.row(BackwardHook)
@@ -379,7 +351,7 @@ def call_backward_hook(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 # -- registering on modules ---------------------------------------------------------------------------------------------
 def _register_for_real(name: str) -> Any:
     def register(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        raise Break("call", name=f"Module.{name}")
+        raise Break("hook", name=f"Module.{name}")
     return register
 
 

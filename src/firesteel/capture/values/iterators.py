@@ -10,18 +10,16 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import REPLAY
+from firesteel.capture.guards import Guard
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import FALSE, TRUE, ConstValue
-from firesteel.capture.values.containers import ListValue, TupleValue
+from firesteel.capture.values.containers import TupleValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 # -- helpers of generated code ------------------------------------------------------------------------------------------
@@ -133,11 +131,10 @@ PEEKABLE: tuple[type, ...] = (
 class IteratorValue(Value):
     """What all iterators share."""
 
+    always_true = True
+
     def describe(self) -> str:
         return "iterator"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def iterator(self, m: Machine) -> Value:
         return self
@@ -166,12 +163,11 @@ class IteratorValue(Value):
 class SequenceIterator(IteratorValue):
     """Over a container or constant of the region; sees items that are appended while it runs, as in Python."""
 
+    cls: type = type(iter([]))
+
     def __init__(self, owner: Value, index: int = 0, items: list[Value] | None = None):
         self.owner, self.index, self.items = owner, index, items
         self.size = owner.size_now()
-
-    def python_type(self) -> type:
-        return type(iter([]))
 
     def _items(self) -> list[Value]:
         return self.owner.items if self.items is None else self.items       # type: ignore[attr-defined]  # a sequence, without `items`
@@ -197,9 +193,6 @@ class RealIterator(IteratorValue):
     def __init__(self, obj: Any, source: Source):
         self.obj, self.source, self.taken = obj, source, 0
 
-    def identity(self) -> Any:
-        return self.obj
-
     def python_type(self) -> type:
         return type(self.obj)
 
@@ -210,7 +203,7 @@ class RealIterator(IteratorValue):
         more = has_more(self.obj, self.taken)
         if more is None:
             raise Break("iterate", value="what changed its size while it was iterated over")
-        m.guard_fact(HasMore(self.source, self.taken), more)
+        m.guard(Guard(HasMore(self.source, self.taken), "truth", more))
         if not more:
             return None
         item = m.look(LazyValue(peek(self.obj, self.taken), Peek(self.source, self.taken)))
@@ -222,15 +215,11 @@ class RealIterator(IteratorValue):
 class ZipIterator(IteratorValue):
     """zip(*iterables)"""
 
+    cls = zip
+
     def __init__(self, parts: list[Value], strict: bool = False, source: Source | None = None, obj: Any = None):
         self.parts, self.strict = parts, strict
         self.source, self.obj = source, obj
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return zip
 
     def next(self, m: Machine) -> Value | None:
         found: list[Value] = []
@@ -260,11 +249,10 @@ class ZipIterator(IteratorValue):
 class EnumerateIterator(IteratorValue):
     """enumerate(iterable, start)"""
 
+    cls = enumerate
+
     def __init__(self, part: Value, count: Value):
         self.part, self.count = part, count
-
-    def python_type(self) -> type:
-        return enumerate
 
     def next(self, m: Machine) -> Value | None:
         item = m.next_now(self.part)
@@ -281,15 +269,11 @@ class EnumerateIterator(IteratorValue):
 class MapIterator(IteratorValue):
     """map(fn, *iterables)"""
 
+    cls = map
+
     def __init__(self, fn: Value, parts: list[Value], source: Source | None = None, obj: Any = None):
         self.fn, self.parts = fn, parts
         self.source, self.obj = source, obj
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return map
 
     def next(self, m: Machine) -> Value | None:
         items: list[Value] = []
@@ -307,15 +291,11 @@ class MapIterator(IteratorValue):
 class FilterIterator(IteratorValue):
     """filter(fn, iterable)"""
 
+    cls = filter
+
     def __init__(self, fn: Value, part: Value, source: Source | None = None, obj: Any = None):
         self.fn, self.part = fn, part
         self.source, self.obj = source, obj
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return filter
 
     def next(self, m: Machine) -> Value | None:
         while (item := m.next_now(self.part)) is not None:
@@ -326,7 +306,3 @@ class FilterIterator(IteratorValue):
 
     def rebuild(self, e: Emitter) -> str:
         return f"filter({e.expr(self.fn)}, {e.expr(self.part)})"
-
-
-def as_list(items: list[Value]) -> ListValue:
-    return ListValue(list(items))

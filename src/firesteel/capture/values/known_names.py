@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from firesteel.capture import marks
+from firesteel.capture.meanings import BY_NAME, CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.functions import BY_NAME, CALLS, Args, CellValue, Handler, Kwargs
+from firesteel.capture.values.functions import Args, CellValue, Handler, Kwargs
 from firesteel.capture.values.hooks import has_always_called
 from firesteel.capture.values.number import SymNumber, ask
 from firesteel.errors import Break
+from firesteel.homes import lies_in
 from firesteel.sym.symint import from_symint
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
+_fn: Any
 
 
 def answer(value: Any) -> Handler:
@@ -29,6 +31,9 @@ def answer(value: Any) -> Handler:
 
 
 CALLS.add(marks.is_compiling, answer(True))
+# what these say or set does not show inside of one graph
+for _fn in (torch._C._log_api_usage_once, torch._C._autograd._saved_tensors_hooks_disable, torch._C._autograd._saved_tensors_hooks_enable):
+    CALLS.add(_fn, answer(None))
 for _name, _value in {
     "torch.compiler.is_dynamo_compiling": True, "torch._utils.is_compiling": True,
     "torch._dynamo.external_utils.is_compiling": True, "torch.compiler.is_exporting": False,
@@ -37,7 +42,6 @@ for _name, _value in {
     "torch._dynamo.mutation_guard.GenerationTracker.tag": None,
 }.items():
     BY_NAME.add(_name, answer(_value))
-_fn: Any
 for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked):
     CALLS.add(_fn, answer(None))
 
@@ -64,13 +68,15 @@ def itself(model: Any) -> Any:
     return model
 
 
+@CALLS.row(marks.graph_break)
 @BY_NAME.row("torch._dynamo.decorators.graph_break")
 def call_graph_break(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """The user's wish is granted; torch's own library asks for breaks to help its own compiler, which means nothing here."""
-    if m.frames[-1].scope.get("__name__", "").startswith("torch."):
+    if lies_in(m.frames[-1].scope.get("__name__", ""), "torch"):
         return NONE
     given = args or list(kwargs.values())
-    raise Break("asked", text=f": {given[0].constant()}" if given else "")
+    said = given[0].constant() if given and given[0].is_constant() else ""
+    raise Break("asked", text=f": {said}" if said else "")
 
 
 def _answers_for_real(fn: Callable[..., Any]) -> Handler:
@@ -86,7 +92,7 @@ for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isc
 
 
 def _checks(fn: Callable[..., Any], error: type[Exception]) -> Handler:
-    """torch._check and its relatives: a fact about numbers that only run time knows is told to the environment, not asked, and
+    """torch._check and its relatives: a fact about unbacked symbols is assumed by the environment, not guarded, and
     stands in the graph."""
     def check(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         condition = args[0]

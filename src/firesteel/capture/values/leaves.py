@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from firesteel.backwards import gradients, history_of, is_spent
+from firesteel.autograd.backwards import gradients, history_of, is_spent
 from firesteel.capture.effects import REPLAY
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
@@ -27,10 +28,6 @@ from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TENSOR_METHODS, TENSOR_STORES, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +55,13 @@ class Filled:
 
 def new_leaf(m: Machine, data: TensorValue, kind: Any, name: str) -> Any:
     """A new leaf with the contents of a tensor."""
-    if m.inference:
-        raise Break("call", name=f"{name} in inference mode")
+    if m.modes.inference:
+        raise Break("leaf", name=f"{name} in inference mode")
     if data.source is not None and type(data.real) in (torch.Tensor, torch.nn.Parameter):
         return m.read(kind(data.real), Call(data.source, kind))
     inside = data.abstract
     if data.python_type() is not torch.Tensor:
-        raise Break("call", name=f"{name} of another kind of tensor")
+        raise Break("leaf", name=f"{name} of another kind of tensor")
     sizes, strides = (tuple(ask(int, n) for n in numbers) for numbers in (inside.shape, inside.stride()))      # they become constants
     for given in m.record.inputs:
         if isinstance(given.abstract, torch.Tensor) and m.world.memory(inside) == m.world.memory(given.abstract):
@@ -72,18 +69,18 @@ def new_leaf(m: Machine, data: TensorValue, kind: Any, name: str) -> Any:
     form = Form(kind, sizes, strides, inside.dtype, inside.device)
     real = empty_leaf(form)
     if torch._debug_has_internal_overlap(real):
-        raise Break("call", name=f"{name} of a tensor that is not dense")
+        raise Break("leaf", name=f"{name} of a tensor that is not dense")
     leaf: Any = m.read(real, Call(Fixed(form), empty_leaf))
     content = call_graph(m, "call_function", getattr, [leaf, ConstValue("data")], {})
     filled: Any = call_graph(m, "call_method", "copy_", [content, call_graph(m, "call_method", "detach", [data], {})], {})
-    m.effects.change(m, "filled_leaves", (*m.filled_leaves, Filled(leaf, inside, filled.node, m.steps)))
+    m.effects.change(m.leaves, "filled", (*m.leaves.filled, Filled(leaf, inside, filled.node, m.steps)))
     return leaf
 
 
 def leaf_over(m: Machine, given: Any, view: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], kind: Any, name: str) -> Any:
     """A leaf in the memory of a tensor that came in."""
     if type(given.real) not in (torch.Tensor, torch.nn.Parameter) or view.dtype != given.real.dtype or given.abstract._version:
-        raise Break("call", name=f"{name} of a view of a tensor that came in")
+        raise Break("leaf", name=f"{name} of a view of a tensor that came in")
     shift = ask(int, view.storage_offset() - given.abstract.storage_offset())
 
     def make(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,7 +90,7 @@ def leaf_over(m: Machine, given: Any, view: torch.Tensor, sizes: tuple[int, ...]
 
 def refuse_shared(m: Machine, e: Emitter) -> None:
     """At the end: what a leaf was made of must not have been used again, since the two share memory in eager."""
-    for made in m.filled_leaves:
+    for made in m.leaves.filled:
         nodes = m.record.nodes
         later = [a for node in nodes[nodes.index(made.fill) + 1:] for a in node.all_input_nodes]
         for node in (*later, *e.outputs):
@@ -123,15 +120,15 @@ def set_requires_grad(m: Machine, tensor: TensorValue, wanted: bool) -> Value:
         return tensor
     if not tensor.abstract.is_leaf:
         raise Break("abstract_failure", name="Tensor.requires_grad_", text="only of a leaf it can be changed")
-    if m.inference or tensor.inference or tensor.python_type() not in (torch.Tensor, torch.nn.Parameter):
-        raise Break("call", name="Tensor.requires_grad_ of such a tensor")
+    if m.modes.inference or tensor.inference or tensor.python_type() not in (torch.Tensor, torch.nn.Parameter):
+        raise Break("leaf", name="Tensor.requires_grad_ of such a tensor")
     if any(made._base is tensor.abstract for made, _ in m.record.tensors.values()):     # torch has rules of its own for these
-        raise Break("call", name="Tensor.requires_grad_ of a tensor that has views")
-    if m.steps in m.real_leaves:
+        raise Break("leaf", name="Tensor.requires_grad_ of a tensor that has views")
+    if m.steps in m.leaves.real:
         return become_leaf(m, tensor)
     m.effects.on_undo(tensor.abstract.requires_grad_, before)
     made: Any = call_graph(m, "call_method", "requires_grad_", [tensor, ConstValue(wanted)], {})
-    m.effects.change(m, "turned", (*m.turned, Turned(tensor, before, m.steps, made.node)))
+    m.effects.change(m.leaves, "turned", (*m.leaves.turned, Turned(tensor, before, m.steps, made.node)))
     m.effects.log("requires_grad", tensor, ConstValue(wanted))
     return tensor
 
@@ -162,16 +159,16 @@ def store_requires_grad(m: Machine, tensor: TensorValue, value: Value) -> None:
 @TENSOR_METHODS.row("detach_")
 def method_detach_(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     if tensor.source is not None and tensor.abstract.requires_grad:
-        raise Break("call", name="Tensor.detach_ of a tensor that came in")
+        raise Break("leaf", name="Tensor.detach_ of a tensor that came in")
     return call_graph(m, "call_method", "detach_", [tensor], {})
 
 
 def refuse_turned(m: Machine, e: Emitter) -> None:
     """At the end: rules 2 and 3."""
-    if not m.turned:
+    if not m.leaves.turned:
         return
-    inside = {id(made.tensor.abstract): made for made in m.turned if made.tensor.source is None}
-    outside = {id(made.tensor.abstract): made for made in m.turned if made.tensor.source is not None and not made.before}
+    inside = {id(made.tensor.abstract): made for made in m.leaves.turned if made.tensor.source is None}
+    outside = {id(made.tensor.abstract): made for made in m.leaves.turned if made.tensor.source is not None and not made.before}
     for node in e.outputs:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor) and val.requires_grad:
@@ -185,14 +182,14 @@ def refuse_turned(m: Machine, e: Emitter) -> None:
 
 def turn_at_once(m: Machine, e: Emitter, made: Turned) -> None:
     """Rule 3: as nobody has used the tensor before, it may have required a gradient from the start."""
-    if made in m.turned_at_once:
+    if made in m.leaves.at_once:
         return
     placeholder = next(given.node for given in m.record.inputs if given.abstract is made.tensor.abstract)
     used = min(map(m.record.nodes.index, placeholder.users))
-    if m.record.nodes[used] is not made.node or sum(other.tensor is made.tensor for other in m.turned) > 1:
+    if m.record.nodes[used] is not made.node or sum(other.tensor is made.tensor for other in m.leaves.turned) > 1:
         raise CannotRebuild(made.tensor, made.birth)
     e.before.append(f"{e.expr(made.tensor)}.requires_grad_()")
-    m.turned_at_once.append(made)
+    m.leaves.at_once.append(made)
 
 
 def is_used_up(m: Machine, result: torch.Tensor) -> bool:
@@ -209,8 +206,8 @@ def is_used_up(m: Machine, result: torch.Tensor) -> bool:
 
 def put_back_flags(m: Machine) -> None:
     """The tensors that came in are again as they came: so a backend is to see them."""
-    for made in reversed(m.turned):
-        if made.tensor.source is not None and made not in m.turned_at_once:
+    for made in reversed(m.leaves.turned):
+        if made.tensor.source is not None and made not in m.leaves.at_once:
             made.tensor.abstract.requires_grad_(made.before)
 
 
@@ -230,6 +227,6 @@ def new_parameter(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | 
     given = dict(zip(("data", "requires_grad"), args)) | kwargs
     data = m.look(given.get("data", NONE))
     if not isinstance(data, TensorValue):
-        raise Break("call", name="Parameter")
+        raise Break("leaf", name="Parameter")
     wanted = m.truth_now(given["requires_grad"]) if "requires_grad" in given else True
     return new_leaf(m, data, parameter_maker(wanted), "Parameter")

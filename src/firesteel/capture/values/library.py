@@ -12,23 +12,21 @@ import re
 import sys
 import typing
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture import polyfills
 from firesteel.capture.effects import DELETED, REPLAY
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
-from firesteel.capture.values.functions import CALLS, Args, FunctionValue, Handler, Kwargs
+from firesteel.capture.values.functions import Args, FunctionValue, Handler, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
 from firesteel.capture.values.objects import InstanceDict, ObjectValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 def _inlined(fn: Any) -> Handler:
@@ -214,17 +212,13 @@ def _folded(fn: Any) -> Handler:
     """A function of known arguments that looks at nothing else."""
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         made = m.run_real(fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-        return m.constant_object(made) if isinstance(made, (re.Pattern, re.Match)) else m.fresh(made)
+        return m.constant_object(made) if isinstance(made, (re.Pattern, re.Match, logging.Logger, typing.TypeVar)) else m.fresh(made)
     return call
 
 
-for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.escape):
+for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.escape,
+            logging.getLogger, typing.TypeVar):
     CALLS.add(_fn, _folded(_fn))
-
-
-@CALLS.row(logging.getLogger)
-def call_get_logger(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.constant_object(logging.getLogger(*map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
 
 
 @CALLS.row(locals)
@@ -246,7 +240,7 @@ def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return m.fresh(sorted({*dir(args[0].cls), *own}))
     if isinstance(args[0], ClassValue) or args[0].is_constant():
         return m.fresh(dir(args[0].constant()))
-    raise Break("call", name="dir")
+    raise Break("introspection", name="dir")
 
 
 def referent(reference: weakref.ref) -> Any:
@@ -256,17 +250,11 @@ def referent(reference: weakref.ref) -> Any:
 class WeakReference(Value):
     """weakref.ref(x) of an object made inside, or of the user's."""
 
+    cls = weakref.ref
+    always_true = True
+
     def __init__(self, owner: Value, source: Any = None, obj: Any = None):
         self.owner, self.source, self.obj = owner, source, obj
-
-    def python_type(self) -> type:
-        return weakref.ref
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return m.look(self.owner)
@@ -278,15 +266,20 @@ class WeakReference(Value):
 @CALLS.row(weakref.ref)
 def call_weakref(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1:
-        raise Break("call", name="weakref.ref with a callback")
+        raise Break("introspection", name="weakref.ref with a callback")
     return WeakReference(args[0])
 
 
 @CALLS.row(sys.exc_info)
 def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if m.handling is not NONE:
-        raise Break("call", name="sys.exc_info")
+        raise Break("introspection", name="sys.exc_info")
     return TupleValue([NONE, NONE, NONE])
+
+
+@CALLS.row(sys.exception)
+def call_exception(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return m.handling
 
 
 def context_variable(variable: contextvars.ContextVar) -> Any:
@@ -298,16 +291,11 @@ def context_variable(variable: contextvars.ContextVar) -> Any:
 
 @CALLS.row(contextvars.ContextVar.get)
 def call_context_variable_get(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """What it holds now is read anew in each call; one without a value is not captured."""
+    """Its value is read in each call; a variable without one is not captured."""
     variable = args[0].identity()
     if variable is None or len(args) > 1 or context_variable(variable) is DELETED:
-        raise Break("call", name="ContextVar.get")
+        raise Break("introspection", name="ContextVar.get")
     return m.look(m.lazy(variable.get(), Call(args[0].source, context_variable)))
-
-
-@CALLS.row(typing.TypeVar)
-def call_typevar(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.constant_object(m.run_real(typing.TypeVar, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()}))
 
 
 @CALLS.row(typing.cast)

@@ -6,18 +6,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
-
 
 # -- dicts --------------------------------------------------------------------------------------------------------------
 MISSING: Any = object()
@@ -35,9 +31,6 @@ class DictValue(Container):
 
     def size_now(self) -> int:
         return len(self.entries)
-
-    def identity(self) -> Any:
-        return self.obj
 
     def is_constant(self) -> bool:
         return all(k.is_constant() and v.is_constant() for k, v in self.entries.values())
@@ -318,9 +311,6 @@ class SetValue(Container):
     def size_now(self) -> int:
         return len(self.entries)
 
-    def identity(self) -> Any:
-        return self.obj
-
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.entries.values())
 
@@ -357,10 +347,14 @@ class SetValue(Container):
         m.effects.change(self, "entries", entries)
         m.effects.log(kind, self, *data)
 
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        return super().compare(m, op, set_like(m, other))
+
     def equals(self, m: Machine, other: Container) -> bool:
         return isinstance(other, SetValue) and self.entries.keys() == other.entries.keys()
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        other = set_like(m, other)
         if not isinstance(other, SetValue) or op not in SET_OPERATIONS:
             return None
         a, b = (other, self) if reflected else (self, other)
@@ -369,6 +363,11 @@ class SetValue(Container):
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.constant(self.cls)}([{', '.join(e.expr(item) for item in self.entries.values())}])"
+
+
+def set_like(m: Machine, other: Value) -> Value:
+    """The keys or items of a dict are compared and combined with sets as a set is."""
+    return SetValue.of(m, other.iterate(m)) if isinstance(other, DictView) and other.kind != "values" else other
 
 
 SET_OPERATIONS: dict[str, Callable[[dict, dict], list]] = {
@@ -446,7 +445,7 @@ def set_isdisjoint(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Va
 @METHODS.row((SetValue, "pop"))
 def set_pop(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     if not self.is_constant() or self.source is not None:
-        raise Break("call", name="set.pop")     # which one it gives is the real set's choice
+        raise Break("introspection", name="set.pop")     # which one it gives is the real set's choice
     if not self.entries:
         raise m.raise_real(KeyError("pop from an empty set"))
     item = m.fresh(self.constant().pop())

@@ -10,22 +10,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold
-from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs
+from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.sym import expr as E
 from firesteel.sym.symint import MATH_ON_SYMBOLS, from_sym, sym_ite
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 Domain = Callable[[Any], Any]
 DOMAINS: dict[str, Domain] = {

@@ -10,19 +10,17 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import NONE
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 @REPLAY.row("call")
@@ -75,7 +73,7 @@ def may_raise_inside(m: Machine) -> bool:
 def call_warn(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """Where warnings are recorded or raised, the program goes on with what came of it."""
     if may_raise(warnings) or is_recorded(m) or may_raise_inside(m):
-        raise Break("call", name="warnings.warn where warnings are recorded or raised")
+        raise Break("warning", name="warnings.warn where warnings are recorded or raised")
     m.guard(Guard(Call(Fixed(warnings), may_raise), "equals", False))
     return replay(m, warnings.warn, args, kwargs)
 
@@ -83,15 +81,12 @@ def call_warn(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 class MadeCache(Value):
     """functools.lru_cache(...)(fn), made inside: known results are found by their arguments."""
 
+    cls = functools._lru_cache_wrapper
+    always_true = True
+
     def __init__(self, fn: Value, maxsize: Value, typed: Value):
         self.fn, self.maxsize, self.typed = fn, maxsize, typed
         self.known: dict[Any, Value] = {}
-
-    def python_type(self) -> type:
-        return functools._lru_cache_wrapper
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def getattr(self, m: Machine, name: str) -> Value:
         written = m.effects.written(self, name)
@@ -104,7 +99,7 @@ class MadeCache(Value):
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if m.known(self.maxsize) is not None and len(self.known) >= m.known(self.maxsize):
-            raise Break("call", name="a cached function whose cache is full")
+            raise Break("cache", name="a cached function whose cache is full")
         key = (*[a.hash_key(m) for a in args], *[(name, v.hash_key(m)) for name, v in kwargs.items()])
         if key not in self.known:
             result = m.call_now(self.fn, args, kwargs)
@@ -129,13 +124,13 @@ class CachedFunction(CallableObject):
         return f"cached function {getattr(self.fn, '__qualname__', '')}"
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if name.startswith("cache_"):
+        if name in ("cache_info", "cache_clear", "cache_parameters"):
             raise Break("attribute", name=name, value=self.describe())
         return super().getattr(m, name)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if not hasattr(self.fn, "__wrapped__"):     # it is being made: functools.wraps comes after this
-            raise Break("call", name=self.describe())
+            raise Break("cache", name=self.describe())
         mark = m.checkpoint()
         result = m.call_now(m.constant_object(self.fn.__wrapped__), args, kwargs)
         made = m.effects.entries[mark[1][0]:]
@@ -144,5 +139,5 @@ class CachedFunction(CallableObject):
         only_messages = all(effect.kind == "call" for effect in made) and result is NONE
         m.rollback(mark)
         if not only_messages:
-            raise Break("call", name=f"{self.describe()}, which changes objects,")
+            raise Break("cache", name=f"{self.describe()}, which changes objects")
         return replay(m, self.fn, args, kwargs)

@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import collections
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.modules.module as module_internals
 
+from firesteel.capture import marks
 from firesteel.capture.effects import DELETED
-from firesteel.capture.source import MODULE_TABLES, Source
+from firesteel.capture.guards import Guard
+from firesteel.capture.protocols import Machine
+from firesteel.capture.source import MODULE_HOOKS, MODULE_TABLES, OwnDict, Source
 from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
-from firesteel.capture.values.hooks import FLAG_TABLES, HOOK_TABLES, hook_table
+from firesteel.capture.values.hooks import FLAG_TABLES, hook_table
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-
-TABLES_OF_HOOKS = frozenset({*HOOK_TABLES, *FLAG_TABLES})
+TABLES_OF_HOOKS = frozenset({*MODULE_HOOKS, *FLAG_TABLES})
 
 
 class ModuleValue(ObjectValue):
@@ -90,15 +90,17 @@ class ModuleValue(ObjectValue):
         self.own_attribute(m, "_buffers").setitem(m, ConstValue(name), value)       # type: ignore[union-attr]  # every module has it
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if marks.is_module_of_the_peer(self.cls):
+            return self.getattr(m, "_orig_mod").call(m, args, kwargs)
         found = mro_lookup(self.cls, "__call__")
         if found is not torch.nn.Module.__call__:
             return super().call(m, args, kwargs)
         if has_legacy_hooks(self.obj):
-            raise Break("call", name=f"{self.describe()} with hooks of register_backward_hook")
-        if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in HOOK_TABLES):
+            raise Break("hook", name=f"{self.describe()} with hooks of register_backward_hook")
+        if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in MODULE_HOOKS):
             implementation = BoundMethodValue(m.constant_object(torch.nn.Module._call_impl), self, name="_call_impl")
             return m.call_in_module(self, implementation, args, kwargs)
-        m.guard_no_hooks(self)
+        m.guard(Guard(OwnDict(self.source), "no_hooks"))
         return m.call_in_module(self, self.forward(m), args, kwargs)
 
     def forward(self, m: Machine) -> Value:

@@ -13,23 +13,21 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue, new_then_init
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import Container, ListValue, NamedTupleValue, Sequence, TupleValue
-from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
+from firesteel.capture.values.functions import NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue, SetValue
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 # builtin class -> function(machine, args, kwargs) -> payload, as its constructor makes it
 PAYLOADS: Table[Callable[..., Value]] = Table("builtin base class", "capture/values/natives.py")
@@ -230,7 +228,7 @@ def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     cls: Any = args[0].cls if isinstance(args[0], ClassValue) else None
     base = native_base(cls) if cls is not None else None
     if base is None:
-        raise Break("call", name="__new__ of a builtin")
+        raise Break("instance", name="__new__ of a builtin")
     if base is tuple and hasattr(cls, "_fields"):
         return NamedTupleValue(cls, m.iterate(args[1]))
     return PAYLOADS[base](m, args[1:], kwargs) if base is cls else make_native(m, cls, base, args[1:], kwargs)
@@ -246,5 +244,3 @@ def is_native_instance(cls: type) -> bool:
     if base is None or base is cls:
         return False
     return all(b in (object, *base.__mro__) or b.__flags__ & (1 << 9) for b in cls.__mro__) and mro_lookup(cls, "__class__") is not MISSING
-
-

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.meanings import CALLS
 from firesteel.capture.polyfills import items_by_index
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Source
 from firesteel.capture.values.attributes import (
     MISSING,
@@ -23,13 +25,9 @@ from firesteel.capture.values.attributes import (
 )
 from firesteel.capture.values.base import ObjectKey, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 BINARY_METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
                   "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}
@@ -45,14 +43,8 @@ class ObjectValue(Value):
     def __init__(self, cls: type, obj: Any = None, source: Source | None = None):
         self.cls, self.obj, self.source = cls, obj, source
 
-    def python_type(self) -> type:
-        return self.cls
-
     def describe(self) -> str:
         return f"{self.cls.__qualname__} object"
-
-    def identity(self) -> Any:
-        return self.obj
 
     # -- attributes ------------------------------------------------------------------------------------------------
     def getattr(self, m: Machine, name: str) -> Value:
@@ -89,7 +81,7 @@ class ObjectValue(Value):
         if attribute is not MISSING:
             m.guard_not_own(self, name)
             return bind(m, attribute, self, self.cls, name)
-        return None
+        return self._special(m, name)       # threading.local has a __dict__ without a descriptor
 
     def _special(self, m: Machine, name: str) -> Value | None:
         if name == "__dict__" and (self.obj is None or instance_dict(self.obj) is not None):

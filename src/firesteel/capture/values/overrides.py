@@ -9,34 +9,32 @@ class costs no node; where it leaves the region it gets its class by `as_subclas
 """
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, get_default_nowrap_functions
 from torch.utils._device import DeviceContext, _device_constructors
 
+from firesteel import torchstate
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Source
 from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import INSTANTIATE, new_then_init
 from firesteel.capture.values.const import FALSE, NONE, ConstValue, boolean, is_constant_object, is_none
-from firesteel.capture.values.containers import Sequence, TupleValue
+from firesteel.capture.values.containers import Sequence, SliceValue, TupleValue
 from firesteel.capture.values.contexts import ContextValue, ExitValue
-from firesteel.capture.values.functions import CALLS, NATIVE_CALLS, Args, Kwargs
+from firesteel.capture.values.functions import NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 NAME = "__torch_function__"
 DISABLED = torch._C._disabled_torch_function_impl
@@ -68,6 +66,21 @@ class StandInMode(TorchFunctionMode):
         raise Reported(func, args, kwargs)
 
 
+def _refuse(self: Any, *args: Any) -> Any:
+    raise TypeError("a symbolic number is computed with before an override is asked")
+
+
+def _opaque_number(base: type) -> Any:
+    """A class of numbers that stand for symbols: torch takes them where it takes numbers, and Python code that computes with one fails, since the
+    result would stand for nothing."""
+    names = [name for name, method in vars(base).items() if isinstance(method, types.WrapperDescriptorType) and name not in KEPT]
+    return type(f"Symbolic{base.__name__}", (base,), dict.fromkeys(names, _refuse))
+
+
+KEPT = frozenset({"__new__", "__repr__", "__hash__", "__getattribute__", "__index__"})
+SYMBOLIC_TOKENS = {int: _opaque_number(int), float: _opaque_number(float)}
+
+
 class Tokens:
     """Real objects that stand for Values in one call, and the way back."""
 
@@ -78,7 +91,7 @@ class Tokens:
     def token(self, value: Value) -> Any:
         value = self.m.look(value)
         made = self._made(value)
-        if not is_constant_object(made):
+        if not is_constant_object(made) or isinstance(value, (Sequence, SliceValue)):
             self.known[id(made)] = (made, value)
         return made
 
@@ -89,7 +102,11 @@ class Tokens:
             return StandInObject()
         if isinstance(value, Sequence):
             return value.make([self.token(item) for item in value.items])
-        return 1 if isinstance(value, SymNumber) else value.constant()
+        if isinstance(value, SliceValue):
+            return slice(*map(self.token, value.parts))
+        if isinstance(value, SymNumber) and value.python_type() in SYMBOLIC_TOKENS:
+            return SYMBOLIC_TOKENS[value.python_type()](1)
+        return self.m.known(value) if isinstance(value, SymNumber) else value.constant()
 
     def value(self, obj: Any) -> Value:
         found = self.known.get(id(obj))
@@ -107,7 +124,7 @@ def intercepted(m: Machine, fn: Callable[..., Any], args: Args, kwargs: Kwargs) 
     tokens = Tokens(m)
     given, named = [tokens.token(a) for a in args], {k: tokens.token(v) for k, v in kwargs.items()}
     try:
-        if m.function_modes:
+        if m.modes.entered:
             with StandInMode():
                 fn(*given, **named)
         else:
@@ -116,7 +133,7 @@ def intercepted(m: Machine, fn: Callable[..., Any], args: Args, kwargs: Kwargs) 
         func, func_args, func_kwargs = report.args
         return func, tokens.value(tuple(func_args)), NONE if func_kwargs is None else tokens.value(dict(func_kwargs))
     except Exception as error:
-        raise Break("call", name=f"an overridden function of torch, which says {error!r:.80},") from None
+        raise Break("override", name=f"the call on stand-ins says {error!r:.80}") from None
     return None
 
 
@@ -146,10 +163,10 @@ def flat(m: Machine, values: list[Value]) -> list[Value]:
 
 def overridden(m: Machine, kind: str, target: Any, args: Args, kwargs: Kwargs) -> Value | None:
     """The result of a call of torch as overrides give it; None where there are none to ask."""
-    if m.functions_off or not m.function_modes and not any(isinstance(a, (SubclassValue, ObjectValue)) for a in flat(m, [*args, *kwargs.values()])):
+    if m.modes.off or not m.modes.entered and not any(isinstance(a, (SubclassValue, ObjectValue)) for a in flat(m, [*args, *kwargs.values()])):
         return None
     found = overriders(m, args, kwargs)
-    if not found and not m.function_modes:
+    if not found and not m.modes.entered:
         return None
     report = intercepted(m, method_caller(target) if kind == "call_method" else target, args, kwargs)
     return None if report is None else ask(m, found, *report)
@@ -162,7 +179,7 @@ def method_caller(name: str) -> Callable[..., Any]:
 def ask(m: Machine, found: list[Any], func: Any, args: Value, kwargs: Value) -> Value:
     kinds = TupleValue([m.constant_object(value.cls) for value in found])
     given = [m.constant_object(func), kinds, args, kwargs]
-    if m.function_modes:
+    if m.modes.entered:
         result = ask_mode(m, given)
         if not is_not_implemented(result):
             return result
@@ -176,12 +193,12 @@ def ask(m: Machine, found: list[Any], func: Any, args: Value, kwargs: Value) -> 
 
 def ask_mode(m: Machine, given: Args) -> Value:
     """The innermost mode, which does not see its own calls."""
-    modes = m.function_modes
-    m.effects.change(m, "function_modes", modes[:-1])
+    modes = m.modes.entered
+    m.effects.change(m.modes, "entered", modes[:-1])
     try:
         return m.call_now(modes[-1].getattr(m, NAME), given, {})
     finally:
-        m.function_modes = modes
+        m.modes.entered = modes
 
 
 def is_not_implemented(result: Value) -> bool:
@@ -190,7 +207,7 @@ def is_not_implemented(result: Value) -> bool:
 
 def attribute(m: Machine, tensor: Value, name: str) -> Value | None:
     """tensor.name where that is asked of an override: a property of torch's."""
-    if m.functions_off or not m.function_modes and not overrides(tensor):
+    if m.modes.off or not m.modes.entered and not overrides(tensor):
         return None
     if callable(getattr(torch.Tensor, name, None)) or not hasattr(torch.Tensor, name):
         return None
@@ -265,7 +282,7 @@ def as_class(m: Machine, tensor: Value, cls: type) -> Value:
     """tensor.as_subclass(cls)"""
     inner = tensor.inner if isinstance(tensor, SubclassValue) else tensor
     if not isinstance(inner, TensorValue):
-        raise Break("call", name="Tensor.as_subclass")
+        raise Break("override", name="Tensor.as_subclass")
     return inner if cls is torch.Tensor else SubclassValue(cls, inner)
 
 
@@ -277,7 +294,7 @@ def method_as_subclass(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwar
 @CALLS.row(torch.Tensor._make_subclass)
 def call_make_subclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 2 and m.known(args[2]) or kwargs:
-        raise Break("call", name="_make_subclass with settings")
+        raise Break("override", name="_make_subclass with settings")
     return as_class(m, call_graph(m, "call_method", "detach", [as_class(m, args[1], torch.Tensor)], {}), args[0].constant())
 
 
@@ -323,12 +340,12 @@ def classed(m: Machine, result: Value, cls: type, inputs: list[SubclassValue]) -
 
 
 def without_overrides(m: Machine, run: Callable[[], Value]) -> Value:
-    before = m.functions_off
-    m.effects.change(m, "functions_off", True)
+    before = m.modes.off
+    m.effects.change(m.modes, "off", True)
     try:
         return run()
     finally:
-        m.functions_off = before
+        m.modes.off = before
 
 
 class OffContext(ContextValue):
@@ -339,10 +356,10 @@ class OffContext(ContextValue):
         self.birth = birth
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        restore = OffExit(m.functions_off, m.function_modes, m.steps)
-        m.effects.change(m, "functions_off", True)
+        restore = OffExit(m.modes.off, m.modes.entered, m.steps)
+        m.effects.change(m.modes, "off", True)
         if self.cls is torch._C.DisableTorchFunction:
-            m.effects.change(m, "function_modes", ())
+            m.effects.change(m.modes, "entered", ())
         return restore, NONE
 
 
@@ -354,8 +371,8 @@ class OffExit(ExitValue):
         self.off, self.modes, self.birth = off, modes, birth
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.change(m, "functions_off", self.off)
-        m.effects.change(m, "function_modes", self.modes)
+        m.effects.change(m.modes, "off", self.off)
+        m.effects.change(m.modes, "entered", self.modes)
         return FALSE
 
     def rebuild(self, e: Emitter) -> str:
@@ -374,7 +391,7 @@ for _cls in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunctio
 def _has_override(one_by_one: bool) -> Callable[..., Value]:
     def answer(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         values = args if one_by_one else m.iterate(args[0])
-        return boolean(not m.functions_off and (bool(m.function_modes) or bool(overriders(m, list(map(m.look, values)), {}))))
+        return boolean(not m.modes.off and (bool(m.modes.entered) or bool(overriders(m, list(map(m.look, values)), {}))))
     return answer
 
 
@@ -392,22 +409,22 @@ def call_handle(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(torch._C._push_on_torch_function_stack)
 def call_push_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    m.effects.change(m, "function_modes", (*m.function_modes, args[0]))
+    m.effects.change(m.modes, "entered", (*m.modes.entered, args[0]))
     return NONE
 
 
 @CALLS.row(torch._C._pop_torch_function_stack)
 def call_pop_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if not m.function_modes:
-        raise Break("call", name="_pop_torch_function_stack")
-    top = m.function_modes[-1]
-    m.effects.change(m, "function_modes", m.function_modes[:-1])
+    if not m.modes.entered:
+        raise Break("override", name="_pop_torch_function_stack")
+    top = m.modes.entered[-1]
+    m.effects.change(m.modes, "entered", m.modes.entered[:-1])
     return top
 
 
 def write_modes(m: Machine, e: Emitter) -> None:
     """At a break, and at the end: the real stack of modes becomes what the program has made of it."""
-    before, after = m.outer_modes, m.function_modes
+    before, after = m.modes.outer, m.modes.entered
     same = next((n for n, (a, b) in enumerate(zip(before, after)) if a is not b), min(len(before), len(after)))
     for _ in before[same:]:
         e.line(f"{e.helper(torch._C._pop_torch_function_stack)}()")
@@ -423,7 +440,7 @@ class DeviceExit(ExitValue):
         self.modes, self.birth = modes, birth
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.change(m, "function_modes", self.modes)
+        m.effects.change(m.modes, "entered", self.modes)
         return FALSE
 
     def rebuild(self, e: Emitter) -> str:
@@ -432,9 +449,9 @@ class DeviceExit(ExitValue):
 
 def enter_device(m: Machine, device: Value) -> tuple[Value, Value]:
     """(exit function, result of __enter__).  There is one device, and it is asked last."""
-    leave = DeviceExit(m.function_modes, m.steps)
+    leave = DeviceExit(m.modes.entered, m.steps)
     made = m.call_now(m.constant_object(DeviceContext), [device], {})
-    m.effects.change(m, "function_modes", (made, *(mode for mode in m.function_modes if mode.python_type() is not DeviceContext)))
+    m.effects.change(m.modes, "entered", (made, *(mode for mode in m.modes.entered if mode.python_type() is not DeviceContext)))
     return leave, device
 
 
@@ -456,32 +473,37 @@ def current_modes() -> tuple[TorchFunctionMode, ...]:
     return tuple(_get_current_function_mode_stack())
 
 
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Takes all torch function modes off the stack."""
-    modes = [torch._C._pop_torch_function_stack() for _ in range(count_modes())]
+def without_modes(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)` with all torch function modes off the stack.  No context: an interrupt as one is left would leave them off."""
+    modes = current_modes()
     try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
+        set_modes(())
+        result = fn(*args)
+        set_modes(modes)
+        return result
+    except BaseException:
+        set_modes(modes)
+        raise
+
+
+def set_modes(modes: tuple[TorchFunctionMode, ...]) -> None:
+    torchstate.FUNCTION_MODES.put(modes)
 
 
 def run_without_modes(fn: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        with without_modes():
-            return fn(*args)
+        return without_modes(fn, *args)
     return run
 
 
 @CALLS.row(torch._C._len_torch_function_stack)
 def call_count_modes(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(len(m.function_modes))
+    return ConstValue(len(m.modes.entered))
 
 
 @CALLS.row(torch._C._get_function_stack_at)
 def call_mode_at(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.function_modes[m.known(args[0])]
+    return m.modes.entered[m.known(args[0])]
 
 
 @NATIVE_CALLS.row("properties of tensors")

@@ -11,23 +11,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from firesteel.capture.source import Const, Constants, Source
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.source import Const, Constants
+from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE
-from firesteel.capture.values.functions import CALLS, Args, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.errors import Break
 from firesteel.sym.symint import to_symint
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 
 class Drawn(Const):
@@ -67,7 +65,7 @@ def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: K
     """Notes a call.  Its arguments must be there before the graph runs."""
     for value in (*args, *kwargs.values()):
         if not value.is_constant() and value.source is None:
-            raise Break("call", name=what)
+            raise Break("random_state", name=what)
     source = Drawn((len(m.draws), f"{what}()"))
     m.effects.change(m, "draws", (*m.draws, Draw(source, owner, method, args, kwargs)))
     return source
@@ -92,75 +90,55 @@ def drawn_number(m: Machine, source: Drawn, cls: type) -> Value:
     return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, cls(0)), source)
 
 
-def _float(m: Machine, source: Drawn) -> Value:
-    return drawn_number(m, source, float)
-
-
-def _int(m: Machine, source: Drawn) -> Value:
-    return drawn_number(m, source, int)
-
-
-def _nothing(m: Machine, source: Drawn) -> Value:
-    return NONE
-
-
-def _object(m: Machine, source: Drawn) -> Value:
-    return DrawnObject(source)
+Gives = Callable[[Machine, Drawn], Value]
 
 
 @dataclass(frozen=True)
-class Method:
+class DrawRow:
     """A method: what a call gives, with how many arguments at most."""
-    gives: Callable[[Machine, Drawn], Value]
+    gives: Gives
     most: int = 9
 
 
-DRAWS: Table[Method] = Table("method of a random number generator", "capture/values/python_random.py")     # (class, method) -> Method
+DRAWS: Table[DrawRow] = Table("method of a random number generator", "capture/values/python_random.py")     # (class, method) -> DrawRow
 
 
-def _rows(cls: type, gives: Callable[[Machine, Drawn], Value], methods: str) -> None:
+FLOAT: Gives = lambda m, source: drawn_number(m, source, float)
+INT: Gives = lambda m, source: drawn_number(m, source, int)
+NOTHING: Gives = lambda m, source: NONE
+OBJECT: Gives = lambda m, source: DrawnObject(source)
+
+
+def _rows(cls: type, gives: Gives, methods: str) -> None:
     """Methods are written as name/most arguments: NumPy's give an array with one more."""
     for name, _, most in (text.partition("/") for text in methods.split()):
-        DRAWS.add((cls, name), Method(gives, int(most or 9)))
+        DRAWS.add((cls, name), DrawRow(gives, int(most or 9)))
 
 
-_rows(random.Random, _float, "random uniform triangular betavariate expovariate gammavariate gauss lognormvariate normalvariate vonmisesvariate "
+_rows(random.Random, FLOAT, "random uniform triangular betavariate expovariate gammavariate gauss lognormvariate normalvariate vonmisesvariate "
                              "paretovariate weibullvariate")
-_rows(random.Random, _int, "randint randrange")
-_rows(random.Random, _nothing, "seed setstate")
-_rows(random.Random, _object, "getstate")
+_rows(random.Random, INT, "randint randrange")
+_rows(random.Random, NOTHING, "seed setstate")
+_rows(random.Random, OBJECT, "getstate")
 _FLOATS = "random/0 uniform/2 normal/2 standard_normal/0 exponential/1 standard_exponential/0 gamma/2 beta/2 laplace/2 lognormal/2 gumbel/2"
-_rows(np.random.RandomState, _float, f"{_FLOATS} rand/0 randn/0 random_sample/0")
-_rows(np.random.RandomState, _int, "randint/2")
-_rows(np.random.RandomState, _nothing, "seed/1 set_state/1")
-_rows(np.random.RandomState, _object, "get_state/0")
-_rows(np.random.Generator, _float, _FLOATS)
+_rows(np.random.RandomState, FLOAT, f"{_FLOATS} rand/0 randn/0 random_sample/0")
+_rows(np.random.RandomState, INT, "randint/2")
+_rows(np.random.RandomState, NOTHING, "seed/1 set_state/1")
+_rows(np.random.RandomState, OBJECT, "get_state/0")
+_rows(np.random.Generator, FLOAT, _FLOATS)
 
 
 # -- the objects ----------------------------------------------------------------------------------------------------------
 RANDOM = (random.Random, np.random.RandomState, np.random.Generator)
 
 
-class PythonRandom(Value):
+class PythonRandom(RealObject):
     """An object that draws numbers."""
 
-    def __init__(self, obj: Any, source: Source):
-        self.obj, self.source = obj, source
-
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return type(self.obj)
+    always_true = True
 
     def describe(self) -> str:
         return f"{type(self.obj).__name__} object"
-
-    def truth(self, m: Machine) -> bool:
-        return True
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.obj)
 
     def getattr(self, m: Machine, name: str) -> Value:
         if callable(getattr(type(self.obj), name, None)):
@@ -168,27 +146,18 @@ class PythonRandom(Value):
         return super().getattr(m, name)
 
 
-class DrawMethod(Value):
+class DrawMethod(MethodOfOwner):
     """A bound method of such an object."""
-
-    def __init__(self, owner: PythonRandom, name: str):
-        self.owner, self.name = owner, name
 
     def describe(self) -> str:
         return f"{type(self.owner.obj).__name__}.{self.name}"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = DRAWS.get((type(self.owner.obj), self.name))
         given = {name: m.look(value) for name, value in kwargs.items()}
         if row is None or len(args) + len(kwargs) > row.most or "size" in kwargs or m.world.env is None:
-            raise Break("call", name=self.describe())
+            raise Break("random_state", name=self.describe())
         return row.gives(m, add_draw(m, self.owner, self.name, [m.look(value) for value in args], given, self.describe()))
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
 
 
 def _made_inside(make: Any) -> Callable[[Machine, Args, Kwargs], Value]:

@@ -3,7 +3,7 @@
 1. A generator is an input of the graph.  Its type and device are guarded; which one it is, and its state, are not: draws stand in the graph in
    the order of the program, so it makes no difference whether two inputs are one generator.
 2. One made inside is an input too, whose source makes a new one in each call.
-3. A call that sets a seed or a state, or reads a state, is a seam (seams.py): it happens between the draws before and behind it.
+3. A call that sets a seed or a state, or reads a state, is a seam (autograd/seams.py): it happens between the draws before and behind it.
 4. Abstract calls get a stand-in: no generator of the program is touched while capturing.
 
     def noisy(x, g): return x + torch.randn(x.shape, generator=g.manual_seed(3))
@@ -12,49 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from firesteel.autograd.seams import seed_all_here, seed_here, set_state_here, state_here
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Call, Fixed, Source
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.functions import CALLS, Args, Handler, Kwargs
+from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
-from firesteel.seams import seed_all_here, seed_here, set_state_here, state_here
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
+from firesteel.targets import CUDA, HOST
 
 
-class RandomGenerator(Value):
+class RandomGenerator(RealObject):
     """A torch.Generator."""
 
+    always_true = True
+
     def __init__(self, m: Machine, obj: torch.Generator, source: Source):
-        self.obj, self.source = obj, source
+        super().__init__(obj, source)
         self.stand_in = torch.Generator(obj.device)
         self.node = m.record.placeholder(m.input_name(source), source, self.stand_in, obj)
 
-    def identity(self) -> Any:
-        return self.obj
-
-    def python_type(self) -> type:
-        return torch.Generator
-
     def describe(self) -> str:
         return f"generator of random numbers on {self.obj.device}"
-
-    def truth(self, m: Machine) -> bool:
-        return True
-
-    def hash_key(self, m: Machine) -> Any:
-        return ObjectKey(self.obj)
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name == "device":
@@ -62,7 +51,7 @@ class RandomGenerator(Value):
         if name == "__class__":
             return m.constant_object(torch.Generator)
         if callable(getattr(torch.Generator, name, None)):
-            return GeneratorMethod(self, name)
+            return RandomMethod(self, name)
         if not hasattr(torch.Generator, name):
             raise m.raise_real(AttributeError(f"'torch._C.Generator' object has no attribute {name!r}"))
         return super().getattr(m, name)
@@ -71,11 +60,8 @@ class RandomGenerator(Value):
         return self.node, self.stand_in
 
 
-class GeneratorMethod(Value):
+class RandomMethod(MethodOfOwner):
     """A bound method of a generator: a row of GENERATOR_METHODS, or called for real."""
-
-    def __init__(self, generator: RandomGenerator, name: str):
-        self.generator, self.name = generator, name
 
     def describe(self) -> str:
         return f"Generator.{self.name}"
@@ -83,20 +69,17 @@ class GeneratorMethod(Value):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row, given = GENERATOR_METHODS.get(self.name), [m.look(value) for value in (*args, *kwargs.values())]
         if row is None or len(given) != row.arguments:
-            raise Break("call", name=self.describe())
-        return row.call(m, self.generator, *given)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.generator)}.{self.name}"
+            raise Break("random_state", name=self.describe())
+        return row.call(m, self.owner, *given)
 
 
 @dataclass(frozen=True)
-class Method:
+class RandomRow:
     call: Callable[..., Value]
     arguments: int
 
 
-GENERATOR_METHODS: Table[Method] = Table("method of a generator", "capture/values/randomness.py")
+GENERATOR_METHODS: Table[RandomRow] = Table("method of a generator", "capture/values/randomness.py")
 
 
 def set_seed(m: Machine, generator: RandomGenerator, seed: Value) -> Value:
@@ -106,20 +89,20 @@ def set_seed(m: Machine, generator: RandomGenerator, seed: Value) -> Value:
 
 def read_state(m: Machine, generator: RandomGenerator) -> Value:
     size = generator.stand_in.get_state().numel()
-    state = run_abstract(m, torch.empty, [size], {"dtype": torch.uint8, "device": "cpu"}, "Generator.get_state")
+    state = run_abstract(m, torch.empty, [size], {"dtype": torch.uint8, "device": HOST}, "Generator.get_state")
     return wrap_output(m, state, m.record.call_function(state_here, (generator.node,), {}, state))
 
 
 def set_generator_state(m: Machine, generator: RandomGenerator, state: Value) -> Value:
     if not isinstance(state, TensorValue) or state.abstract.dtype is not torch.uint8:
-        raise Break("call", name="Generator.set_state")
+        raise Break("random_state", name="Generator.set_state")
     m.record.call_function(set_state_here, (generator.node, state.node), {}, None)
     return generator
 
 
-GENERATOR_METHODS.add("manual_seed", Method(set_seed, 1))
-GENERATOR_METHODS.add("get_state", Method(read_state, 0))
-GENERATOR_METHODS.add("set_state", Method(set_generator_state, 1))
+GENERATOR_METHODS.add("manual_seed", RandomRow(set_seed, 1))
+GENERATOR_METHODS.add("get_state", RandomRow(read_state, 0))
+GENERATOR_METHODS.add("set_state", RandomRow(set_generator_state, 1))
 
 
 def seed_of(m: Machine, seed: Value) -> Any:
@@ -128,7 +111,7 @@ def seed_of(m: Machine, seed: Value) -> Any:
         return seed.as_arg(m)[0]
     number = m.known(seed)
     if not isinstance(number, int) or not -2**63 <= number < 2**64:
-        raise Break("call", name="manual_seed")
+        raise Break("random_state", name="manual_seed")
     return number
 
 
@@ -145,6 +128,12 @@ def call_manual_seed(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return default_generator(m)
 
 
+@CALLS.row(torch.cuda.device_count)
+def call_device_count(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """Of the machine, asked for by fork_rng; torch loads a library of the driver's to find out."""
+    return m.fresh(torch.cuda.device_count())
+
+
 @CALLS.row(torch.get_rng_state)
 def call_get_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return read_state(m, default_generator(m))
@@ -158,9 +147,9 @@ def call_set_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 def cuda_generator(m: Machine, device: Value | None) -> Any:
     """That of a GPU, once there is one."""
-    where = torch.device(m.known(device) if device is not None else "cuda") if torch.cuda.is_initialized() else None
+    where = torch.device(m.known(device) if device is not None else CUDA) if torch.cuda.is_initialized() else None
     if where is None:
-        raise Break("call", name="a random number state of a GPU that is not in use yet")
+        raise Break("random_state", name="a random number state of a GPU that is not in use yet")
     return m.constant_object(torch.cuda.default_generators[torch.cuda.current_device() if where.index is None else where.index])
 
 
@@ -179,7 +168,7 @@ def call_cuda_set_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 def _made_for_real(name: str) -> Handler:
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        raise Break("call", name=name)
+        raise Break("random_state", name=name)
     return call
 
 

@@ -8,28 +8,27 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
+from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
-from firesteel.capture.values.base import ObjectKey, Value
+from firesteel.capture.values.base import MethodOfOwner, ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.messages import call_warn
-from firesteel.capture.values.number import SYMBOLIC, SymNumber, ask, converted, number
+from firesteel.capture.values.number import SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
 from firesteel.config import config
 from firesteel.errors import Break
+from firesteel.sym.symint import SYMBOLIC
 from firesteel.table import Table
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 aten = torch.ops.aten
 
@@ -37,11 +36,13 @@ METADATA = frozenset([
     "dtype", "device", "ndim", "requires_grad", "layout", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "itemsize", "nbytes",
     "is_leaf", "names", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "is_sparse_csr", "retains_grad"])
 GRAPH_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
-SCALAR_READS = frozenset(["item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"])
-NUMPY_READS = frozenset(["numpy", "__array__", "__array_wrap__"])
-NOT_IN_GRAPH = frozenset([
-    "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "share_memory_", "storage", "untyped_storage", "data_ptr",
-    "record_stream", "__deepcopy__", "__reduce_ex__", "__dlpack__", "set_", "__repr__", "__format__", "__hash__"])
+# method -> the kind of break that a call of it is; those with a row of TENSOR_METHODS break there, if at all
+BREAKING: dict[str, str] = {
+    **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), "data_scalar"),
+    **dict.fromkeys(("__array__", "__array_wrap__"), "numpy"), **dict.fromkeys(("__repr__", "__format__"), "data_read"),
+    **dict.fromkeys(("share_memory_", "storage", "untyped_storage", "data_ptr", "record_stream", "__dlpack__", "set_"), "storage"),
+    **dict.fromkeys(("__deepcopy__", "__reduce_ex__"), "copy"), "__hash__": "introspection",
+}
 
 NO_LEAF = ("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated during "
            "autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use .retain_grad() on the non-leaf "
@@ -53,8 +54,6 @@ TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/va
 # attribute -> function(machine, tensor, value): what storing it means
 TENSOR_STORES: Table[Callable[..., None]] = Table("store of a tensor's attribute", "capture/values/tensor.py")
 
-Args = list[Value]
-Kwargs = dict[str, Value]
 
 
 class TensorValue(Value):
@@ -94,6 +93,8 @@ class TensorValue(Value):
             return size_of(m, self)
         if name in METADATA:
             return self._metadata(m, name)
+        if name in ("real", "imag") and is_conj(self):
+            return part_of_conjugate(m, self, name)
         if name in GRAPH_ATTRIBUTES:
             return call_graph(m, "call_function", getattr, [self, ConstValue(name)], {})
         if name == "__class__":
@@ -143,22 +144,22 @@ class TensorValue(Value):
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not can_be_argument(other):
             return None
-        return call_graph(m, "call_function", m.operators[op], [other, self] if reflected else [self, other], {})
+        return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
-        return call_graph(m, "call_function", m.operators[op + "="], [self, other], {})
+        return call_graph(m, "call_function", OPERATORS[op + "="], [self, other], {})
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
-        return call_graph(m, "call_function", m.operators[op], [self, other], {})
+        return call_graph(m, "call_function", OPERATORS[op], [self, other], {})
 
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             self.truth(m)
-        return call_graph(m, "call_function", m.unary_operators[op], [self], {})
+        return call_graph(m, "call_function", UNARY_OPERATORS[op], [self], {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
         part, rest = select_symbols(m, self, key)
@@ -188,13 +189,15 @@ class TensorValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         text = e.graph_output(self)
-        if self.inference and not e.m.started_in_inference:
+        if self.inference and not e.m.modes.started_in_inference:
             text = e.assign(f"{e.helper(as_inference)}({text})")
         return e.with_attributes(self, text)
 
 
 class HistoryValue(Value):
     """tensor.grad_fn: that there is one is all that is known of it."""
+
+    always_true = True
 
     def __init__(self, tensor: TensorValue):
         self.tensor = tensor
@@ -204,9 +207,6 @@ class HistoryValue(Value):
 
     def describe(self) -> str:
         return f"the history of {self.tensor.describe()}"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.tensor)}.grad_fn"
@@ -229,8 +229,8 @@ def as_inference(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_inference_result(m: Machine, out: torch.Tensor) -> bool:
     """Made under inference mode, and not a view of another tensor."""
-    if not m.inference or not out._is_view():
-        return m.inference
+    if not m.modes.inference or not out._is_view():
+        return m.modes.inference
     owner = m.record.owner(out._base)       # type: ignore[arg-type]  # a view has a base
     return owner is not None and owner.inference     # type: ignore[attr-defined]  # a tensor
 
@@ -274,11 +274,8 @@ def size_of(m: Machine, tensor: TensorValue) -> Value:
     return SizeValue([dimension(m, tensor, d) for d in range(tensor.abstract.dim())])
 
 
-class TensorMethod(Value):
+class TensorMethod(MethodOfOwner):
     """A bound method of a tensor."""
-
-    def __init__(self, tensor: TensorValue, name: str):
-        self.tensor, self.name = tensor, name
 
     def python_type(self) -> type:
         return type(getattr(torch.Tensor, self.name))
@@ -288,28 +285,27 @@ class TensorMethod(Value):
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = TENSOR_METHODS.get(self.name)
-        if row is not None and (found := m.overridden("call_method", self.name, [self.tensor, *args], kwargs)) is not None:
+        if row is not None and (found := m.overridden("call_method", self.name, [self.owner, *args], kwargs)) is not None:
             return found
         if row is not None:
-            return row(m, self.tensor, args, kwargs)
-        if self.name in NUMPY_READS:
-            raise Break("numpy", name=f"Tensor.{self.name}")
-        if self.name in SCALAR_READS:
-            raise Break("data_scalar", name=f"Tensor.{self.name}")
-        if self.name in NOT_IN_GRAPH:
-            raise Break("call", name=f"Tensor.{self.name}")
-        return call_or_inline(m, "call_method", self.name, [self.tensor, *args], kwargs, getattr(torch, self.name, None))
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.tensor)}.{self.name}"
+            return row(m, self.owner, args, kwargs)
+        if self.name in BREAKING:
+            raise Break(BREAKING[self.name], name=f"Tensor.{self.name}", text="")
+        return call_or_inline(m, "call_method", self.name, [self.owner, *args], kwargs, getattr(torch, self.name, None))
 
 
 def _store_part(name: str) -> Callable[..., None]:
     """z.real = x"""
     def store(m: Machine, tensor: TensorValue, value: Value) -> None:
-        part = call_graph(m, "call_function", getattr, [tensor, ConstValue(name)], {})
-        call_graph(m, "call_method", "copy_", [part, value], {})
+        call_graph(m, "call_method", "copy_", [tensor.getattr(m, name), value], {})
     return store
+
+
+def part_of_conjugate(m: Machine, tensor: TensorValue, name: str) -> Value:
+    """A view of the same memory, as in eager: a real tensor has no conjugate bit, and the imaginary part has the negative one instead."""
+    plain = call_graph(m, "call_function", torch._conj, [tensor], {})
+    part = call_graph(m, "call_function", getattr, [plain, ConstValue(name)], {})
+    return call_graph(m, "call_function", torch._neg_view, [part], {}) if name == "imag" else part
 
 
 TENSOR_STORES.add("real", _store_part("real"))
@@ -319,8 +315,15 @@ TENSOR_STORES.add("imag", _store_part("imag"))
 @METHOD_CALLS.row("methods with a meaning here")
 def call_unbound(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value | None:
     """torch.Tensor.item(x)"""
-    special = name in TENSOR_METHODS or name in SCALAR_READS or name in NUMPY_READS or name in NOT_IN_GRAPH
+    special = name in TENSOR_METHODS or name in BREAKING
     return TensorMethod(args[0], name).call(m, args[1:], kwargs) if special and args and isinstance(args[0], TensorValue) else None
+
+
+@METHOD_CALLS.row("parts of a conjugate")
+def call_part(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value | None:
+    """torch.imag(z)"""
+    ours = name in ("real", "imag") and len(args) == 1 and isinstance(args[0], TensorValue) and is_conj(args[0])
+    return args[0].getattr(m, name) if ours else None
 
 
 @TENSOR_METHODS.row("new")
@@ -341,14 +344,27 @@ def method_size(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> 
     return dimension(m, tensor, index % rank)
 
 
-@TENSOR_METHODS.row("dim", "ndimension")
-def method_dim(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(tensor.abstract.dim())
+def resolved(m: Machine, tensor: TensorValue, bit: Any) -> Value:
+    """The tensor itself, or a copy where it has the bit."""
+    return call_graph(m, "call_method", "clone", [tensor], {}) if bit in bits_of(tensor) else tensor
 
 
-@TENSOR_METHODS.row("is_inference")
-def method_is_inference(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(tensor.inference)
+def is_conj(tensor: TensorValue) -> bool:
+    return torch.ops.aten._conj.default in bits_of(tensor)
+
+
+def bits_of(tensor: TensorValue) -> frozenset[Any]:
+    return getattr(tensor.abstract, "bits", frozenset())        # a wrapper has none of its own
+
+
+# method without arguments -> what it reads of a tensor; an input's bits are guarded
+READS: dict[str, Callable[[TensorValue], Any]] = {
+    "dim": lambda t: t.abstract.dim(), "ndimension": lambda t: t.abstract.dim(), "is_inference": lambda t: t.inference, "is_conj": is_conj,
+    "is_neg": lambda t: aten._neg_view.default in bits_of(t)}
+for _name, _read in READS.items():
+    TENSOR_METHODS.add(_name, lambda m, tensor, args, kwargs, read=_read: ConstValue(read(tensor)))
+for _name, _bit in {"resolve_conj": aten._conj.default, "resolve_neg": aten._neg_view.default}.items():
+    TENSOR_METHODS.add(_name, lambda m, tensor, args, kwargs, bit=_bit: resolved(m, tensor, bit))
 
 
 @TENSOR_METHODS.row("type")
@@ -373,7 +389,7 @@ def method_resize_as(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs
 def _resized(m: Machine, tensor: TensorValue, name: str, sizes: Any, args: Args, kwargs: Kwargs) -> Value:
     """A storage that gets other elements is no part of a graph."""
     if not ask(bool, math.prod(sizes) == math.prod(tensor.abstract.shape)):
-        raise Break("call", name=f"Tensor.{name} to another number of elements")
+        raise Break("storage", name=f"Tensor.{name} to another number of elements")
     return call_graph(m, "call_method", name, [tensor, *args], kwargs)
 
 

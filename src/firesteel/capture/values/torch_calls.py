@@ -2,69 +2,30 @@
 
 `call_graph` runs the real function on the abstract arguments to learn the result, and records the node.  A call whose
 result holds neither tensors nor symbols is executed now and leaves no node (`torch.is_tensor`, `x.is_contiguous()`).
-`is_torch_function(fn)` says which callables are such leaves.
+`meanings.py` says which callables are such nodes.
 
     call_graph(m, "call_function", torch.add, [x, y], {})
 """
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.nn.functional
 
 from firesteel.capture import marks
 from firesteel.capture.guards import Guard
 from firesteel.capture.polyfills import CHECKED
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Fixed, StorageOffset
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
-from firesteel.capture.values.functions import function_value
+from firesteel.capture.values.functions import function_value, name_of
 from firesteel.errors import Break, DataAccess, DataDependentError
 from firesteel.table import Table
 
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
-
-# Python functions that are one node each; what is not named here is inlined
-LEAF_MODULES = frozenset({"torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special",
-                          "torch.linalg", "torch.fft", "torch._VF", "torch.masked._ops"})
-LEAF_FUNCTIONS = frozenset({torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min,
-                            torch.sym_not})
-FUNCTIONAL = frozenset(id(f) for f in vars(torch.nn.functional).values() if callable(f) and not isinstance(f, type))
-NATIVE_TYPES = (types.BuiltinFunctionType, types.BuiltinMethodType, types.MethodDescriptorType, types.WrapperDescriptorType)
-OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-
-# native functions with effects that a graph does not hold
-NOT_IN_GRAPH = frozenset([
-    "manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "save", "load", "set_num_threads", "set_default_dtype",
-    "set_default_tensor_type", "set_printoptions", "set_grad_enabled", "set_deterministic", "use_deterministic_algorithms", "from_numpy",
-    "tensor_from_file", "_C_is_compiling", "from_dlpack", "frombuffer"])
-SETTERS = frozenset({"set", "push", "pop", "enter", "exit", "clear", "reset", "unset", "exchange", "increment", "decrement", "remove"})
 NO_DATA = "its data is not allocated yet"       # what C++ code says that reaches for the data of an abstract tensor
-WORDLESS = frozenset({"_assert_async", "_assert", "setitem"})       # give None, and matter
-
-
-def is_torch_function(fn: Any) -> bool:
-    """Does a call of fn go into the graph as one node?"""
-    if isinstance(fn, OPERATOR_TYPES) or id(fn) in FUNCTIONAL or marks.is_marked(fn, marks.ALLOWED):
-        return True
-    if isinstance(fn, NATIVE_TYPES):
-        return is_native_torch(fn)
-    return isinstance(fn, types.FunctionType) and (fn in LEAF_FUNCTIONS or fn.__module__ in LEAF_MODULES)
-
-
-def is_native_torch(fn: Any) -> bool:
-    if getattr(fn, "__module__", None) == "torch._C._functorch":       # these push and pop levels of function transforms
-        return False
-    owner = getattr(fn, "__self__", None)
-    if isinstance(owner, (torch.Tensor, torch.Generator)):      # a method that is bound to an object which is no part of the graph
-        return False
-    home = getattr(fn, "__module__", None) or getattr(owner, "__module__", None) or ""
-    return home.startswith("torch") or owner is torch._C._VariableFunctions or getattr(fn, "__objclass__", None) is torch._C.TensorBase
 
 
 def split_args(m: Machine, values: list[Value]) -> tuple[list[Any], list[Any]]:
@@ -87,31 +48,47 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     node_kwargs, real_kwargs = {}, {}
     for name, value in kwargs.items():
         node_kwargs[name], real_kwargs[name] = value.as_arg(m)
-    if name_of(target).rpartition(".")[2] in TELLS_OFFSET:
+    if name_of(target).rpartition(".")[2] in READS_OFFSET:
         guard_offset(m, args, kwargs)
     fn = getattr(real_args[0], target) if kind == "call_method" else target
+    literals = literals_in(m, (node_args, node_kwargs))
     symbols = len(m.world.env.symbols) if m.world.env is not None else 0
     out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
     if "requires_grad" in kwargs and getattr(out, "requires_grad", False):      # a leaf: it must be there for real when gradients arrive
         made = call_graph(m, kind, target, args, {name: value for name, value in kwargs.items() if name != "requires_grad"})
         return m.new_leaf(made, f"{name_of(target)} with requires_grad=True")
-    if not m.inference and getattr(out, "requires_grad", False) and any(getattr(value, "inference", False) for value in args):
+    if not m.modes.inference and getattr(out, "requires_grad", False) and any(getattr(value, "inference", False) for value in args):
         raise Break("abstract_failure", name=name_of(target), text="an inference tensor takes part in a computation with gradients")
     if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
         return m.fresh(out)
     make = m.record.call_method if kind == "call_method" else m.record.call_function
     node = make(target, tuple(node_args), node_kwargs, out)
+    if literals:
+        node.meta["literals"] = [literals.get(read) for read in node.all_input_nodes]
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
         node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that makes the call again gives the same symbols
     return m.wrap_output(out, node)
 
 
-# functions that count places from the start of a tensor's storage
-TELLS_OFFSET = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
+def literals_in(m: Machine, args: Any) -> dict[torch.fx.Node, torch.Tensor]:
+    """The arguments whose data is known before the call, so that it may be read as a number."""
+    found: dict[torch.fx.Node, torch.Tensor] = {}
+
+    def look(node: torch.fx.Node) -> torch.fx.Node:
+        data = m.world.literal(node.meta.get("val"))
+        if data is not None:
+            found[node] = data
+        return node
+    torch.fx.map_arg(args, look)
+    return found
+
+
+# functions whose result depends on the storage offset
+READS_OFFSET = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"})
 
 
 def guard_offset(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> None:
-    """What came in of the tensor's storage lies at the same place of it in later calls.  No other function's result depends on that."""
+    """Guards the storage offset of the inputs over this storage.  No other function's result depends on it."""
     strided = len(args) > 1 or kwargs
     if not args or strided and "storage_offset" not in kwargs and len(args) < 4:
         return
@@ -139,7 +116,7 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
         raise Break("data_shape", error=error, name=name_of(target)) from error
     except DataAccess as error:
         raise Break("data_read", name=name_of(target), text=f" ({error.what})") from error
-    except Exception as error:      # eager's own error, or a rule that is missing: the real call tells
+    except Exception as error:      # eager's own error, or a missing rule: the real call decides
         if NO_DATA in str(error):
             raise Break("data_read", name=name_of(target), text="") from error
         raise Break("abstract_failure", name=name_of(target), text=f"{type(error).__name__}: {error}") from error
@@ -148,11 +125,6 @@ def run_abstract(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: di
 def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """May a call that gave None have changed a tensor, or is it a function of the user's?"""
     return marks.is_marked(target, marks.ALLOWED) or any(isinstance(a, torch.Tensor) for a in torch.utils._pytree.tree_leaves((args, kwargs)))
-
-
-def name_of(target: Any) -> str:
-    name = target if isinstance(target, str) else getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
-    return name.replace("_VariableFunctionsClass.", "torch.").replace("TensorBase.", "Tensor.")
 
 
 # kinds of breaks that a function of torch may be spared by executing Python code for it instead of calling it as one node: an argument that a
@@ -177,6 +149,9 @@ def call_or_inline(m: Machine, kind: str, target: Any, args: list[Value], kwargs
 
 # functions(machine, name, args, kwargs) -> Value or None: methods of torch.Tensor that are called as functions
 METHOD_CALLS: Table[Callable[..., Value | None]] = Table("unbound tensor method", "capture/values/tensor.py")
+# functions about the bits of a tensor, which do as its method or attribute of the same name
+OF_BITS = frozenset({torch.is_conj, torch.is_neg, torch.resolve_conj, torch.resolve_neg, torch.real, torch.imag})
+
 
 class TorchFunctionValue(CallableObject):
     """A torch function as an object."""
@@ -186,25 +161,10 @@ class TorchFunctionValue(CallableObject):
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         name = name_of(self.fn).rpartition(".")[2]
-        if marks.is_marked(self.fn, marks.FORBIDDEN):
-            raise Break("call", name=f"{name_of(self.fn)}, marked with forbid_in_graph,")
-        if name in NOT_IN_GRAPH or name.strip("_").partition("_")[0] in SETTERS and getattr(torch._C, name, None) is self.fn:
-            raise Break("call", name=name_of(self.fn))
-        for row in METHOD_CALLS.values() if getattr(torch.Tensor, name, None) is self.fn else ():
+        for row in METHOD_CALLS.values() if getattr(torch.Tensor, name, None) is self.fn or self.fn in OF_BITS else ():
             if (found := row(m, name, args, kwargs)) is not None:
                 return found
         return call_or_inline(m, "call_function", self.fn, args, kwargs, self.fn)
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         return self.fn, self.fn
-
-
-IN_PLACE = {f"{symbol}=": getattr(operator, f"i{name}") for symbol, name in {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}.items()}
-BINARY = {f"{symbol}": getattr(operator, name) for symbol, name in {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
-    "&": "and_", "|": "or_", "^": "xor", "<<": "lshift", ">>": "rshift"}.items()}
-COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge}
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {**BINARY, **IN_PLACE, **COMPARE}
-UNARY_OPERATORS: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert, "not": operator.not_}

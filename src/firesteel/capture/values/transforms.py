@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.regions import Tags, module_of, put_tags
+from firesteel.autograd.seams import is_seam_function
+from firesteel.capture.meanings import BY_NAME
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, Sequence, TupleValue
-from firesteel.capture.values.functions import BY_NAME, TRANSFORMED, Args, Kwargs
+from firesteel.capture.values.functions import TRANSFORMED, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
-from firesteel.seams import is_seam_function
-
-if TYPE_CHECKING:
-    from firesteel.capture.emit import Emitter
-    from firesteel.capture.machine import Machine
 
 Node = torch.fx.Node
 
@@ -63,7 +62,7 @@ def examples(args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, A
     places = options.get("in_dims", 0)
     dims = pytree._broadcast_to_and_flatten(places if isinstance(places, int) else tuple(places), spec)
     if dims is None:
-        raise Break("call", name="torch.vmap with in_dims that do not fit the arguments")
+        raise Break("transform", name="by torch.vmap with in_dims that do not fit the arguments")
     named = pytree.tree_leaves(kwargs)
     return [leaf if dim is None else one_of(leaf, dim) for leaf, dim in zip([*leaves, *named], [*dims, *[0] * len(named)])]
 
@@ -78,12 +77,12 @@ def argument(place: int) -> None:
 
 
 class Body:
-    """A captured function of flat leaves: its graph, and the nodes outside that it reads.  Its nodes carry `tags`."""
+    """A captured function of flat leaves: its graph, and the nodes outside that it reads.  In a checkpointed region its nodes carry `tags`."""
 
-    def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any], tags: dict[str, str] | None = None):
-        self.tags = tags or {}
+    def __init__(self, m: Machine, fn: Value, args: Args, kwargs: Kwargs, leaves: list[Any], tags: Tags | None = None):
+        self.tags = tags
         mark = m.checkpoint()
-        leaves_before, draws_before = m.filled_leaves, m.draws
+        leaves_before, draws_before = m.leaves.filled, m.draws
         owned = {id(leaf): m.record.tensors.get(id(leaf)) for leaf in leaves}
         try:
             source = enumerate(leaves)
@@ -91,15 +90,15 @@ class Body:
             named = {name: self._inside(m, value, source) for name, value in kwargs.items()}
             result = m.look(m.call_now(fn, inside, named)).as_arg(m)[0]
             if not put_back(m, mark[1][0]):
-                raise Break("call", name="a function transform whose function changes objects outside of it")
+                raise Break("transform", name="whose function changes objects outside of it")
             if m.draws is not draws_before:
-                raise Break("call", name="a function transform whose function draws random numbers of Python")
-            if m.filled_leaves is not leaves_before:
-                raise Break("call", name="a function transform whose function makes a parameter")
+                raise Break("transform", name="whose function draws random numbers of Python")
+            if m.leaves.filled is not leaves_before:
+                raise Break("transform", name="whose function makes a parameter")
             self.lifted: list[Node] = []
             nodes = m.record.nodes[mark[0][0]:]
             if any(is_seam_function(node.target) for node in nodes if node.op == "call_function"):
-                raise Break("call", name="a function transform with hooks or seeds inside")
+                raise Break("transform", name="with hooks or seeds inside")
             self.module = self._module(nodes, len(leaves), result)
         finally:
             m.rollback(mark)
@@ -130,9 +129,10 @@ class Body:
         for node in nodes:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-                copies[node].meta.update({**self.tags, **{tag: node.meta[tag] for tag in self.tags if tag in node.meta}})
         graph.output(torch.fx.node.map_arg(result, copies.__getitem__))
-        return torch.fx.GraphModule({}, graph, "Body")
+        if self.tags is not None:
+            put_tags(graph, self.tags)
+        return module_of(graph, "Body")
 
 
 def put_back(m: Machine, start: int) -> bool:
@@ -148,7 +148,7 @@ def put_back(m: Machine, start: int) -> bool:
 
 
 def _refuse(value: Value) -> Value:
-    raise Break("call", name=f"a function transform with {value.describe()}")
+    raise Break("transform", name=f"with {value.describe()}")
 
 
 def _nodes_in(nest: Any) -> list[Node]:
@@ -158,26 +158,24 @@ def _nodes_in(nest: Any) -> list[Node]:
 
 
 # -- the node -----------------------------------------------------------------------------------------------------------
-def transformed(m: Machine, name: str, body: Body, use: Callable[..., Any], *given: Any, inline: Callable[..., Any] | None = None) -> Value:
-    """A node that calls `use(the body as a function, *given)`; `given` are pairs of (argument of a node, abstract value).  With `inline` the
-    node is traced by calling that instead, on a function that runs the body node by node (`interpret` in graph/trace.py)."""
+def transformed(m: Machine, name: str, body: Body, use: Callable[..., Any], *given: Any) -> Value:
+    """A node that calls `use(the body as a function, *given)`; `given` are pairs of (argument of a node, abstract value)."""
     structure: list[Any] = [None]
 
-    def run(use: Callable[..., Any], module: Callable[..., Any], lifted: Any, *args: Any) -> list[Any]:
-        leaves, structure[0] = pytree.tree_flatten(use(lambda *a, **k: module(*pytree.tree_leaves((a, k)), *lifted), *map(plain, args)))
+    def call(lifted: Any, *args: Any) -> list[Any]:
+        leaves, structure[0] = pytree.tree_flatten(use(lambda *a, **k: body.module(*pytree.tree_leaves((a, k)), *lifted), *map(plain, args)))
         return leaves
 
-    def call(lifted: Any, *args: Any) -> list[Any]:
-        return run(use, body.module, lifted, *args)
-
     call.__name__ = call.__qualname__ = f"{name}_call"
-    if inline is not None:
-        call.body, call.inline = body.module, functools.partial(run, inline)       # type: ignore[attr-defined]
     lifted = tuple(node.meta["val"] for node in body.lifted)
-    out = run_abstract(m, functools.partial(run, inline or use, body.module), [lifted, *(real for _, real in given)], {}, f"{name} of a function")
+    out = run_abstract(m, call, [lifted, *(real for _, real in given)], {}, f"{name} of a function")
     node = m.record.call_function(call, (tuple(body.lifted), *(arg for arg, _ in given)), {}, out)
-    node.meta.update(body.tags)
-    return as_value(pytree.tree_unflatten([_item(m, node, i, leaf) for i, leaf in enumerate(out)], structure[0]))
+    return items_of(m, node, out, structure[0])
+
+
+def items_of(m: Machine, node: Node, out: Iterable[Any], structure: Any) -> Value:
+    """What a node that gives flat leaves stands for."""
+    return as_value(pytree.tree_unflatten([_item(m, node, i, leaf) for i, leaf in enumerate(out)], structure))
 
 
 def _item(m: Machine, node: Node, place: int, leaf: Any) -> Value:
@@ -208,21 +206,20 @@ def as_value(nest: Any) -> Value:
 
 def as_args(m: Machine, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Positional and named arguments, each as (arguments of a node, abstract values)."""
-    given, named = m.tuple_of(args).as_arg(m), {name: m.look(value).as_arg(m) for name, value in kwargs.items()}
+    given, named = TupleValue(args).as_arg(m), {name: m.look(value).as_arg(m) for name, value in kwargs.items()}
     return given, ({name: pair[0] for name, pair in named.items()}, {name: pair[1] for name, pair in named.items()})
 
 
 class TransformValue(Value):
     """torch.func.grad(f), torch.vmap(f), ..."""
 
+    always_true = True
+
     def __init__(self, name: str, fn: Value, options: dict[str, Any]):
         self.name, self.fn, self.options = name, fn, options
 
     def describe(self) -> str:
         return f"torch.func.{self.name} of a function"
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         given, named = as_args(m, args, kwargs)
@@ -237,11 +234,10 @@ class TransformValue(Value):
 class PullbackValue(Value):
     """The function that torch.func.vjp gives."""
 
+    always_true = True
+
     def __init__(self, body: Body, primals: tuple[Any, Any], has_aux: bool):
         self.body, self.primals, self.has_aux = body, primals, has_aux
-
-    def truth(self, m: Machine) -> bool:
-        return True
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         given, _ = as_args(m, args, kwargs)
@@ -258,7 +254,7 @@ def _maker(name: str, names: tuple[str, ...]) -> Callable[[Machine, Args, Kwargs
         given = {**dict(zip(names, args)), **kwargs}
         fn = given.pop("func", None)
         if fn is None or given.keys() - set(names):
-            raise Break("call", name=f"torch.func.{name} with settings of its own")
+            raise Break("transform", name=f"by torch.func.{name} with settings of its own")
         return TransformValue(name, m.look(fn), {option: m.known(m.look(value)) for option, value in given.items()})
     return make
 
@@ -273,7 +269,7 @@ def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any]) -
     """torch.vmap(f) made outside of the region: the same by its closure.  Settings that we do not take must have their defaults."""
     def make(m: Machine, closure: dict[str, Value]) -> Value:
         if any(m.known(closure[option]) != default for option, default in defaults.items() if option in closure):
-            raise Break("call", name=f"torch.func.{name} with settings of its own")
+            raise Break("transform", name=f"by torch.func.{name} with settings of its own")
         return _maker(name, names)(m, [], {option: value for option, value in closure.items() if option in names})
     return make
 
@@ -301,30 +297,30 @@ def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     draws = m.world.draws
     body = Body(m, m.look(args[0]), args[1:], {}, leaves)
     if m.world.draws > draws:       # the value and each pullback run the function anew
-        raise Break("call", name="torch.func.vjp of a function that draws random numbers")
+        raise Break("transform", name="by torch.func.vjp of a function that draws random numbers")
     out = transformed(m, "vjp_value", body, lambda fn, primals: fn(*primals), primals)
     pull_back = PullbackValue(body, primals, settings.get("has_aux", False))
     if not settings.get("has_aux"):
         return TupleValue([out, pull_back])
     if not isinstance(out, TupleValue) or len(out.items) != 2:
-        raise Break("call", name="torch.func.vjp with has_aux of a function that does not give a pair")
+        raise Break("transform", name="by torch.func.vjp with has_aux of a function that does not give a pair")
     return TupleValue([out.items[0], pull_back, out.items[1]])
 
 
 def known_settings(m: Machine, name: str, kwargs: Kwargs, allowed: tuple[str, ...]) -> dict[str, Any]:
     if kwargs.keys() - set(allowed):
-        raise Break("call", name=f"torch.func.{name} with settings of its own")
+        raise Break("transform", name=f"by torch.func.{name} with settings of its own")
     return {option: m.known(m.look(value)) for option, value in kwargs.items()}
 
 
 @BY_NAME.row("torch.func.jvp")
 def call_jvp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 3:
-        raise Break("call", name="torch.func.jvp with settings of its own")
+        raise Break("transform", name="by torch.func.jvp with settings of its own")
     settings = known_settings(m, "jvp", kwargs, ("has_aux", "strict"))
     primals, tangents = (m.look(value) for value in args[1:])
     if not isinstance(primals, TupleValue) or not isinstance(tangents, TupleValue):
-        raise Break("call", name="torch.func.jvp without tuples")
+        raise Break("transform", name="by torch.func.jvp without tuples")
     given, directions = primals.as_arg(m), tangents.as_arg(m)
     body = Body(m, m.look(args[0]), primals.items, {}, run_abstract(m, pytree.tree_leaves, [given[1]], {}, "torch.func.jvp"))
     return transformed(m, "jvp", body, functools.partial(torch.func.jvp, **settings), given, directions)

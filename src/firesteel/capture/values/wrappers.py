@@ -9,11 +9,12 @@ metadata, its context, and the metadata of its parts; sizes are constants.  A cl
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from firesteel.capture.guards import KINDS, RELATION, Guard, Kind, TensorFacts
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.class_objects import INSTANTIATE
@@ -21,9 +22,6 @@ from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import MISSING, bind
 from firesteel.capture.values.torch_calls import call_graph
-
-if TYPE_CHECKING:
-    from firesteel.capture.machine import Machine
 
 PLAIN_FUNCTIONS = (torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__)      # type: ignore[attr-defined]
 

@@ -6,6 +6,7 @@ in-place variants: those are derived from the functional operator's row.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,29 +14,38 @@ import torch
 
 from firesteel.errors import DataAccess  # noqa: F401  # also known from here
 from firesteel.graph.sizes import current, expands_alone, less, same, unknown
-from firesteel.graph.spec import Shape, Spec
+from firesteel.graph.spec import (
+    Shape,
+    Spec,
+    channels_last_strides,
+    contiguous_strides,
+    elementwise_strides,
+    make_spec,
+    preserved_strides,
+    suggests_channels_last,
+)
+from firesteel.operators import Facet
 from firesteel.sym.expr import Expr, Size, max_, min_
-from firesteel.table import Table
+from firesteel.targets import HOST, on_host
 
-aten = torch.ops.aten
-RULES: Table[Callable[..., Any]] = Table("shape rule", "graph/rules/")
-
-
-def find(name: str) -> torch._ops.OpOverload | None:
-    """The overload "add.Tensor" or "relu" (its default); None where this torch has none."""
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet, None), overload or "default", None)
+RULES: Facet[Callable[..., Any]] = Facet("shape rule")
+PROBED: Facet[bool] = Facet("probed by its kernel")         # eager's kernel is asked about dtypes, on tensors of one element
+ONE_DEVICE: Facet[bool] = Facet("takes one device")
 
 
-def rule(names: str) -> Callable[[Callable], Callable]:
-    """Decorator: a row for each of the operators named, those of other torch versions left out."""
+def rule(names: str, *, probed: bool = False, one_device: bool = False) -> Callable[[Callable], Callable]:
+    """Decorator: the rule of each of the operators named, and what else is checked before it runs (`refusals.py`)."""
     def register(function: Callable) -> Callable:
-        for name in names.split():
-            op = find(name)
-            if op is not None:
-                RULES.add(op, function)
-        return function
+        if probed:
+            PROBED.named(names)(True)
+        if one_device:
+            ONE_DEVICE.named(names)(True)
+        return RULES.named(names)(function)
     return register
+
+
+probed_rule = functools.partial(rule, probed=True)
+device_rule = functools.partial(rule, one_device=True)
 
 
 # ---------------------------------------------------------------- dimensions
@@ -179,3 +189,106 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype:
 def floating(dtype: torch.dtype) -> torch.dtype:
     """Integers become the default floating dtype."""
     return torch.get_default_dtype() if dtype in _INTEGRAL else dtype
+
+# ---------------------------------------------------------------- pointwise operators
+
+def elementwise(operands: list[Spec], dtype: torch.dtype) -> Spec:
+    """The fresh result of a pointwise operator over tensors; without any, it is one number."""
+    if not operands:
+        return make_spec((), dtype, HOST)
+    first = operands[0]
+    shape, device = first.shape, first.device
+    if all(op.shape == shape and op.strides == first.strides for op in operands) and first.strides == contiguous_strides(shape):
+        return _with(first, dtype) if device == operands[-1].device else _checked_device(operands, shape, first.strides, dtype)
+    for op in operands[1:]:
+        shape = broadcast(shape, op.shape)
+    return _checked_device(operands, shape, elementwise_strides(shape, operands), dtype)
+
+
+def _with(spec: Spec, dtype: torch.dtype) -> Spec:
+    if spec.dtype is dtype and spec.offset == 0:   # an Expr is never equal to a number
+        return spec
+    return Spec(spec.shape, spec.strides, 0, dtype, spec.device)
+
+
+def _checked_device(operands: list[Spec], shape, strides, dtype: torch.dtype) -> Spec:
+    return Spec(shape, strides, 0, dtype, common_device(operands))
+
+
+def common_device(operands: list[Spec]) -> torch.device:
+    """The device of the operands; a 0-dim CPU tensor may join any."""
+    device = operands[0].device
+    for op in operands[1:]:
+        if op.device != device:
+            if not op.shape and on_host(op):
+                continue
+            check(device.type == HOST.type and all(not o.shape for o in operands if o.device == device),
+                  f"Expected all tensors to be on the same device, but found at least two devices, {device} and {op.device}!")
+            device = op.device
+    return device
+
+
+def converted(operand: Spec, dtype: torch.dtype) -> Spec:
+    """On CPU an operand of another dtype is copied first, which makes a non-dense one dense."""
+    if operand.dtype is dtype or not on_host(operand) or operand.strides == contiguous_strides(operand.shape):
+        return operand
+    return operand._replace(strides=preserved_strides(operand))
+
+
+def tensors_of(*args: Any) -> list[Spec]:
+    return [a for a in args if type(a) is Spec]
+
+
+DtypeRule = Callable[[torch.dtype], torch.dtype]
+
+
+def same_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def to_bool(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return TO_REAL.get(dtype, dtype)
+
+
+def unary(dtype_rule: DtypeRule) -> Callable[..., Spec]:
+    """The rule of a pointwise operator of one tensor."""
+    def rule_of_unary(x: Spec, *args: Any, **kwargs: Any) -> Spec:
+        dtype = dtype_rule(x.dtype)
+        if x.strides == contiguous_strides(x.shape):
+            return _with(x, dtype)
+        return Spec(x.shape, elementwise_strides(x.shape, [x]), 0, dtype, x.device)
+    return rule_of_unary
+
+
+def binary(dtype_rule: DtypeRule) -> Callable[..., Spec]:
+    """The rule of a pointwise operator of two tensors, or of a tensor and a number."""
+    def rule_of_binary(a: Any, b: Any = None, *args: Any, **kwargs: Any) -> Spec:
+        if type(a) is Spec and type(b) is Spec:
+            if a.dtype is b.dtype:
+                return elementwise([a, b], dtype_rule(a.dtype))
+            common = result_dtype((a, b))
+            return elementwise([converted(a, common), converted(b, common)], dtype_rule(common))
+        return elementwise(tensors_of(a, b), dtype_rule(result_dtype((a, b))))
+    return rule_of_binary
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes statistics."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def suggested(x: Spec, shape: tuple[Size, ...] | None = None, dtype: torch.dtype | None = None) -> Spec:
+    """A fresh tensor in the memory format that eager would suggest for x."""
+    shape = x.shape if shape is None else shape
+    strides = channels_last_strides(shape) if len(shape) in (4, 5) and suggests_channels_last(x) else contiguous_strides(shape)
+    return Spec(shape, strides, 0, dtype or x.dtype, x.device)
+
+
+def each(value: Any, n: int) -> list[Any]:
+    """One size for each of n dimensions: of a number, or of a list with one item, for all."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * n if len(values) == 1 else values

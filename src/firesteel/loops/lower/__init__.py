@@ -1,5 +1,4 @@
-"""Lowering: functional ATen graph -> Program of loop nests.  Importing this registers every row of `LOWERINGS`."""
-from firesteel.loops.lower import activations, combine, create, index, pointwise, reduce, views  # noqa: F401  (rows)
+"""Lowering: functional ATen graph -> Program of loop nests.  `ops/` writes the rows of `LOWERINGS`."""
 from firesteel.loops.lower.build import LOWERINGS
 from firesteel.loops.lower.graph import lower_graph
 

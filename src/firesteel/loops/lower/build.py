@@ -1,10 +1,10 @@
 """The builder of a Program: buffers, nests and library calls in order, and the table of lowerings.
 
-In: one graph node at a time, its arguments already lowered.  Out: what the node's value is (a `Tensor`, a tuple of them, a
+In: one graph node at a time, its arguments already lowered.  Out: what the node's value is (a `Operand`, a tuple of them, a
 size).  A row of `LOWERINGS` is `fn(b, out, *args, **kwargs)`: `b` the Builder, `out` the node's Spec (or a tuple of
 Specs); it returns the value, or NotImplemented where a loop nest cannot do it: then the operator itself is called.
 
-    @LOWERINGS.row(aten.flip.default)
+    @lowering("flip")
     def lower_flip(b, out, x, dims):
         return b.map(out, lambda i: x.load(tuple(n - 1 - k if d in dims else k for d, (k, n) in enumerate(zip(i, x.shape)))))
 """
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from firesteel.config import config
-from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, Store, StoreMode
-from firesteel.loops.lower.value import Body, Index, Tensor, TensorSpec
-from firesteel.loops.ops import LOOP_DTYPES, SHORT, compute_dtype, short_dtype, to
+from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, ProgramStep, Store, StoreMode
+from firesteel.loops.lower.value import Body, Index, Operand, TensorSpec
+from firesteel.loops.ops import LOOP_DTYPES, SHORT, S, compute_dtype, literal, short_dtype, to
+from firesteel.operators import Facet
 from firesteel.sym.expr import Expr, Size, as_expr, lt, row_major
-from firesteel.table import Table
 
-LOWERINGS: Table[Callable[..., Any]] = Table("lowering", "loops/lower/")
+LOWERINGS: Facet[Callable[..., Any]] = Facet("lowering")
+lowering = LOWERINGS.named
 
 _grids: dict[tuple[Size, ...], tuple[tuple[Axis, ...], Index]] = {}
 
@@ -56,7 +57,7 @@ class Builder:
     def __init__(self, env: Any = None) -> None:
         self.env = env                          # the ShapeEnv that knows what the sizes may be
         self.buffers: dict[str, Buffer] = {}
-        self.steps: list[Nest | Extern] = []
+        self.steps: list[ProgramStep] = []
         self.node: str = ""
         self.target: Any = None
         self.used: set[int] | None = None       # of the results of the node, if it has several; None: all
@@ -92,13 +93,13 @@ class Builder:
     def nest(self, axes: Iterable[Axis], *phases: Phase) -> None:
         self.steps.append(Nest(self.node, tuple(axes), phases, (self.node,)))
 
-    def map(self, out: Any, body: Body) -> Tensor:
+    def map(self, out: Any, body: Body) -> Operand:
         """out[i] = body(i), rounded to the dtype of `out`."""
         axes, index = grid(tuple(out.shape))
         buffer = self.buffer(out)
         store = Store(buffer.name, exprs(index), to(body(index), buffer.dtype, self.loose))
         self.nest(axes, Phase("map", (), (), (store,)))
-        return Tensor.of(buffer, _from_start(out))
+        return Operand.of(buffer, _from_start(out))
 
     def store_into(self, buffer: Buffer, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body, mode: StoreMode = "set") -> None:
         """buffer[where(i)] = body(i) (or += with mode "add") for all i of `shape`."""
@@ -108,21 +109,21 @@ class Builder:
 
     # ------------------------------------------------------------ reading tensors in other ways
 
-    def readable(self, x: Tensor) -> Tensor:
+    def readable(self, x: Operand) -> Operand:
         """x, or a copy of it where its elements cannot be addressed by an index map."""
         if not x.opaque:
             return x
         return self.call(torch.ops.aten.clone.default, (x,), {"memory_format": torch.contiguous_format}, _contiguous(x.spec))
 
-    def strided(self, x: Tensor) -> Tensor:
+    def strided(self, x: Operand) -> Operand:
         """x as a window on a buffer, materialised where it is none."""
         return x if x.strided else self.copy(x, x.spec if all(s != 0 for s in x.spec.strides) else _contiguous(x.spec))
 
-    def copy(self, x: Tensor, out: Any) -> Tensor:
+    def copy(self, x: Operand, out: Any) -> Operand:
         x = self.readable(x)
         return self.map(out, x.load)
 
-    def value(self, x: Tensor, index: Index, dtype: str | None = None) -> Expr:
+    def value(self, x: Operand, index: Index, dtype: str | None = None) -> Expr:
         """The element of x that is broadcast to `index`, in the dtype (or x's own) in which to compute."""
         loaded = self.readable(x).load(broadcast_index(index, x.shape))
         return to(loaded, dtype or compute_dtype(x.dtype))
@@ -132,13 +133,13 @@ class Builder:
     def argument(self, value: Any) -> Any:
         """A lowered argument as an Extern holds it."""
         kind = type(value)
-        if kind is Tensor:
+        if kind is Operand:
             return self.strided(value).view()
         if kind in (list, tuple):
             return kind(self.argument(v) for v in value)
         return value
 
-    def call(self, target: Any, args: tuple, kwargs: dict, out: Any, *, writes_out: bool = False, written: Sequence[Tensor] = ()) -> Any:
+    def call(self, target: Any, args: tuple, kwargs: dict, out: Any, *, writes_out: bool = False, written: Sequence[Operand] = ()) -> Any:
         """outputs = target(*args, **kwargs), each output with the layout of its Spec; `written` are arguments changed in place."""
         views = tuple(self.argument(a) for a in args)
         named = {k: self.argument(v) for k, v in kwargs.items()}
@@ -162,7 +163,7 @@ class Builder:
             parts = [self._outputs(o) for o in out]
             return tuple(p[0] for p in parts), [n for p in parts for n in p[1]]
         buffer = self.buffer(out)
-        return Tensor.of(buffer, _from_start(out)), [buffer.name]
+        return Operand.of(buffer, _from_start(out)), [buffer.name]
 
 
 def is_group(out: Any) -> bool:
@@ -195,3 +196,25 @@ def supported(*dtypes: str) -> bool:
     """Can loop nests hold these dtypes?"""
     return LOOP_DTYPES.issuperset(dtypes)
 
+
+def fits(out: Any, *tensors: Operand) -> bool:
+    return supported(SHORT.get(out.dtype, ""), *[t.dtype for t in tensors]) and all(t.spec.device == out.device for t in tensors)
+
+
+def moved(index: Index, dim: int, by: Size) -> Index:
+    return (*index[:dim], index[dim] - by, *index[dim + 1:])
+
+
+def choose(inside: Any, part: Operand, index: Index, other: Expr, dtype: str) -> Expr:
+    """The part's element where the index is inside of it, else `other`; in `dtype`."""
+    if inside is True:
+        return to(part.load(index), dtype)
+    if inside is False:
+        return other
+    if part.dtype == dtype:
+        return part.masked(index, inside, other)
+    return S.where(inside, to(part.masked(index, inside, literal(0, part.dtype)), dtype), other)
+
+
+def equal(a: Size, b: Size) -> Any:
+    return a == b if isinstance(a, int) and isinstance(b, int) else S.eq(as_expr(a), as_expr(b))

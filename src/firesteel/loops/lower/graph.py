@@ -15,16 +15,18 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from firesteel.config import config
 from firesteel.errors import InternalError
-from firesteel.loops.access import bound_symbols, step_symbols
-from firesteel.loops.ir import Buffer, Extern, Given, Nest, Program
+from firesteel.loops.access import step_symbols
+from firesteel.loops.ir import Buffer, Extern, Given, Program, ProgramStep
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import lower_call
-from firesteel.loops.lower.value import Tensor, TensorSpec, spec_of
+from firesteel.loops.lower.value import Operand, TensorSpec, spec_of
 from firesteel.loops.ops import SHORT, literal
 from firesteel.sym.expr import Expr, as_expr, as_size, free_symbols, make, ne, postorder
 from firesteel.sym.meaning import meaning
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import SYMBOLIC, from_sym
+from firesteel.targets import on_host
 
 
 def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
@@ -39,7 +41,7 @@ def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
             position += 1
         elif node in wanted:
             WALK[node.op](walk, node)
-    return walk.program()
+    return walk.program(gm.meta.get("boxed", False))
 
 
 _has_effects: dict[Any, bool] = {}
@@ -66,21 +68,21 @@ def needed(nodes: Sequence[Node]) -> set[Node]:
     return wanted
 
 
-class Facts:
+class NodeFacts:
     """meta["val"] as rows want it: Specs for tensors, Sizes for symbolic numbers.  Sizes are written as the ShapeEnv knows
     them now: symbols that turned out equal after a node was recorded are one symbol here, known ones are numbers."""
 
     def __init__(self, nodes: Iterable[Node]):
         self.env: Any = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
-        self.told: set[Expr] = set()            # symbols that inputs tell, where these are others than the sizes mention
+        self.told: set[Expr] = set()            # symbols bound by inputs, where the sizes mention others
         self._find_told([from_node for from_node in nodes if from_node.op == "placeholder"])
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
-        self.hosted: dict[Expr, Expr] = {}      # what kernels do not compute -> the symbol that stands for it
+        self.by_python: dict[Expr, Expr] = {}      # what kernels do not compute -> the symbol that stands for it
         self._numbers: list[Extern] = []        # the calls that compute those, not yet taken
 
     def _find_told(self, placeholders: Sequence[Node]) -> None:
-        """An input's size may be known as 4*s0 while no input shows s0 itself: then sizes are written in what the inputs show."""
+        """An input's size may be 4*s0 while no input has the size s0 itself: then sizes are written over symbols that inputs bind."""
         if self.env is None:
             return
         raw = [size for node in placeholders for size in _sizes_of(node.meta.get("val"))]
@@ -98,7 +100,7 @@ class Facts:
 
     def number(self, value: Any) -> Any:
         """A SymInt, SymFloat or SymBool as the Expr it carries; anything else as it is."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, SYMBOLIC):
             value = from_sym(value)
         return self.size(value) if type(value) is Expr else value
 
@@ -113,22 +115,22 @@ class Facts:
         if type(size) is not Expr or not any(is_for_python(node) for node in postorder(size)):
             return size
         if is_for_python(size):     # kernels take integers and floats
-            return self._hosted(size) if size.dtype != "bool" else ne(self._hosted(make("to", "i64", (size,))), 0)
+            return self._computed_by_python(size) if size.dtype != "bool" else ne(self._computed_by_python(make("to", "i64", (size,))), 0)
         return make(size.op, size.dtype, tuple([as_expr(self.for_kernels(arg)) for arg in size.args]), size.attr)
 
-    def _hosted(self, node: Expr) -> Expr:
-        if node not in self.hosted:
+    def _computed_by_python(self, node: Expr) -> Expr:
+        if node not in self.by_python:
             low, high = self.env.interval(node) if node.dtype == "i64" else (None, None)
-            name = self.hosted[node] = self.env.create_unbacked(low, high, str(node), node.dtype)
+            name = self.by_python[node] = self.env.create_unbacked(low, high, str(node), node.dtype)
             compute = meaning(node.op, node.dtype).compute
             self._numbers.append(Extern(name.attr, (name.attr,), compute, tuple(map(as_size, node.args)), origin=(name.attr,)))
-        return self.hosted[node]
+        return self.by_python[node]
 
     def computed(self, given: Any) -> Any:
         """A number that Python would have to compute, and that an input gives: it is read, not computed again."""
         if type(given) is not Expr or given.dtype != "f64" or given.op in ("symbol", "const"):
             return given
-        return self.hosted.setdefault(given, self.env.create_unbacked(None, None, str(given), given.dtype))
+        return self.by_python.setdefault(given, self.env.create_unbacked(None, None, str(given), given.dtype))
 
     def take_numbers(self) -> list[Extern]:
         """The calls that must stand before whatever uses the sizes asked for so far."""
@@ -156,8 +158,8 @@ class Facts:
 
 
 def _sizes_of(value: Any) -> list[Expr]:
-    """The symbolic sizes that an input shows."""
-    if isinstance(value, NUMBERS):
+    """The symbolic sizes that an input binds."""
+    if isinstance(value, SYMBOLIC):
         sizes: tuple = (from_sym(value),)
     elif isinstance(value, torch.Tensor) or hasattr(value, "spec"):
         spec = spec_of(value)
@@ -169,7 +171,7 @@ def _sizes_of(value: Any) -> list[Expr]:
 
 def environment(value: Any) -> Any:
     """The ShapeEnv behind an abstract tensor or a symbolic number, if there is one."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLIC):
         return value.node.env
     return getattr(getattr(value, "world", None), "env", None)
 
@@ -178,7 +180,7 @@ class Walk:
     """The state of one lowering: the Builder, and what each node's value is."""
 
     def __init__(self, gm: GraphModule, wanted: set[Node]):
-        self.facts = Facts(gm.graph.nodes)
+        self.facts = NodeFacts(gm.graph.nodes)
         self.gm, self.wanted, self.b = gm, wanted, Builder(self.facts.env)
         self.values: dict[Node, Any] = {}
         self.inputs: list[str | None] = []
@@ -195,7 +197,7 @@ class Walk:
             self._read_symbols(number, spec)
             self._read_symbols(number, spec_of(value), self.facts.unbacked)
             buffer = self.b.buffer(spec, "input", node.name)
-            self.values[node] = Tensor.of(buffer, spec)
+            self.values[node] = Operand.of(buffer, spec)
             self.inputs.append(buffer.name if wanted else None)
             return
         value = Given(number) if isinstance(value, torch.Generator) else self.facts.computed(self.facts.number(value))
@@ -223,11 +225,11 @@ class Walk:
             self.values[node] = value
             return
         spec = spec_of(value)
-        if not value.shape and value.device.type == "cpu" and supported(SHORT.get(value.dtype, "")):
+        if not value.shape and on_host(value) and supported(SHORT.get(value.dtype, "")):
             element = literal(value.item(), SHORT[value.dtype])
-            self.values[node] = Tensor.lazy(spec, lambda i: element)
+            self.values[node] = Operand.lazy(spec, lambda i: element)
         else:
-            self.values[node] = Tensor.of(self.b.buffer(spec, "constant", node.name, value.detach()), spec)
+            self.values[node] = Operand.of(self.b.buffer(spec, "constant", node.name, value.detach()), spec)
 
     def call(self, node: Node) -> None:
         out = self.facts.of(node.meta.get("val"))
@@ -241,6 +243,7 @@ class Walk:
             self.values[node] = out
             return
         b.node, b.target, b.used = node.name, target, self.used(node) if type(out) is tuple else None
+        b.loose = not (config.eager_rounding or node.meta.get("exact"))
         args, kwargs = self.arguments(node.args), {k: self.argument(v) for k, v in node.kwargs.items()}
         b.steps += self.facts.take_numbers()
         if target is operator.getitem:
@@ -258,10 +261,10 @@ class Walk:
         return self.facts.env.as_stated(raw) if type(raw) is Expr else raw
 
     def telling(self, node: Node, out: Any, args: tuple, kwargs: dict) -> Any:
-        """A library call that tells symbols which only run time knows.  They are bound by their own names, also where the environment
+        """A library call that binds unbacked symbols.  They are bound by their own names, also where the environment
         has concluded what they must be: that is what the program's conditions check."""
         b, raw = self.b, node.meta["val"]
-        if isinstance(raw, NUMBERS):
+        if isinstance(raw, SYMBOLIC):
             views = tuple([b.argument(a) for a in args])
             symbol: Any = from_sym(raw)     # an Expr, by the type of `raw`
             b.steps.append(Extern(node.name, (symbol.attr,), node.target, views, dict(kwargs), origin=(node.name,)))
@@ -289,7 +292,7 @@ class Walk:
         """What the program returns: Views, Exprs, plain values."""
         self.b.node = getattr(value, "name", "output")
         value = self.values[value] if type(value) is Node else self.facts.number(value)
-        return self.b.strided(value).view() if type(value) is Tensor else value
+        return self.b.strided(value).view() if type(value) is Operand else value
 
     # ------------------------------------------------------------ arguments
 
@@ -312,28 +315,28 @@ class Walk:
 
     # ------------------------------------------------------------ the end
 
-    def program(self) -> Program:
+    def program(self, boxed: bool) -> Program:
         """Buffers that an output looks into become outputs."""
         buffers = self.b.buffers
         for view in self.outputs:
             name = getattr(view, "buffer", None)
             if name is not None and buffers[name].kind == "temp":
                 buffers[name] = dataclasses.replace(buffers[name], kind="output")
-        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols)
+        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols, boxed)
 
 
-def checked_early(steps: Sequence[Nest | Extern], buffers: Mapping[str, Buffer]) -> list[Nest | Extern]:
-    """Each check right behind the call that tells the last of its symbols: all sizes are written as if it held, earlier ones too."""
+def checked_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -> list[ProgramStep]:
+    """Each check right behind the call that binds the last of its symbols: all sizes are written as if it held, earlier ones too."""
     if not any(is_check(step) for step in steps):
         return list(steps)
-    told = {name: number for number, step in enumerate(steps) for name in bound_symbols(step, buffers)}
+    told = {name: number for number, step in enumerate(steps) for name in step.bound_symbols(buffers)}
     places = [(max([told.get(s, -1) for s in step_symbols(step, buffers)], default=-1), 1) if is_check(step) else (number, 0)
               for number, step in enumerate(steps)]
     return [steps[number] for number in sorted(range(len(steps)), key=lambda number: places[number])]
 
 
-def is_check(step: Nest | Extern) -> bool:
-    return isinstance(step, Extern) and step.target is CHECK
+def is_check(step: ProgramStep) -> bool:
+    return step.call is not None and step.call.target is CHECK
 
 
 CHECK = torch.ops.aten._assert_scalar.default
@@ -358,5 +361,4 @@ def is_for_python(node: Expr) -> bool:
     return node.op not in IN_KERNELS or "f64" in [node.dtype, *[arg.dtype for arg in node.args]] and node.op not in ("symbol", "const")
 
 
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 WALK = {"call_function": Walk.call, "get_attr": Walk.attribute, "output": Walk.output}

@@ -1,11 +1,11 @@
 """What a graph's tensors are while it is lowered.
 
-In: Specs (anything with shape, strides, offset, dtype, device).  Out: `Tensor`, which answers "the element at this index" with
-an Expr.  A Tensor stands on a buffer, possibly through an index map (views), or is computed where it is read (`full`,
+In: Specs (anything with shape, strides, offset, dtype, device).  Out: `Operand`, which answers "the element at this index" with
+an Expr.  A Operand stands on a buffer, possibly through an index map (views), or is computed where it is read (`full`,
 `arange`).  What always holds: a buffer has the strides that the Spec of its first node says, so every view's own Spec gives
 the strided window that a library call or an output needs.
 
-    row = Tensor.of(buffer, spec).through(spec_of_row, lambda i: (3, i[0]))     # x[3]
+    row = Operand.of(buffer, spec).through(spec_of_row, lambda i: (3, i[0]))     # x[3]
     row.load((j,))                                                             # load(x, 3, j)
 """
 from __future__ import annotations
@@ -41,16 +41,16 @@ def spec_of(value: Any) -> Any:
     return spec
 
 
-class Tensor:
+class Operand:
     """A tensor of the graph.  Exactly one of `buffer` and `body` is set.  `index` maps an index of this tensor to one of
     the buffer (None: the same).  `strided`: spec.strides/offset describe it as a window on the buffer's storage.
     `reshaped`: the tensor of which this is a plain reshape, so that a reshape of a reshape is one step.
-    `opaque`: no index map is known; only library calls can read it (by its strides)."""
+    `opaque`: no index map is known; only library calls can read it (by its strides, so it is `strided`)."""
 
     __slots__ = ("spec", "dtype", "buffer", "index", "body", "strided", "reshaped", "opaque")
 
     def __init__(self, spec: Any, buffer: Buffer | None, index: IndexMap | None, body: Body | None,
-                 strided: bool = True, reshaped: Tensor | None = None, opaque: bool = False):
+                 strided: bool = True, reshaped: Operand | None = None, opaque: bool = False):
         self.spec, self.index, self.body = spec, index, body
         self.buffer: Any = buffer       # a Buffer, but for what is computed where it is read
         self.dtype = SHORT.get(spec.dtype) or short_dtype(spec.dtype)
@@ -61,11 +61,11 @@ class Tensor:
         return self.spec.shape
 
     @classmethod
-    def of(cls, buffer: Buffer, spec: Any) -> Tensor:
+    def of(cls, buffer: Buffer, spec: Any) -> Operand:
         return cls(spec, buffer, None, None)
 
     @classmethod
-    def lazy(cls, spec: Any, body: Body) -> Tensor:
+    def lazy(cls, spec: Any, body: Body) -> Operand:
         """Computed where it is read; `body` gives an Expr of the tensor's dtype."""
         return cls(spec, None, None, body, strided=False)
 
@@ -80,14 +80,14 @@ class Tensor:
             return S.where(mask, self.body(index), other)
         return masked(self.buffer, self.index(index) if self.index is not None else index, mask, other)
 
-    def through(self, spec: Any, index: IndexMap, strided: bool = True, reshaped: Tensor | None = None) -> Tensor:
+    def through(self, spec: Any, index: IndexMap, strided: bool = True, reshaped: Operand | None = None) -> Operand:
         """A view: `index` takes an index of the view to one of this tensor."""
         inner = self.index
         if self.body is not None:
             body = self.body
-            return Tensor.lazy(spec, lambda i: body(index(i)))
+            return Operand.lazy(spec, lambda i: body(index(i)))
         composed = index if inner is None else lambda i: inner(index(i))
-        return Tensor(spec, self.buffer, composed, None, strided and self.strided, reshaped, self.opaque)
+        return Operand(spec, self.buffer, composed, None, strided and self.strided, reshaped, self.opaque)
 
     def view(self) -> View:
         """The strided window; only where `strided`."""

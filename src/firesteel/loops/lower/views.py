@@ -1,121 +1,14 @@
-"""Lowerings of views: an index map on the same buffer, never a loop nest.
-
-A view's Spec says how it lies in the storage (for library calls and outputs); its index map says which element of the viewed
-tensor an index means (for loads inside of nests).  Reshapes are split at the places where both shapes have the same
-number of elements so far; only inside of such a group are indices multiplied out, and taken apart by // and %.
-
-    view of x[4, 6, 5] as [24, 5]:  (i, j) -> (i // 6, i % 6, j)
-"""
+"""Index maps of views: which element of the base an element of a reshape, a slice or a strided window is."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from firesteel.loops.lower.build import LOWERINGS, Builder
-from firesteel.loops.lower.value import Index, IndexMap, Tensor
-from firesteel.loops.ops import LOOP_DTYPES
-from firesteel.sym.expr import Expr, Size, lt, max_, min_, product, row_major, sum_, where
-
-aten = torch.ops.aten
-
-
-def _dim(dim: int, rank: int) -> int:
-    return dim + rank if dim < 0 else dim
-
-
-# ---------------------------------------------------------------- the same elements in another order
-
-@LOWERINGS.row(aten.permute.default)
-def lower_permute(b: Builder, out: Any, x: Tensor, dims: Sequence[int]) -> Tensor:
-    rank = len(x.shape)
-    place = {_dim(d, rank): n for n, d in enumerate(dims)}
-    order = [place[d] for d in range(rank)]
-    return x.through(out, lambda i: tuple([i[n] for n in order]))
-
-
-@LOWERINGS.row(aten.transpose.int)
-def lower_transpose(b: Builder, out: Any, x: Tensor, dim0: int, dim1: int) -> Tensor:
-    dims = list(range(len(x.shape)))
-    if dims:
-        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return lower_permute(b, out, x, dims)
-
-
-@LOWERINGS.row(aten.t.default, aten.numpy_T.default, aten.mT.default)
-def lower_t(b: Builder, out: Any, x: Tensor) -> Tensor:
-    rank = len(x.shape)
-    return lower_permute(b, out, x, tuple(range(rank))[::-1] if rank <= 2 else (*range(rank - 2), rank - 1, rank - 2))
-
-
-@LOWERINGS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default, aten.view_as.default,
-               aten.resolve_conj.default, aten.resolve_neg.default)
-def lower_alias(b: Builder, out: Any, x: Tensor, *_: Any) -> Tensor:
-    return x
-
-
-# ---------------------------------------------------------------- dimensions of size 1, and repeated ones
-
-@LOWERINGS.row(aten.expand.default)
-def lower_expand(b: Builder, out: Any, x: Tensor, sizes: Sequence[Size], implicit: bool = False) -> Tensor:
-    drop = len(out.shape) - len(x.shape)
-    if not drop and tuple(out.shape) == x.shape:
-        return x
-    kept = [n != 1 for n in x.shape]
-    return x.through(out, lambda i: tuple([k if keep else 0 for keep, k in zip(kept, i[drop:])]))
-
-
-@LOWERINGS.row(aten.unsqueeze.default)
-def lower_unsqueeze(b: Builder, out: Any, x: Tensor, dim: int) -> Tensor:
-    dim = _dim(dim, len(x.shape) + 1)
-    return x.through(out, lambda i: i[:dim] + i[dim + 1:])
-
-
-@LOWERINGS.row(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def lower_squeeze(b: Builder, out: Any, x: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
-    rank = len(x.shape)
-    if len(out.shape) == rank:
-        return x
-    asked = range(rank) if dims is None else {_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims)}
-    gone = {d for d in asked if x.shape[d] == 1}
-
-    def index(i: Index) -> Index:
-        rest = iter(i)
-        return tuple([0 if d in gone else next(rest) for d in range(rank)])
-    return x.through(out, index)
-
+from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.value import Index, IndexMap, Operand
+from firesteel.sym.expr import Size, lt, max_, min_, product, sum_, where
 
 # ---------------------------------------------------------------- reshapes
-
-@LOWERINGS.row(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, aten.flatten.using_ints)
-def lower_view(b: Builder, out: Any, x: Tensor, *_: Any) -> Tensor:
-    """A reshape of a reshape is one reshape.  Strided only if the layout really is a view of x's (`reshape` may copy)."""
-    source = x.reshaped or x
-    shape = tuple(out.shape)
-    if source.shape == shape and source.spec.strides == out.strides:
-        return source
-    strided = x.strided and _is_view_of(out, x.spec)
-    return source.through(out, reshape_index(source.shape, shape), strided, reshaped=source)
-
-
-def _is_view_of(out: Any, spec: Any) -> bool:
-    """Does reshaping the layout `spec` into out's shape give out's strides?  Only `reshape` of a tensor that no view
-    fits can differ; then the Spec is contiguous while the original is not."""
-    if tuple(spec.strides) == row_major(spec.shape):
-        return True
-    linear = reshape_index(tuple(spec.shape), tuple(out.shape))
-    for dim, size in enumerate(out.shape):
-        if isinstance(size, Expr):
-            return tuple(out.strides) != row_major(out.shape)
-        if size <= 1:
-            continue
-        for step in {1, size - 1}:
-            at = linear(tuple(step if d == dim else 0 for d in range(len(out.shape))))
-            if sum((i * s for i, s in zip(at, spec.strides)), 0) != step * out.strides[dim]:
-                return False
-    return True
-
 
 def reshape_index(old: tuple[Size, ...], new: tuple[Size, ...]) -> IndexMap:
     """The map from an index of shape `new` to one of shape `old`, both of the same number of elements."""
@@ -191,86 +84,15 @@ def from_end(b: Builder, index: Size, size: Size) -> Size:
     return index + size if negative else index
 
 
-def _part(out: Any, x: Tensor, dim: int, start: Size, step: Size = 1, strided: bool = True) -> Tensor:
-    if type(start) is int and start == 0 and step == 1 and tuple(out.shape) == x.shape:
-        return x
-
-    def index(i: Index) -> Index:
-        at = i[dim] if step == 1 else i[dim] * step
-        return (*i[:dim], at + start, *i[dim + 1:])
-    return x.through(out, index, strided)
-
-
-@LOWERINGS.row(aten.slice.Tensor)
-def lower_slice(b: Builder, out: Any, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1) -> Tensor:
-    dim = _dim(dim, len(x.shape))
-    return _part(out, x, dim, first_place(b, start, x.shape[dim]), step)
-
-
-@LOWERINGS.row(aten.narrow.default)
-def lower_narrow(b: Builder, out: Any, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
-    dim = _dim(dim, len(x.shape))
-    return _part(out, x, dim, first_place(b, start, x.shape[dim]))
-
-
-@LOWERINGS.row(aten.select.int)
-def lower_select(b: Builder, out: Any, x: Tensor, dim: int, index: Size) -> Tensor:
-    dim = _dim(dim, len(x.shape))
-    at = from_end(b, index, x.shape[dim])
-    return x.through(out, lambda i: (*i[:dim], at, *i[dim:]))
-
-
-@LOWERINGS.row(aten.unbind.int)
-def lower_unbind(b: Builder, out: Any, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    return tuple(lower_select(b, spec, x, dim, n) for n, spec in enumerate(out))
-
-
-@LOWERINGS.row(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.split.sizes, aten.tensor_split.sections,
-               aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
-def lower_split(b: Builder, out: Any, x: Tensor, sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not lie in x's storage."""
-    dim = _dim(dim, len(x.shape))
-    parts: list[Tensor] = []
-    start: Size = 0
-    for spec in out:
-        parts.append(_part(spec, x, dim, start, strided=spec.offset == x.spec.offset + start * x.spec.strides[dim]))
-        start = start + spec.shape[dim]
-    return tuple(parts)
-
-
-@LOWERINGS.row(aten.diagonal.default)
-def lower_diagonal(b: Builder, out: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    rank = len(x.shape)
-    row, column = _dim(dim1, rank), _dim(dim2, rank)
-    down, right = max(-offset, 0), max(offset, 0)
-
-    def index(i: Index) -> Index:
-        rest = iter(i[:-1])
-        return tuple([i[-1] + down if d == row else i[-1] + right if d == column else next(rest) for d in range(rank)])
-    return x.through(out, index)
-
-
-@LOWERINGS.row(aten.unfold.default)
-def lower_unfold(b: Builder, out: Any, x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    if not x.shape:
-        return x.through(out, lambda i: ())
-    dim = _dim(dim, len(x.shape))
-    return x.through(out, lambda i: (*i[:dim], i[dim] * step + i[-1], *i[dim + 1:-1]))
-
-
 # ---------------------------------------------------------------- any other window
 
-def lower_window(b: Builder, out: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def lower_window(b: Builder, out: Any, x: Operand, *_: Any, **__: Any) -> Operand:
     """A view of which only the Spec is known: as_strided, views as another dtype, views of operators without a row."""
     x = b.strided(x)
-    if out.dtype is not x.spec.dtype:
-        return Tensor(out, x.buffer, None, None, opaque=True)
+    if out.dtype is not x.spec.dtype or x.opaque:       # the buffer's elements are not the view's
+        return Operand(out, x.buffer, None, None, opaque=True)
     index = _window_index(out, x.buffer)
-    return Tensor(out, x.buffer, index, None, opaque=index is None)
-
-
-for _target in (aten.as_strided.default, aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default, aten.real.default):
-    LOWERINGS.add(_target, lower_window)
+    return Operand(out, x.buffer, index, None, opaque=index is None)
 
 
 def _window_index(out: Any, buffer: Any) -> IndexMap | None:
@@ -309,23 +131,3 @@ def _dense_order(buffer: Any) -> list[int] | None:
         order.insert(0, found)
         step = step * buffer.shape[found]
     return order
-
-
-# ---------------------------------------------------------------- views that are asked for as copies
-
-def _copied(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The lowering of `<view>_copy`: the view's elements in memory of their own."""
-    def lower(b: Builder, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dtype not in LOOP_DTYPES:
-            return NotImplemented
-        if hasattr(out, "strides"):
-            return b.copy(view(b, out, x, *args, **kwargs), out)
-        return tuple([b.copy(part, spec) for spec, part in zip(out, view(b, out, x, *args, **kwargs))])
-    return lower
-
-
-for _name in ("permute", "transpose.int", "t", "alias", "detach", "expand", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "view",
-              "slice.Tensor", "select.int", "unbind.int", "split.Tensor", "split_with_sizes", "diagonal", "unfold"):
-    _packet, _, _overload = _name.partition(".")
-    _view, _copy = (getattr(getattr(aten, n), _overload or "default") for n in (_packet, f"{_packet}_copy"))
-    LOWERINGS.add(_copy, _copied(LOWERINGS[_view]))

@@ -1,0 +1,541 @@
+"""Guards in machine code: most of a guard function as a list of steps, which a small native function walks.
+
+A model of a hundred modules has six hundred guards, nearly all of the same few sorts: a dictionary has or lacks a key, an object is of
+a type, a constant is as it was.  As Python text each costs 30 to 80 ns in the midst of a program, here 5 to 10.
+
+    steps = Steps(["self", "x"], {"self": model, "x": x})
+    rest = [guard for guard in guards if not steps.check(guard)]        # what only Python text can say
+    walk = steps.build([source for source in wanted if steps.reads(source) is not None], compile_text)
+    walk.call(model, x)     # a tuple of those values; None: a guard fails; False: ask the Python text
+
+What always holds
+1. A step means what the Python text of its guard or source means.  Where the objects are not of the exact types that it was written for, the
+   walk says "ask the Python text", so new sorts of objects cost time, not truth.
+2. No step runs code of the user's: dictionaries with constant keys, tuples, lists, cells, functions, classes, all of exact types.  So
+   references are borrowed until the walk is over.
+3. The values that a walk hands out are those that it checked.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import struct
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from firesteel.capture.guards import Guard
+from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Source, Type, literal
+from firesteel.native_method import CompileText, native_method
+from firesteel.table import Table
+
+WORTH_IT = 12           # fewer guards than this are quicker as Python text
+MOST = 1 << 14          # slots: they live on the C stack, and a step has 16 bits for one; what comes behind is Python text
+
+# the walk is written for objects that begin with a count and their type, and for one thread at a time
+POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) == (16, 24, 8)
+            and getattr(sys, "_is_gil_enabled", lambda: True)())
+
+END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS = range(13)
+TYPE_AT, CONTENT_AT = 8, 16         # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict
+
+WALK = """
+%step = type { i8, i8, i16, i16, i16, ptr }                     ; what to do, function, type of x or -1, slot of x, slot of the result, operand
+%head = type { i64, i64, ptr, ptr, ptr, ptr, ptr, ptr }         ; number of slots, of exports; slots to export, steps, types, functions, None, False
+
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare void @PyErr_Clear()
+declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare ptr @_PyObject_GetDictPtr(ptr)
+declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
+
+define ptr @firesteel_walk(ptr %self, ptr %objects, i64 %count) {
+entry:
+  %head = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %slot_count = load i64, ptr %head
+  %slots = alloca ptr, i64 %slot_count
+  %position = alloca i64
+  %key_at = alloca ptr
+  %exports_at = getelementptr %head, ptr %head, i64 0, i32 1
+  %exports = load i64, ptr %exports_at
+  %types_at = getelementptr %head, ptr %head, i64 0, i32 4
+  %types = load ptr, ptr %types_at
+  %functions_at = getelementptr %head, ptr %head, i64 0, i32 5
+  %functions = load ptr, ptr %functions_at
+  %result = call ptr @PyTuple_New(i64 %exports)
+  %out_of_memory = icmp eq ptr %result, null
+  br i1 %out_of_memory, label %raise, label %argument
+raise:
+  ret ptr null
+argument:
+  %i = phi i64 [0, %entry], [%i_next, %copy]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %copy, label %begin
+copy:
+  %object_at = getelementptr ptr, ptr %objects, i64 %i
+  %object = load ptr, ptr %object_at
+  %first_at = getelementptr ptr, ptr %slots, i64 %i
+  store ptr %object, ptr %first_at
+  %i_next = add i64 %i, 1
+  br label %argument
+begin:
+  %steps_at = getelementptr %head, ptr %head, i64 0, i32 3
+  %steps = load ptr, ptr %steps_at
+  br label %step
+
+step:
+  %at = phi ptr [%steps, %begin], [%next, %go_on]
+  %next = getelementptr %step, ptr %at, i64 1
+  %op = load i8, ptr %at
+  %function_number_at = getelementptr %step, ptr %at, i64 0, i32 1
+  %function_number = load i8, ptr %function_number_at
+  %function_at = getelementptr ptr, ptr %functions, i8 %function_number
+  %type_number_at = getelementptr %step, ptr %at, i64 0, i32 2
+  %type_number = load i16, ptr %type_number_at
+  %x_slot_at = getelementptr %step, ptr %at, i64 0, i32 3
+  %x_slot = load i16, ptr %x_slot_at
+  %x_at = getelementptr ptr, ptr %slots, i16 %x_slot
+  %x = load ptr, ptr %x_at
+  %out_at = getelementptr %step, ptr %at, i64 0, i32 4
+  %out = load i16, ptr %out_at
+  %out_slot_at = getelementptr ptr, ptr %slots, i16 %out
+  %operand_at = getelementptr %step, ptr %at, i64 0, i32 5
+  %operand = load ptr, ptr %operand_at
+  %of_any = icmp slt i16 %type_number, 0
+  br i1 %of_any, label %do, label %of_type
+of_type:
+  %type_at = getelementptr ptr, ptr %types, i16 %type_number
+  %wants = load ptr, ptr %type_at
+  %has_at = getelementptr i8, ptr %x, i64 8
+  %has = load ptr, ptr %has_at
+  %fits = icmp eq ptr %has, %wants
+  br i1 %fits, label %do, label %unsure
+do:
+  switch i8 %op, label %held [ i8 1, label %read
+                               i8 2, label %ask
+                               i8 3, label %type
+                               i8 4, label %is
+                               i8 5, label %same
+                               i8 6, label %equal
+                               i8 7, label %word
+                               i8 8, label %empty
+                               i8 9, label %own
+                               i8 10, label %member
+                               i8 11, label %found
+                               i8 12, label %keys ]
+go_on:
+  br label %step
+
+read:
+  %r_function = load ptr, ptr %function_at
+  %r_value = call ptr %r_function(ptr %x, ptr %operand)
+  br label %found
+own:
+  %o_dict_at = call ptr @_PyObject_GetDictPtr(ptr %x)
+  %o_none = icmp eq ptr %o_dict_at, null
+  br i1 %o_none, label %trouble, label %owned
+owned:
+  %o_value = load ptr, ptr %o_dict_at
+  br label %found
+member:
+  %m_offset = ptrtoint ptr %operand to i64
+  %m_value_at = getelementptr i8, ptr %x, i64 %m_offset
+  %m_value = load ptr, ptr %m_value_at
+  br label %found
+found:
+  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned], [%m_value, %member]
+  %lost = icmp eq ptr %value, null
+  br i1 %lost, label %trouble, label %keep
+keep:
+  store ptr %value, ptr %out_slot_at
+  br label %go_on
+
+ask:
+  %a_function = load ptr, ptr %function_at
+  %a_answer = call i32 %a_function(ptr %x, ptr %operand)
+  %a_error = icmp slt i32 %a_answer, 0
+  br i1 %a_error, label %trouble, label %answered
+answered:
+  %a_wanted = sext i16 %out to i32
+  %a_holds = icmp eq i32 %a_answer, %a_wanted
+  br i1 %a_holds, label %go_on, label %fails
+type:
+  %t_at = getelementptr i8, ptr %x, i64 8
+  %t_has = load ptr, ptr %t_at
+  %t_holds = icmp eq ptr %t_has, %operand
+  br i1 %t_holds, label %go_on, label %fails
+is:
+  %i_holds = icmp eq ptr %x, %operand
+  br i1 %i_holds, label %go_on, label %fails
+same:
+  %s_other = load ptr, ptr %out_slot_at
+  %s_holds = icmp eq ptr %x, %s_other
+  br i1 %s_holds, label %go_on, label %fails
+equal:
+  %e_same = icmp eq ptr %x, %operand
+  br i1 %e_same, label %go_on, label %compare
+compare:
+  %e_answer = call i32 @PyObject_RichCompareBool(ptr %x, ptr %operand, i32 2)
+  %e_holds = icmp eq i32 %e_answer, 1
+  br i1 %e_holds, label %go_on, label %differs
+differs:
+  %e_error = icmp slt i32 %e_answer, 0
+  br i1 %e_error, label %trouble, label %fails
+word:
+  %w_at = getelementptr i8, ptr %x, i64 16
+  %w_bits = load ptr, ptr %w_at
+  %w_holds = icmp eq ptr %w_bits, %operand
+  br i1 %w_holds, label %go_on, label %fails
+empty:
+  %n_value = call ptr @PyDict_GetItemWithError(ptr %x, ptr %operand)
+  %n_lost = icmp eq ptr %n_value, null
+  br i1 %n_lost, label %trouble, label %counting
+counting:
+  %n_type_at = getelementptr ptr, ptr %types, i16 %out
+  %n_wants = load ptr, ptr %n_type_at
+  %n_has_at = getelementptr i8, ptr %n_value, i64 8
+  %n_has = load ptr, ptr %n_has_at
+  %n_fits = icmp eq ptr %n_has, %n_wants
+  br i1 %n_fits, label %counted, label %unsure
+counted:
+  %n_length_at = getelementptr i8, ptr %n_value, i64 16
+  %n_length = load i64, ptr %n_length_at
+  %n_holds = icmp eq i64 %n_length, 0
+  br i1 %n_holds, label %go_on, label %fails
+keys:
+  %k_count_at = getelementptr i8, ptr %operand, i64 16
+  %k_count = load i64, ptr %k_count_at
+  %k_first_at = getelementptr i8, ptr %operand, i64 24
+  store i64 0, ptr %position
+  br label %key_next
+key_next:
+  %k = phi i64 [0, %keys], [%k_next, %key_held]
+  %k_more = call i32 @PyDict_Next(ptr %x, ptr %position, ptr %key_at, ptr null)
+  %k_any = icmp ne i32 %k_more, 0
+  %k_wanted = icmp slt i64 %k, %k_count
+  %k_both = and i1 %k_any, %k_wanted
+  br i1 %k_both, label %key_compare, label %key_end
+key_end:
+  %k_one = or i1 %k_any, %k_wanted
+  br i1 %k_one, label %fails, label %go_on
+key_compare:
+  %k_key = load ptr, ptr %key_at
+  %k_expected_at = getelementptr ptr, ptr %k_first_at, i64 %k
+  %k_expected = load ptr, ptr %k_expected_at
+  %k_same = icmp eq ptr %k_key, %k_expected
+  br i1 %k_same, label %key_held, label %key_other
+key_other:
+  %k_type_at = getelementptr i8, ptr %k_key, i64 8
+  %k_type = load ptr, ptr %k_type_at
+  %k_str_at = getelementptr i8, ptr %k_expected, i64 8
+  %k_str = load ptr, ptr %k_str_at
+  %k_alike = icmp eq ptr %k_type, %k_str
+  br i1 %k_alike, label %key_equal, label %unsure
+key_equal:
+  %k_answer = call i32 @PyObject_RichCompareBool(ptr %k_key, ptr %k_expected, i32 2)
+  %k_holds = icmp eq i32 %k_answer, 1
+  br i1 %k_holds, label %key_held, label %unsure
+key_held:
+  %k_next = add i64 %k, 1
+  br label %key_next
+
+held:
+  %list_at = getelementptr %head, ptr %head, i64 0, i32 2
+  %list = load ptr, ptr %list_at
+  br label %export
+export:
+  %e = phi i64 [0, %held], [%e_next, %exporting]
+  %e_more = icmp slt i64 %e, %exports
+  br i1 %e_more, label %exporting, label %done
+exporting:
+  %e_slot_at = getelementptr i64, ptr %list, i64 %e
+  %e_slot = load i64, ptr %e_slot_at
+  %e_value_at = getelementptr ptr, ptr %slots, i64 %e_slot
+  %e_value = load ptr, ptr %e_value_at
+  call void @Py_IncRef(ptr %e_value)
+  %e_stored = call i32 @PyTuple_SetItem(ptr %result, i64 %e, ptr %e_value)
+  %e_next = add i64 %e, 1
+  br label %export
+done:
+  ret ptr %result
+
+trouble:
+  call void @PyErr_Clear()
+  br label %unsure
+unsure:
+  %u_at = getelementptr %head, ptr %head, i64 0, i32 7
+  br label %answer
+fails:
+  %f_at = getelementptr %head, ptr %head, i64 0, i32 6
+  br label %answer
+answer:
+  %answer_at = phi ptr [%u_at, %unsure], [%f_at, %fails]
+  %said = load ptr, ptr %answer_at
+  call void @Py_IncRef(ptr %said)
+  call void @Py_DecRef(ptr %result)
+  ret ptr %said
+}
+"""
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [("op", ctypes.c_int8), ("function", ctypes.c_int8), ("type", ctypes.c_int16), ("x", ctypes.c_int16), ("out", ctypes.c_int16),
+                ("operand", ctypes.c_void_p)]
+
+
+class _Head(ctypes.Structure):
+    _fields_ = [("slots", ctypes.c_int64), ("exports", ctypes.c_int64), ("list", ctypes.c_void_p), ("steps", ctypes.c_void_p),
+                ("types", ctypes.c_void_p), ("functions", ctypes.c_void_p), ("none", ctypes.c_void_p), ("false", ctypes.c_void_p)]
+
+
+FUNCTIONS = ("PyDict_GetItemWithError", "PyDict_Contains", "PyTuple_GetItem", "PyList_GetItem", "PyFunction_GetCode", "PyFunction_GetDefaults",
+             "PyFunction_GetKwDefaults", "PyFunction_GetClosure", "_PyType_Lookup")     # of (x, operand); the results are borrowed
+
+
+@functools.cache
+def _functions() -> ctypes.Array:
+    return (ctypes.c_void_p * len(FUNCTIONS))(*[ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in FUNCTIONS])
+
+
+class GuardWalk:
+    """`call` is a native function of the region's arguments; it may be called as long as this object, which holds all that the steps
+    point to, is alive."""
+
+    def __init__(self, steps: Sequence[_Step], slots: int, exports: Sequence[int], types: Sequence[type], keep: list[Any], compile_text: CompileText):
+        self._steps, self._exports, self._keep = (_Step * len(steps))(*steps), (ctypes.c_int64 * len(exports))(*exports), [*keep, *types]
+        self._types = (ctypes.c_void_p * len(types))(*map(id, types))
+        self._head = _Head(slots, len(exports), *self._tables(), id(None), id(False))
+        self.call = native_method("firesteel_walk", WALK, compile_text, ctypes.addressof(self._head))
+
+    def _tables(self) -> list[int]:
+        return [ctypes.addressof(table) for table in (self._exports, self._steps, self._types, _functions())]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+@dataclass(frozen=True)
+class Read:
+    """How a source is read of its base: by a function of Python's, by `OWN`, or as a member."""
+    op: int
+    operand: Any = 0        # an object, or a number
+    function: str = ""
+
+
+READS: Table[Callable[[Any, Any], Read | None]] = Table("native read", "capture/native_guards.py")      # (source, value of its base) -> how, or None
+_BY_INDEX: dict[type, str] = {tuple: "PyTuple_GetItem", list: "PyList_GetItem"}
+_OF_FUNCTION = {"__code__": "PyFunction_GetCode", "__defaults__": "PyFunction_GetDefaults", "__kwdefaults__": "PyFunction_GetKwDefaults",
+                "__closure__": "PyFunction_GetClosure"}
+DICTS = (dict, OrderedDict)
+MISSING = object()
+SEEN_AS_THEY_ARE = (types.FunctionType, property, types.WrapperDescriptorType)      # descriptors that a class hands out themselves
+
+
+def _find(cls: type, name: str) -> Any:
+    """What a class or one of its bases has under this name; MISSING where none has."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
+
+
+@READS.row(OwnDict)
+def _own_dict(source: OwnDict, base: Any) -> Read | None:
+    plain = isinstance(_find(type(base), "__dict__"), types.GetSetDescriptorType) and _find(type(base), "__getattribute__") is object.__getattribute__
+    return Read(OWN) if plain and not issubclass(type(base), type) else None
+
+
+@READS.row(HiddenDict)
+def _hidden_dict(source: HiddenDict, base: Any) -> Read | None:
+    return None if issubclass(type(base), type) or type(base).__dictoffset__ == 0 else Read(OWN)
+
+
+@READS.row(Item)
+def _item(source: Item, base: Any) -> Read | None:
+    if type(base) in DICTS and literal(source.key) is not None:
+        return Read(READ, source.key, "PyDict_GetItemWithError")
+    if type(base) in _BY_INDEX and type(source.key) is int and 0 <= source.key < 1 << 31:
+        return Read(READ, ctypes.c_void_p(source.key), _BY_INDEX[type(base)])
+    return None
+
+
+@READS.row(Attr)
+def _attr(source: Attr, base: Any) -> Read | None:
+    if type(base) is types.FunctionType:
+        return Read(READ, None, _OF_FUNCTION[source.key]) if source.key in _OF_FUNCTION else None
+    meta = type(base)
+    if not issubclass(meta, type) or meta.__getattribute__ is not type.__getattribute__ or hasattr(_find(meta, source.key), "__set__"):
+        return None
+    found = _find(base, source.key)
+    as_it_is = found is not MISSING and (type(found) in SEEN_AS_THEY_ARE or not hasattr(type(found), "__get__"))
+    return Read(READ, sys.intern(source.key), "_PyType_Lookup") if as_it_is else None
+
+
+@READS.row(CellContents)
+def _cell(source: CellContents, base: Any) -> Read | None:
+    return Read(MEMBER, ctypes.c_void_p(CONTENT_AT)) if type(base) is types.CellType else None
+
+
+@READS.row(Type)
+def _type(source: Type, base: Any) -> Read | None:
+    return Read(MEMBER, ctypes.c_void_p(TYPE_AT))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checking
+
+
+CHECKS: Table[Callable[[Steps, int, Any, Any], bool]] = Table("native check", "capture/native_guards.py")    # (steps, slot, data, value now) -> done?
+
+
+@CHECKS.row("type")
+def _check_type(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return steps.add(TYPE, slot, data)
+
+
+@CHECKS.row("identity")
+def _check_identity(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return steps.add(IS, slot, data)
+
+
+@CHECKS.row("none")
+def _check_none(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return steps.add(IS, slot, None)
+
+
+@CHECKS.row("code")
+def _check_code(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    if type(now) is not types.FunctionType:
+        return False
+    code = steps.slot()
+    steps.add(READ, slot, None, code, function="PyFunction_GetCode", of=types.FunctionType)
+    return steps.add(IS, code, data)
+
+
+@CHECKS.row("equals")
+def _check_equals(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    if data is None or isinstance(data, bool):
+        return steps.add(IS, slot, data)
+    if type(data) in (int, str, bytes):
+        return steps.add(EQUAL, slot, data, of=type(data))
+    if type(data) is float and not math.isnan(data):        # by its bits: 0.0 is not -0.0
+        return steps.add(WORD, slot, ctypes.c_void_p(struct.unpack("Q", struct.pack("d", data))[0]), of=float)
+    return False
+
+
+@CHECKS.row("length")
+def _check_length(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return type(now) in (tuple, list, *DICTS) and steps.add(WORD, slot, ctypes.c_void_p(data), of=type(now))
+
+
+@CHECKS.row("keys")
+def _check_keys(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    if not data:
+        return _check_length(steps, slot, 0, now)
+    return type(now) is dict and all(type(key) is str for key in data) and steps.add(KEYS, slot, tuple(data), of=dict)
+
+
+def _contains(steps: Steps, slot: int, data: Any, now: Any, answer: int) -> bool:
+    possible = type(now) in DICTS and literal(data) is not None
+    return possible and steps.add(ASK, slot, data, answer, function="PyDict_Contains", of=type(now))
+
+
+@CHECKS.row("has_key")
+def _check_has_key(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return _contains(steps, slot, data, now, 1)
+
+
+@CHECKS.row("no_key")
+def _check_no_key(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    return _contains(steps, slot, data, now, 0)
+
+
+@CHECKS.row("same")
+def _check_same(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    other = steps.reads(data)
+    return other is not None and steps.add(SAME, slot, None, other)
+
+
+@CHECKS.row("no_hooks")
+def _check_no_hooks(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    if type(now) is not dict or any(type(now[name]) not in DICTS for name in MODULE_HOOKS):
+        return False
+    return all(steps.add(EMPTY, slot, name, steps.type_number(type(now[name])), of=dict) for name in MODULE_HOOKS)
+
+
+class Steps:
+    """A builder.  `arguments` are the region's arguments as they are now, of which all guards hold."""
+
+    def __init__(self, arg_names: Sequence[str], arguments: Mapping[str, Any]):
+        self.count = len(arg_names)
+        self.steps: list[_Step] = []
+        self.checks = 0                                 # guards that are steps
+        self._keep: list[Any] = []
+        self._types: dict[type, int] = {}
+        self._slots: dict[Source, int | None] = {Local(name): n for n, name in enumerate(arg_names)}
+        self._now: dict[Source, Any] = {Local(name): arguments[name] for name in arg_names}
+
+    def check(self, guard: Guard) -> bool:
+        """Makes steps of a guard; False where there are none for it."""
+        if guard.kind not in CHECKS or guard.source is None or self.count >= MOST:
+            return False
+        slot = self.reads(guard.source)
+        if slot is None or not CHECKS[guard.kind](self, slot, guard.data, self._now[guard.source]):
+            return False
+        self.checks += 1
+        return True
+
+    def reads(self, source: Source) -> int | None:
+        """The slot that this source's value is in; None where only Python text can read it."""
+        if source not in self._slots:
+            self._slots[source] = self._read(source)
+        return self._slots[source]
+
+    def _read(self, source: Source) -> int | None:
+        if self.count >= MOST:
+            return None
+        if type(source) is Fixed:
+            self._now[source] = source.key
+            slot = self.slot()
+            self.add(PUT, 0, source.key, slot)
+            return slot
+        base = self.reads(source.base) if source.base is not None else None
+        if base is None or type(source) not in READS:
+            return None
+        value = self._now[source.base]
+        how = READS[type(source)](source, value)
+        if how is None:
+            return None
+        self._now[source] = source.step(value)
+        slot = self.slot()
+        self.add(how.op, base, how.operand, slot, function=how.function, of=type(value))
+        return slot
+
+    def slot(self) -> int:
+        self.count += 1
+        assert self.count < 1 << 15, self.count
+        return self.count - 1
+
+    def type_number(self, cls: type) -> int:
+        return self._types.setdefault(cls, len(self._types))
+
+    def add(self, op: int, x: int, operand: Any, out: int = 0, *, function: str = "", of: type | None = None) -> bool:
+        """Adds a step; the operand is an object, or a number in a c_void_p."""
+        self._keep.append(operand)
+        word = operand.value if type(operand) is ctypes.c_void_p else id(operand)
+        number = self.type_number(of) if of is not None else -1
+        self.steps.append(_Step(op, FUNCTIONS.index(function) if function else 0, number, x, out, word))
+        return True
+
+    def build(self, exports: Sequence[Source], compile_text: CompileText) -> GuardWalk:
+        """The walk, which hands out the values of these sources."""
+        self.add(END, 0, None)
+        slots = [self._slots[source] or 0 for source in exports]
+        return GuardWalk(self.steps, max(self.count, 1), slots, list(self._types), self._keep, compile_text)

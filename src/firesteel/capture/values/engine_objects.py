@@ -1,0 +1,133 @@
+"""Objects that code of a backward meets: contexts of custom functions, torch's engine, locks.
+
+The context of a custom function is an instance like others: what the forward stored on it is read attribute by attribute; what its C part
+answers is read and guarded.  `queue_callback` and taking a lock are effects, made for real in the program's order.
+
+    ctx.scale * grad                                                            # ctx came in: guarded as any attribute
+    torch.autograd.Variable._execution_engine.queue_callback(finish)            # after the graph
+    with lock: counts.append(grad.sum())                                        # acquire; append; release
+"""
+from __future__ import annotations
+
+import _thread
+import types
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.variable import Variable
+
+from firesteel.capture.builder import BASES, WRAPPERS, guard, guarded
+from firesteel.capture.effects import REPLAY
+from firesteel.capture.protocols import Machine
+from firesteel.capture.source import Attr, Source
+from firesteel.capture.values.attributes import MISSING, mro_lookup
+from firesteel.capture.values.base import MethodOfOwner, OpaqueValue, Value
+from firesteel.capture.values.const import FALSE, NONE, TRUE
+from firesteel.capture.values.functions import Args, Kwargs
+from firesteel.capture.values.objects import ObjectValue
+from firesteel.errors import Break
+
+
+# -- contexts of custom functions ---------------------------------------------------------------------------------------
+class FunctionContext(ObjectValue):
+    """`ctx`, outside of the call that made it."""
+
+    def plain_getattr(self, m: Machine, name: str) -> Value | None:
+        attribute = mro_lookup(self.cls, name)
+        if attribute is not MISSING and isinstance(attribute, types.GetSetDescriptorType) and name != "__dict__":
+            assert self.source is not None
+            return m.look(m.lazy(getattr(self.obj, name), Attr(self.source, name)))
+        return super().plain_getattr(m, name)
+
+    def plain_setattr(self, m: Machine, name: str, value: Value) -> Value | None:
+        """What a forward says of itself is told to the real context; it is asked for when the forward has returned."""
+        if name not in SAID:
+            return super().plain_setattr(m, name, value)
+        m.effects.log("setattr", self, value, name=name)
+        return None
+
+
+# save_for_backward, mark_dirty, mark_non_differentiable, set_materialize_grads, save_for_forward
+SAID = frozenset({"to_save", "dirty_tensors", "non_differentiable", "materialize_grads", "saved_for_forward"})
+
+
+@BASES.row(BackwardCFunction)
+def wrap_function_context(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return FunctionContext(type(obj), obj, source)
+
+
+class NodeInput(OpaqueValue):
+    """What a node of the engine knows of a gradient that it takes: `ctx._input_metadata[0]`."""
+
+    READ = ("shape", "dtype", "device")
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        assert self.source is not None
+        return m.look(m.lazy(getattr(self.obj, name), Attr(self.source, name))) if name in self.READ else super().getattr(m, name)
+
+
+@WRAPPERS.row(torch._C._autograd._InputMetadata)      # type: ignore[attr-defined]
+def wrap_node_input(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return NodeInput(obj, source)
+
+
+# -- methods that are effects -------------------------------------------------------------------------------------------
+class EffectMethod(MethodOfOwner):
+    """A bound method whose call is made for real after the graph, with the result that it has while capturing."""
+
+    cls = types.BuiltinMethodType
+
+    def __init__(self, owner: Value, name: str, result: Value):
+        super().__init__(owner, name)
+        self.result = result
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if kwargs:
+            raise Break("arguments", name=f"{self.name} with keywords")
+        m.effects.log("call_method", self.owner, *args, name=self.name)
+        return self.result
+
+
+REPLAY.add("call_method", lambda e, t, d, n: f"{t}.{n}({', '.join(d)})")
+
+
+class EngineValue(OpaqueValue):
+    """torch's autograd engine, or who stands in its place."""
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return EffectMethod(self, name, NONE) if name == "queue_callback" else super().getattr(m, name)
+
+
+@BASES.row(type(Variable._execution_engine))
+def wrap_engine(m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    return EngineValue(obj, source)
+
+
+class LockValue(OpaqueValue):
+    """A lock: it is taken and given back around the effects made under it."""
+
+    RESULTS = {"__enter__": TRUE, "acquire": TRUE, "release": NONE}
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        result = self.RESULTS.get(name)
+        return super().getattr(m, name) if result is None else EffectMethod(self, name, result)
+
+    def enter(self, m: Machine) -> tuple[Value, Value]:
+        m.effects.log("call_method", self, name="acquire")
+        return LockExit(self, "__exit__"), TRUE
+
+
+class LockExit(MethodOfOwner):
+    """lock.__exit__, bound."""
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        m.effects.log("call_method", self.owner, name="release")
+        return FALSE
+
+
+for _type in (_thread.LockType, _thread.RLock):
+    WRAPPERS.add(_type, guarded("type", LockValue))

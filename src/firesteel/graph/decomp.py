@@ -1,0 +1,94 @@
+"""Decompositions: operators written in terms of the primitives that have lowerings, and the small helpers that such functions share.
+
+`DECOMPOSITIONS` maps an OpOverload to a Python function over tensors.  `core_decompositions()` is the part of it that the
+native backend asks for: rows for which a lowering of the whole operator would be better are left out.
+
+The primitives: pointwise operators, sum, mean, var_mean, amax, amin, prod, any, all, argmax, argmin, cumsum, views, index, gather,
+embedding, index_put, scatter, where, full, arange, cat, constant_pad_nd, and the library calls (matrix products, convolution,
+attention, pooling, random numbers).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firesteel.operators import Facet
+
+aten = torch.ops.aten
+DECOMPOSITIONS: Facet[Callable[..., Any]] = Facet("decomposition")
+WHOLE: Facet[bool] = Facet("lowered better as a whole")
+
+
+def decomposition(names: str, *, core: bool = True) -> Callable[[Callable], Callable]:
+    """Decorator: a row for each operator named.  core=False: a row for those who ask, not for the native backend."""
+    def register(function: Callable) -> Callable:
+        if not core:
+            WHOLE.named(names)(True)
+        return DECOMPOSITIONS.named(names)(function)
+    return register
+
+
+_core: dict[OpOverload, Callable[..., Any]] = {}
+
+
+def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """What the native backend decomposes."""
+    if len(_core) != len(DECOMPOSITIONS) - len(WHOLE):
+        _core.update({op: fn for op, fn in DECOMPOSITIONS.items() if op not in WHOLE})
+    return _core
+
+
+# ---------------------------------------------------------------- helpers
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes on values of this dtype."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype is dtype else aten._to_copy.default(x, dtype=dtype)
+
+
+def widen(x: Tensor) -> Tensor:
+    return cast(x, wide_dtype(x.dtype))
+
+
+def wrap(dim: int, ndim: int) -> int:
+    return dim % ndim if ndim else 0
+
+
+def is_nothing(x: Tensor) -> bool:
+    """Has it a size that is known to be 0?  A symbol is not asked."""
+    return any(type(size) is int and size == 0 for size in x.shape)
+
+
+def shaped(x: Tensor, shape: list[Any]) -> Tensor:
+    """x with another shape, as a view where possible."""
+    return aten.reshape.default(x, shape)
+
+
+def in_format_of(value: Tensor, like: Tensor) -> Tensor:
+    """value in the memory format that eager gives the results of operators that follow their argument's suggestion."""
+    wanted = torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
+    if last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last):
+        wanted = last
+    return value if value.is_contiguous(memory_format=wanted) else aten.clone.default(value, memory_format=wanted)
+
+
+def in_strides_of(value: Tensor, like: Tensor) -> Tensor:
+    """value in the strides of `empty_like(like)`."""
+    made = aten.empty_like.default(like)
+    return value if value.stride() == made.stride() else aten.copy.default(made, value)
+
+
+def in_order(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else aten.clone.default(x, memory_format=torch.contiguous_format)
+
+
+def positions(size: Any, x: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    return aten.arange.start_step(0, size, 1, dtype=dtype, device=x.device)

@@ -1,0 +1,29 @@
+"""Native methods: a function in machine code as a builtin of Python, which receives its arguments as a C array (METH_FASTCALL).
+
+    run = native_method("firesteel_walk", LLVM_TEXT, compile_text, own)     # run(*args): machine code, with `own` as its `self`
+"""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+_METH_FASTCALL = 0x80
+_made: dict[str, tuple[_MethodDef, int]] = {}       # once a process, with its code: it outlives every method
+
+
+def native_method(name: str, text: str, compile_text: CompileText, own: Any) -> Callable[..., Any]:
+    """The function of that name in the LLVM text, bound to an object."""
+    if name not in _made:
+        code = compile_text(text, name)
+        _made[name] = _MethodDef(name.encode(), code, _METH_FASTCALL, None), code
+    new = ctypes.pythonapi.PyCMethod_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
+    return new(ctypes.addressof(_made[name][0]), own, None, None)

@@ -1,0 +1,373 @@
+"""Tensors made from sizes and numbers.  They are computed where they are read: no memory, no nest."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.rules.base import check, clamp_size, elementwise, same_dtype, scalar_dtype, unary
+from firesteel.graph.rules.refusals import fits_in, known, within
+from firesteel.graph.sizes import ask, must
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, like, make_spec
+from firesteel.loops.lower.build import Builder, supported
+from firesteel.loops.lower.value import Operand
+from firesteel.loops.ops import SHORT, S, compute_dtype, is_float, literal, number, to
+from firesteel.ops.block import lowering, operator, probed_rule, refuses, rule
+from firesteel.sym.expr import Expr, Size, as_expr, ceil, floor, ge, gt, truediv
+from firesteel.targets import HOST
+
+operator("full.* zeros.* ones.* empty.* arange.* linspace.* logspace.* eye.* scalar_tensor.* full_like.* "
+         "zeros_like.* ones_like.* empty_like.* new_full.* new_zeros.* new_ones.* new_empty.* empty_strided.* "
+         "new_empty_strided.* tril_indices.* triu_indices.*", recompute="create")
+
+
+
+def made(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: torch.memory_format | None = None) -> Spec:
+    shape = as_sizes(shape)
+    spec = make_spec(shape, dtype or torch.get_default_dtype(), device_of(device, default_device()))
+    return spec if memory_format is None else like(spec, memory_format=memory_format)
+
+
+def default_device() -> torch.device:
+    return HOST
+
+
+def as_sizes(shape: Sequence[Size]) -> Shape:
+    """A shape that the program computed: no size may be negative."""
+    shape = tuple(shape)
+    for size in shape:
+        if type(size) is Expr or size < 0:
+            must(ge(size, 0), f"Trying to create tensor with negative dimension {size}: {list(shape)}")
+    return shape
+
+
+# ---------------------------------------------------------------- one value
+
+@rule("zeros ones empty.memory_format")
+def zeros(size: Sequence[Size], *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return made(size, dtype, device, memory_format)
+
+
+@rule("zeros_like ones_like empty_like")
+def zeros_like(x: Spec, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("new_empty new_zeros new_ones")
+def new_empty(x: Spec, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
+
+
+@lowering("zero zeros zeros_like new_zeros _efficientzerotensor")
+def lower_zeros(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
+    return filled(out, 0)
+
+
+@lowering("ones ones_like new_ones")
+def lower_ones(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
+    return filled(out, 1)
+
+
+@lowering("empty.memory_format empty_like new_empty new_empty_strided empty_strided")
+def lower_empty(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
+    """Any values will do: zeros cost nothing where they are not read."""
+    return filled(out, 0)
+
+
+@rule("full")
+def full(size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made(size, dtype or scalar_dtype(value), device)
+
+
+@refuses("full")
+def refuse_full(size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+    fits_in(value, dtype or scalar_dtype(value))
+
+
+@rule("full_like")
+def full_like(x: Spec, value: Any, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@refuses("full_like fill.Scalar")
+def refuse_full_like(x: Spec, value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+    fits_in(value, dtype or x.dtype)
+
+
+@rule("new_full")
+def new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
+
+
+@refuses("new_full")
+def refuse_new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+    fits_in(value, dtype or x.dtype)
+
+
+@lowering("full full_like new_full")
+def lower_full(b: Builder, out: Any, like: Any, *rest: Any, **_: Any) -> Any:
+    """The value is the last positional argument: full(size, v), full_like(x, v), new_full(x, size, v)."""
+    return filled(out, rest[-1])
+
+
+def filled(out: Any, value: Any) -> Any:
+    """A tensor of one value."""
+    dtype = SHORT.get(out.dtype, "")
+    if not supported(dtype) or isinstance(value, complex):
+        return NotImplemented
+    element = number(value, dtype)
+    return Operand.lazy(out, lambda i: element)
+
+
+@rule("scalar_tensor")
+def scalar_tensor(value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((), dtype, device)
+
+
+@refuses("scalar_tensor")
+def refuse_scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+    fits_in(value, dtype or torch.get_default_dtype())
+
+
+@lowering("scalar_tensor")
+def lower_scalar_tensor(b: Builder, out: Any, value: Any, **_: Any) -> Any:
+    return filled(out, value)
+
+
+probed_rule("fill.Scalar zero")(unary(same_dtype))
+
+
+@probed_rule("fill.Tensor")
+def fill(x: Spec, value: Spec) -> Spec:
+    check(not value.shape, "fill_ only supports 0-dimension value tensor")
+    return elementwise([x], x.dtype)
+
+
+@lowering("fill.Scalar")
+def lower_fill(b: Builder, out: Any, x: Operand, value: Any) -> Any:
+    return filled(out, value)
+
+
+@lowering("fill.Tensor")
+def lower_fill_tensor(b: Builder, out: Any, x: Operand, value: Operand) -> Any:
+    if not supported(SHORT.get(out.dtype, ""), value.dtype) or value.spec.device != out.device:
+        return NotImplemented
+    dtype, value = SHORT[out.dtype], b.readable(value)
+    return b.map(out, lambda i: to(value.load(()), dtype))
+
+
+# ---------------------------------------------------------------- memory
+
+@rule("empty_strided")
+def empty_strided(size: Sequence[Size], stride: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made(size, dtype, device)._replace(strides=tuple(stride))
+
+
+@refuses("empty_strided")
+def refuse_empty_strided(size: Sequence[Size], stride: Sequence[Size], **options: Any) -> None:
+    check(len(size) == len(stride), f"dimensionality of sizes ({len(size)}) must match dimensionality of strides ({len(stride)})")
+    for s in stride:
+        within(s, 0, None, f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}")
+
+
+@rule("new_empty_strided")
+def new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return Spec(as_sizes(size), tuple(stride), 0, dtype or x.dtype, device_of(device, x.device))
+
+
+@refuses("new_empty_strided")
+def refuse_new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], **options: Any) -> None:
+    refuse_empty_strided(size, stride)
+
+
+@rule("empty_permuted")
+def empty_permuted(size: Sequence[Size], order: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    inner = contiguous_strides(tuple(size[d] for d in order))
+    strides = [inner[order.index(d)] for d in range(len(size))]
+    return made(size, dtype, device)._replace(strides=tuple(strides))
+
+
+# ---------------------------------------------------------------- counters
+
+@rule("arange")
+def arange(end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(0, end, 1, dtype, device)
+
+
+@rule("arange.start")
+def arange_start(start: Any, end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(start, end, 1, dtype, device)
+
+
+@rule("arange.start_step")
+def arange_step(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return _range(start, end, step, dtype, device)
+
+
+def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> Spec:
+    check(type(step) is Expr or step != 0, "step must be nonzero")
+    if dtype is None:
+        kinds = [scalar_dtype(v) for v in (start, end, step)]
+        dtype = torch.int64 if all(not k.is_floating_point for k in kinds) else torch.get_default_dtype()
+    if all(_is_integer(v) for v in (start, end, step)):
+        count = (end - start) if type(step) is int and step == 1 else (end - start + step + (-1 if _positive(step) else 1)) // step
+    else:
+        steps = truediv(end - start, step)
+        must(ge(steps, 0), "upper bound and lower bound inconsistent with step sign")
+        count = ceil(steps)
+    must(ge(count, 0), "upper bound and lower bound inconsistent with step sign")
+    return make_spec((count,), dtype, device_of(device, default_device()))
+
+
+def _is_integer(value: Any) -> bool:
+    return value.dtype == "i64" if type(value) is Expr else isinstance(value, int)
+
+
+def _positive(step: Any) -> bool:
+    return ask(gt(step, 0)) if type(step) is Expr else step > 0
+
+
+@refuses("arange.start_step")
+def refuse_arange_step(start: Any, end: Any, step: Any = 1, **options: Any) -> None:
+    if all(known(v) for v in (start, end, step)):
+        if step == 0:
+            raise ValueError("step must be nonzero")
+        check((end - start) * step >= 0, "upper bound and lower bound inconsistent with step sign")
+
+
+def counted(out: Any, start: Any, step: Any) -> Any:
+    """start + i*step.  Integers in 64 bits; floats in double before they are rounded, as eager does it."""
+    dtype = SHORT.get(out.dtype, "")
+    if not supported(dtype) or dtype == "bool":
+        return NotImplemented
+    if is_float(dtype):
+        wide = "f64"
+        return Operand.lazy(out, lambda i: to(_line(i[0], start, step, wide), dtype))
+    return Operand.lazy(out, lambda i: to(as_expr(i[0] * step + start), dtype))
+
+
+def _line(i: Any, start: Any, step: Any, dtype: str) -> Expr:
+    return S.add(number(start, dtype), S.mul(number(i, dtype), number(step, dtype)))
+
+
+@lowering("arange.start_step")
+def lower_arange(b: Builder, out: Any, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
+    return counted(out, start, step)
+
+
+@lowering("arange.start")
+def lower_arange_from(b: Builder, out: Any, start: Any, end: Any, **_: Any) -> Any:
+    return counted(out, start, 1)
+
+
+@lowering("arange")
+def lower_arange_to(b: Builder, out: Any, end: Any, **_: Any) -> Any:
+    return counted(out, 0, 1)
+
+
+@lowering("prims::iota")
+def lower_iota(b: Builder, out: Any, length: Any, *, start: Any, step: Any, **_: Any) -> Any:
+    return counted(out, start, step)
+
+
+@rule("linspace")
+def linspace(start: Any, end: Any, steps: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((steps,), dtype, device)
+
+
+@lowering("linspace")
+def lower_linspace(b: Builder, out: Any, start: Any, end: Any, steps: Any, **_: Any) -> Any:
+    """Counted from the nearer end, as eager does."""
+    dtype = SHORT.get(out.dtype, "")
+    if not is_float(dtype) or any(isinstance(v, (Expr, Operand)) for v in (start, end, steps)):
+        return NotImplemented
+    kind = compute_dtype(dtype)
+    step = (end - start) / (steps - 1) if steps > 1 else 0.0
+
+    def element(i: Any) -> Expr:
+        at = as_expr(i[0])
+        up = S.add(literal(start, kind), S.mul(to(at, kind), literal(step, kind)))
+        down = S.sub(literal(end, kind), S.mul(to(S.sub(steps - 1, at), kind), literal(step, kind)))
+        return to(S.where(S.lt(at, (steps + 1) // 2), up, down), dtype)
+    return Operand.lazy(out, element)
+
+
+@rule("logspace")
+def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((steps,), dtype, device)
+
+
+@rule("range range.step")
+def range_(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    """The end is part of it."""
+    whole = all(_is_integer(v) for v in (start, end, step))
+    count = (end - start) // step + 1 if whole else floor(truediv(end - start, step)) + 1
+    return made((count,), dtype, device)
+
+
+@rule("bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic hann_window hann_window.periodic hamming_window "
+      "hamming_window.periodic hamming_window.periodic_alpha hamming_window.periodic_alpha_beta kaiser_window kaiser_window.periodic "
+      "kaiser_window.beta fft_fftfreq")
+def window(length: Size, *numbers: Any, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((length,), dtype, device)
+
+
+@rule("fft_rfftfreq")
+def rfftfreq(n: Size, d: float = 1.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((n // 2 + 1,), dtype, device)
+
+
+# ---------------------------------------------------------------- matrices
+
+@rule("eye")
+def eye(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((n, n), dtype, device)
+
+
+@rule("eye.m")
+def eye_m(n: Size, m: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((n, m), dtype, device)
+
+
+@refuses("eye")
+def refuse_eye(n: Size, **options: Any) -> None:
+    within(n, 0, None, f"n must be greater or equal to 0, got {n}")
+
+
+@refuses("eye.m")
+def refuse_eye_m(n: Size, m: Size, **options: Any) -> None:
+    refuse_eye(n)
+    within(m, 0, None, f"m must be greater or equal to 0, got {m}")
+
+
+@lowering("eye eye.m")
+def lower_eye(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
+    dtype = SHORT.get(out.dtype, "")
+    if not supported(dtype):
+        return NotImplemented
+    return Operand.lazy(out, lambda i: S.where(S.eq(as_expr(i[0]), as_expr(i[1])), literal(1, dtype), literal(0, dtype)))
+
+
+@rule("tril_indices")
+def tril_indices(row: Size, col: Size, offset: Size = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((2, _below(row, col, offset)), dtype or torch.int64, device)
+
+
+@rule("triu_indices")
+def triu_indices(row: Size, col: Size, offset: Size = 0, *, dtype=torch.int64, layout=None, device=None, pin_memory=None) -> Spec:
+    return made((2, row * col - _below(row, col, offset - 1)), dtype or torch.int64, device)
+
+
+def _below(rows: Size, columns: Size, offset: Size) -> Size:
+    """How many places (i, j) there are with j - i <= offset: rows that grow by one, then rows that are whole."""
+    first = clamp_size(-offset, 0, rows)
+    whole = clamp_size(columns - offset - 1, first, rows)       # the first row that is whole
+    growing = whole - first
+    return growing * (2 * (first + offset + 1) + growing - 1) // 2 + (rows - whole) * columns
+
+
+@refuses("tril_indices triu_indices")
+def refuse_triangle_indices(row: Size, col: Size, offset: Size = 0, **options: Any) -> None:
+    within(row, 0, None, f"row must be non-negative, got {row}")
+    within(col, 0, None, f"col must be non-negative, got {col}")

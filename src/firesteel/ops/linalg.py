@@ -1,0 +1,213 @@
+"""Linear algebra: library calls.  Strides are those of the library, which stores matrices by columns."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.errors import DataAccess
+from firesteel.graph.meta import as_first, as_third
+from firesteel.graph.rules.base import broadcast, check, real_dtype
+from firesteel.graph.sizes import less, must_match, same
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
+from firesteel.ops.block import operator, refuses, rule, shape
+from firesteel.sym.expr import Size
+from firesteel.targets import on_gpu, on_host
+
+operator("lu_unpack.* triangular_solve.* linalg_* _linalg_* cholesky*", library=True)
+
+
+def _by_columns(x: Spec, shape: Sequence[Size], dtype: torch.dtype | None = None) -> Spec:
+    """A fresh batch of matrices stored by columns, as LAPACK does."""
+    *batch, rows, columns = shape
+    flat = contiguous_strides((*batch, columns, rows))
+    return Spec(tuple(shape), (*flat[:-2], flat[-1], flat[-2]), 0, dtype or x.dtype, x.device)
+
+
+@rule("geqrf")
+def geqrf(x: Spec) -> tuple[Spec, Spec]:
+    """The factors, and one coefficient a reflection."""
+    *batch, rows, columns = x.shape
+    return _by_columns(x, x.shape), fresh(x, (*batch, columns if less(columns, rows) else rows))
+
+
+@rule("_linalg_svd")
+def svd(x: Spec, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> tuple[Spec, Spec, Spec]:
+    *batch, rows, columns = x.shape
+    count = columns if less(columns, rows) else rows
+    values = fresh(x, (*batch, count), torch.empty((), dtype=x.dtype).real.dtype)
+    if not compute_uv:
+        return fresh(x, (0,)), values, fresh(x, (0,))
+    right = (*batch, columns if full_matrices else count, columns)
+    left = _by_columns(x, (*batch, rows, rows if full_matrices else count))
+    return left, values, fresh(x, right) if on_gpu(x) else _by_columns(x, right)
+
+
+@rule("linalg_eig")
+def eig(x: Spec) -> tuple[Spec, Spec]:
+    dtype = torch.complex64 if x.dtype in (torch.float32, torch.complex64) else torch.complex128
+    return fresh(x, x.shape[:-1], dtype), _by_columns(x, x.shape, dtype)
+
+
+@rule("linalg_cholesky_ex linalg_inv_ex")
+def with_info(x: Spec, *options: Any, **named: Any) -> tuple[Spec, Spec]:
+    """A matrix of the same shape, and a word that tells whether it went well."""
+    return _by_columns(x, x.shape), fresh(x, x.shape[:-2], torch.int32)
+
+
+@rule("_linalg_check_errors")
+def check_errors(info: Spec, name: str, *, is_matrix: bool) -> None:
+    """Raises at run time."""
+
+
+@rule("_linalg_det")
+def det(x: Spec) -> tuple[Spec, Spec, Spec]:
+    """The determinant, the factors, the pivots."""
+    return fresh(x, x.shape[:-2]), _by_columns(x, x.shape), fresh(x, x.shape[:-1], torch.int32)
+
+
+@rule("linalg_qr")
+def qr(x: Spec, mode: str = "reduced") -> tuple[Spec, Spec]:
+    *batch, rows, columns = x.shape
+    count = rows if mode == "complete" or less(rows, columns) else columns
+    left = _by_columns(x, (*batch, rows, count)) if mode != "r" else fresh(x, (0,))
+    return left, _by_columns(x, (*batch, count, columns))
+
+
+@rule("_linalg_eigh")
+def eigh(x: Spec, UPLO: str = "L", compute_v: bool = True) -> tuple[Spec, Spec]:
+    values = fresh(x, x.shape[:-1], torch.empty((), dtype=x.dtype).real.dtype)
+    return values, _by_columns(x, x.shape) if compute_v else fresh(x, (0,))
+
+
+@rule("linalg_lstsq")
+def lstsq(a: Spec, b: Spec, rcond: float | None = None, *, driver: str | None = None) -> tuple[Spec, Spec, Spec, Spec]:
+    """Solution, residuals, rank, singular values; what the driver does not compute is empty.  The solution is the upper part of a
+    matrix with as many rows as the larger side of `a`, stored by columns."""
+    rows, columns = a.shape[-2:]
+    driver = driver or ("gelsy" if on_host(a) else "gels")
+    is_vector = len(b.shape) == len(a.shape) - 1
+    count = 1 if is_vector else b.shape[-1]
+    batch = a.shape[:-2] if is_vector else broadcast(a.shape[:-2], b.shape[:-2])
+    tall = less(columns, rows)
+    if tall and driver in ("gelsd", "gelss"):
+        raise DataAccess(f"linalg.lstsq (driver {driver}, whose residuals are there for full rank only)")
+    height = rows if tall else columns
+    outer = [s * height * count for s in contiguous_strides(batch)]
+    solution = fresh(a, (*batch, columns) if is_vector else (*batch, columns, count))
+    solution = solution._replace(strides=(*outer, 1) if is_vector else (*outer, 1, height))
+    residuals = (*batch, count) if tall and driver == "gels" else (0,)
+    rank = (0,) if driver == "gels" else a.shape[:-2]
+    singular = (*a.shape[:-2], columns if tall else rows) if driver in ("gelsd", "gelss") else (0,)
+    real = real_dtype(a.dtype)
+    return solution, fresh(a, residuals, real), fresh(a, rank, torch.int64), fresh(a, singular, real)
+
+
+@refuses("linalg_lstsq")
+def refuse_lstsq(a: Spec, b: Spec, rcond: Any = None, *, driver: str | None = None) -> None:
+    check(len(a.shape) >= 2 and len(b.shape) >= 1, "input must have at least 2 dimensions, other at least 1")
+    check(len(a.shape) - len(b.shape) in (0, 1), "input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1")
+    is_vector = len(b.shape) < len(a.shape)
+    must_match(a.shape[-2], b.shape[-1 if is_vector else -2], "input.size(-2) should match other.size(-2)")
+    if is_vector:
+        for n, m in zip(a.shape[:-2], b.shape):
+            must_match(n, m, "input.size(-2) should match other.size(-2)")
+    check(a.dtype is b.dtype, f"Expected input and other to have the same dtype, but got {a.dtype} and {b.dtype}")
+    check(driver in (None, "gels", "gelsy", "gelsd", "gelss"), "parameter `driver` should be one of (gels, gelsy, gelsd, gelss)")
+
+
+shape("cholesky cholesky_inverse linalg_matrix_exp linalg_householder_product renorm")(as_first)
+shape("ormqr")(as_third)
+
+
+@shape("linalg_cross")
+def cross(a: Spec, b: Spec, *, dim: int = -1) -> Shape:
+    return broadcast(a.shape, b.shape)
+
+
+def batches(a: Spec, b: Spec) -> Shape:
+    return broadcast(a.shape[:-2], b.shape[:-2])
+
+
+@shape("cholesky_solve")
+def cholesky_solve(b: Spec, a: Spec, upper: bool = False) -> Shape:
+    return *batches(a, b), *b.shape[-2:]
+
+
+@shape("linalg_solve_triangular")
+def solve_triangular(a: Spec, b: Spec, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Shape:
+    return *batches(a, b), *b.shape[-2:]
+
+
+@shape("triangular_solve")
+def triangular_solve(b: Spec, a: Spec, *options: bool) -> list[Shape]:
+    batch = batches(a, b)
+    return [(*batch, *b.shape[-2:]), (*batch, *a.shape[-2:])]
+
+
+@shape("linalg_lu_solve linalg_ldl_solve")
+def factored_solve(factors: Spec, pivots: Spec, b: Spec, **options: bool) -> Shape:
+    return *batches(factors, b), *b.shape[-2:]
+
+
+@shape("_linalg_solve_ex")
+def solve(a: Spec, b: Spec, *, left: bool = True, check_errors: bool = False) -> list[Shape]:
+    """Solution, factors, pivots, errors.  A batch of vectors is one where it has the shape of the batch of matrices less its columns."""
+    is_vector = len(b.shape) == 1 or len(b.shape) == len(a.shape) - 1 and all(map(same, a.shape[:-1], b.shape))
+    if is_vector:
+        solution: Shape = (*broadcast(a.shape[:-2], b.shape[:-1]), b.shape[-1])
+    else:
+        solution = (*batches(a, b), *b.shape[-2:])
+    return [solution, a.shape, a.shape[:-1], a.shape[:-2]]
+
+
+def _smaller(a: Size, b: Size) -> Size:
+    return a if less(a, b) else b
+
+
+@shape("linalg_lu_factor_ex")
+def lu_factor(x: Spec, **options: bool) -> list[Shape]:
+    return [x.shape, (*x.shape[:-2], _smaller(*x.shape[-2:])), x.shape[:-2]]
+
+
+@shape("linalg_ldl_factor_ex")
+def ldl_factor(x: Spec, **options: bool) -> list[Shape]:
+    return [x.shape, x.shape[:-1], x.shape[:-2]]
+
+
+@shape("linalg_lu")
+def lu(x: Spec, *, pivot: bool = True) -> list[Shape]:
+    return _unpacked(x, pivot, True)
+
+
+def _unpacked(x: Spec, permutation: bool, factors: bool) -> list[Shape]:
+    *batch, rows, columns = x.shape
+    count = _smaller(rows, columns)
+    return [(*batch, rows, rows) if permutation else (0,), *([(*batch, rows, count), (*batch, count, columns)] if factors else [(0,), (0,)])]
+
+
+@shape("lu_unpack")
+def lu_unpack(x: Spec, pivots: Spec, unpack_data: bool = True, unpack_pivots: bool = True) -> list[Shape]:
+    return _unpacked(x, unpack_pivots, unpack_data)
+
+
+@shape("_linalg_slogdet")
+def slogdet(x: Spec) -> list[Shape]:
+    """Sign, logarithm, factors, pivots."""
+    return [x.shape[:-2], x.shape[:-2], x.shape, x.shape[:-1]]
+
+
+@shape("linalg_pinv.atol_rtol_tensor")
+def pinv(x: Spec, **options: Any) -> Shape:
+    return *x.shape[:-2], x.shape[-1], x.shape[-2]
+
+
+@shape("_weight_norm_interface")
+def weight_norm(v: Spec, g: Spec, dim: int = 0) -> list[Shape]:
+    return [v.shape, g.shape]
+
+
+@shape("_weight_norm_interface_backward")
+def weight_norm_backward(grad: Spec, v: Spec, g: Spec, norms: Spec, dim: int) -> list[Shape]:
+    return [v.shape, g.shape]

@@ -1,0 +1,209 @@
+"""Matrix products and distances: library calls."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.decomp import cast, widen
+from firesteel.graph.meta import as_second
+from firesteel.graph.rules.base import broadcast, broadcast_all, check, expands_to, floating
+from firesteel.graph.sizes import must_match
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, is_empty
+from firesteel.loops.lower.library import OUT_VARIANTS
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, shape
+from firesteel.ops.linalg import batches
+from firesteel.sym.expr import Expr
+
+aten = torch.ops.aten
+
+operator("mm.* bmm.* addmm.* baddbmm.* addmv.* mv.* dot.* vdot.* addbmm.* ger.* outer.* _addmm_activation.* _int_mm.* "
+         "linear.* _scaled_mm.* _cdist_forward.* _cdist_backward.* _grouped_mm* _pdist*", library=True)
+
+
+def one_dtype(a: Spec, b: Spec) -> None:
+    check(a.dtype is b.dtype, f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
+
+
+# ---------------------------------------------------------------- matrices
+
+@device_rule("mm")
+def mm(a: Spec, b: Spec) -> Spec:
+    check(len(a.shape) == 2 and len(b.shape) == 2, f"self and mat2 must be matrices, got {len(a.shape)}-D and {len(b.shape)}-D")
+    must_match(a.shape[1], b.shape[0], f"mat1 and mat2 shapes cannot be multiplied ({a.shape} and {b.shape})")
+    one_dtype(a, b)
+    shape = (a.shape[0], b.shape[1])
+    return Spec(shape, contiguous_strides(shape), 0, a.dtype, a.device)
+
+
+@device_rule("mm.dtype")
+def mm_dtype(a: Spec, b: Spec, out_dtype: torch.dtype) -> Spec:
+    return mm(a, b).to(out_dtype)
+
+
+@device_rule("bmm")
+def bmm(a: Spec, b: Spec) -> Spec:
+    check(len(a.shape) == 3 and len(b.shape) == 3, "batch1 and batch2 must be 3D tensors")
+    message = f"Expected size for first two dimensions of batch2 tensor to be: {[a.shape[0], a.shape[2]]} but got: {list(b.shape[:2])}."
+    must_match(a.shape[0], b.shape[0], message)
+    must_match(a.shape[2], b.shape[1], message)
+    one_dtype(a, b)
+    shape = (a.shape[0], a.shape[1], b.shape[2])
+    return Spec(shape, contiguous_strides(shape), 0, a.dtype, a.device)
+
+
+@device_rule("addmm _addmm_activation")
+def addmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Spec:
+    result = mm(a, b)
+    check(expands_to(x.shape, result.shape), f"The expanded size of the tensor {x.shape} must match {result.shape}")
+    one_dtype(x, a)
+    return result
+
+
+@device_rule("baddbmm")
+def baddbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
+    result = bmm(a, b)
+    check(expands_to(x.shape, result.shape), f"The expanded size of the tensor {x.shape} must match {result.shape}")
+    return result
+
+
+@device_rule("addbmm")
+def addbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
+    return fresh(x, (a.shape[1], b.shape[2]))
+
+
+@refuses("baddbmm addbmm")
+def refuse_baddbmm(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
+    check(len(a.shape) == 3 and len(b.shape) == 3, "batch1 and batch2 must be 3D tensors")
+    check(x.dtype is a.dtype and a.dtype is b.dtype, f"expected one dtype, got {x.dtype}, {a.dtype} and {b.dtype}")
+    must_match(a.shape[0], b.shape[0], "batch1 and batch2 must have same number of batches")
+    must_match(a.shape[2], b.shape[1], "Incompatible matrix sizes for bmm")
+
+
+for _name in ("mm", "bmm", "addmm", "baddbmm"):
+    OUT_VARIANTS.named(_name)(getattr(aten, _name).out)
+
+
+# ---------------------------------------------------------------- vectors
+
+@device_rule("mv")
+def mv(a: Spec, b: Spec) -> Spec:
+    check(len(a.shape) == 2 and len(b.shape) == 1, f"size mismatch, got {a.shape} and {b.shape}")
+    must_match(a.shape[1], b.shape[0], f"size mismatch, got {a.shape} and {b.shape}")
+    return fresh(a, (a.shape[0],))
+
+
+@refuses("mv")
+def refuse_mv(a: Spec, b: Spec) -> None:
+    check(a.dtype is b.dtype, f"expected one dtype, got {a.dtype} and {b.dtype}")
+
+
+@decomposition("mv")
+def decompose_mv(a: Tensor, b: Tensor) -> Tensor:
+    if not a.dtype.is_floating_point:
+        return NotImplemented
+    return aten.squeeze.dim(aten.mm.default(a, aten.unsqueeze.default(b, 1)), 1)
+
+
+@device_rule("addmv")
+def addmv(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
+    """Without a product the result has the shape of `x`, which eager does not expand then."""
+    result = mv(a, b)
+    return fresh(x) if is_empty(a) and beta != 0 else result
+
+
+@refuses("addmv")
+def refuse_addmv(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
+    check(len(a.shape) == 2 and len(b.shape) == 1, f"vector + matrix @ vector expected, got {len(x.shape)}, {len(a.shape)}, {len(b.shape)}")
+    check(broadcast(x.shape, a.shape[:1]) == a.shape[:1] or any(type(s) is Expr for s in (*x.shape, *a.shape)), "size mismatch")
+    check(x.dtype is a.dtype and a.dtype is b.dtype, f"addmv: expected one dtype, got {x.dtype}, {a.dtype} and {b.dtype}")
+
+
+@decomposition("addmv")
+def decompose_addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    if beta != 0 and any(type(n) is int and n == 0 for n in a.shape):
+        return x * beta     # which eager does not expand
+    product = aten.mv.default(a, b)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else (x if beta == 1 else x * beta) + product
+
+
+@device_rule("addr", probed=True)
+def addr(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
+    return fresh(x, (a.shape[0], b.shape[0]), torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype)))
+
+
+@refuses("addr")
+def refuse_addr(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
+    check(len(a.shape) == 1 and len(b.shape) == 1, f"addr: Expected 1-D vectors, got {len(a.shape)}-D and {len(b.shape)}-D")
+    check(expands_to(x.shape, (a.shape[0], b.shape[0])), f"The expanded size of the tensor {list(x.shape)} must match its outer product")
+
+
+@decomposition("addr")
+def decompose_addr(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """In the dtype of all three; of bools, numbers are true or not."""
+    dtype = torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype))
+    x, a, b = (cast(t, dtype) for t in (x, a, b))
+    beta, alpha = (bool(n) if dtype is torch.bool else n for n in (beta, alpha))
+    product = aten.unsqueeze.default(a, 1) * b
+    product = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return product
+    return (x if beta == 1 else x * beta) + product
+
+
+@device_rule("dot vdot", probed=True)
+def dot(a: Spec, b: Spec) -> Spec:
+    check(len(a.shape) == 1 and len(b.shape) == 1, f"inconsistent tensor size, got {a.shape} and {b.shape}")
+    must_match(a.shape[0], b.shape[0], f"inconsistent tensor size, got {a.shape} and {b.shape}")
+    one_dtype(a, b)
+    return fresh(a, ())
+
+
+@decomposition("dot vdot")
+def decompose_dot(a: Tensor, b: Tensor) -> Tensor:
+    return NotImplemented if a.dtype.is_complex else cast(aten.sum.default(widen(a) * widen(b)), a.dtype)
+
+
+@shape("_trilinear")
+def trilinear(a: Spec, b: Spec, c: Spec, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], summed: Sequence[int],
+              unroll_dim: int = 1) -> Shape:
+    """The three are multiplied with dimensions of size 1 put in where `expand` says, and summed."""
+    count = len(a.shape) + len(expand1)
+    full = broadcast_all(_with_ones(x.shape, dims, count) for x, dims in ((a, expand1), (b, expand2), (c, expand3)))
+    return tuple(size for d, size in enumerate(full) if d not in summed)
+
+
+def _with_ones(sizes: Shape, dims: Sequence[int], count: int) -> Shape:
+    rest = iter(sizes)
+    return tuple(1 if d in dims else next(rest) for d in range(count))
+
+
+# ---------------------------------------------------------------- distances
+
+@device_rule("_cdist_forward")
+def cdist_forward(a: Spec, b: Spec, p: float, mode: Any) -> Spec:
+    return fresh(a, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2]), floating(a.dtype))
+
+
+@shape("_cdist_backward")
+def cdist_backward(grad: Spec, a: Spec, b: Spec, p: float, distances: Spec) -> Shape:
+    """An empty batch is not expanded."""
+    return a.shape if 0 in (*a.shape, *b.shape) else (*batches(a, b), *a.shape[-2:])
+
+
+@shape("_euclidean_dist")
+def euclidean_dist(a: Spec, b: Spec) -> Shape:
+    return *batches(a, b), a.shape[-2], b.shape[-2]
+
+
+@shape("_pdist_forward")
+def pdist(x: Spec, p: float = 2) -> Shape:
+    return (x.shape[0] * (x.shape[0] - 1) // 2,)
+
+
+shape("_pdist_backward")(as_second)

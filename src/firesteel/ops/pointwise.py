@@ -1,0 +1,586 @@
+"""Pointwise operators: the result has the broadcast shape, a promoted dtype and eager's strides; the body is a scalar formula."""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.decomp import cast
+from firesteel.graph.meta import as_first
+from firesteel.graph.rules.base import (
+    TO_REAL,
+    binary,
+    broadcast,
+    check,
+    elementwise,
+    floating,
+    real_dtype,
+    result_dtype,
+    same_dtype,
+    tensors_of,
+    to_bool,
+    unary,
+)
+from firesteel.graph.rules.refusals import fits_in, surely_holds
+from firesteel.graph.spec import Spec, contiguous_strides
+from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.pointwise import Impossible, as_element, lower_pointwise, times, truth
+from firesteel.loops.lower.value import Operand
+from firesteel.loops.ops import DTYPES, S, is_float, literal, to
+from firesteel.ops.block import decomposition, lowering, operator, pointwise, probed_rule, refuses, shape
+from firesteel.sym.expr import Expr
+from firesteel.targets import on_host
+
+aten = torch.ops.aten
+
+
+# ---------------------------------------------------------------- functions of one number
+
+for _name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
+              "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma"):
+    pointwise(_name, unary(floating))(getattr(S, _name))
+pointwise("reciprocal", unary(floating))(S.recip)
+
+
+@pointwise("neg", unary(same_dtype))
+def compute_neg(x):
+    return S.neg(x)
+
+
+@pointwise("abs", unary(real_dtype))
+def compute_abs(x):
+    return x if x.dtype in ("bool", "u8") else S.abs(x)
+
+
+@pointwise("positive", unary(same_dtype))
+def compute_positive(x):
+    return x
+
+
+@pointwise("square", unary(same_dtype))
+def compute_square(x):
+    return x if x.dtype == "bool" else S.mul(x, x)
+
+
+@pointwise("sign sgn", unary(same_dtype), decides=True)
+def compute_sign(x):
+    return x if x.dtype == "bool" else S.sign(x)
+
+
+@pointwise("signbit", unary(to_bool), convert="own")
+def compute_signbit(x):
+    return S.signbit(x) if is_float(x.dtype) else literal(False, "bool") if x.dtype in ("bool", "u8") else S.lt(x, 0)
+
+
+@probed_rule("angle")
+def angle(x: Spec) -> Spec:
+    if x.dtype in TO_REAL:      # eager resizes an empty result, which forgets the operand's strides
+        return Spec(x.shape, contiguous_strides(x.shape), 0, TO_REAL[x.dtype], x.device)
+    return elementwise([x], floating(x.dtype))
+
+
+@pointwise("angle")
+def compute_angle(x):
+    return S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(math.pi, x.dtype), 0.0))
+
+
+@pointwise("deg2rad", unary(floating))
+def compute_deg2rad(x):
+    return S.mul(x, math.pi / 180)
+
+
+@pointwise("rad2deg", unary(floating))
+def compute_rad2deg(x):
+    return S.mul(x, 180 / math.pi)
+
+
+@pointwise("sinc", unary(floating))
+def compute_sinc(x):
+    scaled = S.mul(x, math.pi)
+    return S.where(S.eq(x, 0), 1, S.div(S.sin(scaled), scaled))
+
+
+@pointwise("special_entr", unary(floating))
+def compute_entr(x):
+    value = S.where(S.eq(x, 0), 0, S.neg(S.mul(x, S.log(x))))
+    return S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(-math.inf, x.dtype), value))
+
+
+probed_rule("special_erfcx special_i0e special_i1 special_i1e special_ndtri special_log_ndtr i0 special_bessel_j0 special_bessel_j1 "
+            "special_bessel_y0 special_bessel_y1 special_airy_ai special_modified_bessel_i0 special_modified_bessel_i1 "
+            "special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
+            "special_spherical_bessel_j0")(unary(floating))
+probed_rule("conj_physical nan_to_num")(unary(same_dtype))
+shape("mvlgamma")(as_first)
+
+
+@probed_rule("polygamma")
+def polygamma(n: int, x: Spec) -> Spec:
+    return elementwise([x], floating(x.dtype))
+
+
+@probed_rule("frexp.Tensor")
+def frexp(x: Spec) -> tuple[Spec, Spec]:
+    return elementwise([x], x.dtype), elementwise([x], torch.int32)
+
+
+@probed_rule("complex")
+def complex_(real: Spec, imag: Spec) -> Spec:
+    return elementwise([real, imag], torch.promote_types(real.dtype, torch.complex32))
+
+
+@probed_rule("polar")
+def polar(length: Spec, angle: Spec) -> Spec:
+    return elementwise([length, angle], torch.promote_types(length.dtype, torch.complex32))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+@pointwise("add.Tensor add.Scalar", binary(same_dtype))
+def compute_add(x, y, alpha=1):
+    if _is_bool(x, y):
+        return S.or_(x, S.and_(y, bool(alpha))) if alpha != 1 else S.or_(x, y)
+    return S.add(x, times(y, alpha))
+
+
+@pointwise("sub.Tensor sub.Scalar", binary(same_dtype))
+def compute_sub(x, y, alpha=1):
+    return S.sub(x, times(y, alpha))
+
+
+@pointwise("rsub.Tensor rsub.Scalar", binary(same_dtype))
+def compute_rsub(x, y, alpha=1):
+    return S.sub(y, times(x, alpha))
+
+
+@decomposition("rsub.Tensor rsub.Scalar", core=False)
+def decompose_rsub(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
+    scaled = x if alpha == 1 else x * alpha     # `number - tensor` would arrive here again
+    return aten.sub.Tensor(other, scaled) if isinstance(other, Tensor) else aten.add.Tensor(aten.neg.default(scaled), other)
+
+
+@pointwise("mul.Tensor mul.Scalar", binary(same_dtype))
+def compute_mul(x, y):
+    return S.and_(x, y) if _is_bool(x, y) else S.mul(x, y)
+
+
+def _is_bool(*values: Any) -> bool:
+    return all(v.dtype == "bool" if isinstance(v, Expr) else isinstance(v, bool) for v in values)
+
+
+probed_rule("div.Tensor div.Scalar special_zeta special_zeta.other_scalar special_zeta.self_scalar")(binary(floating))
+
+
+@pointwise("div.Tensor div.Scalar true_divide.Tensor")
+def compute_div(x, y):
+    return S.div(x, y)
+
+
+@probed_rule("div.Tensor_mode div.Scalar_mode")
+def div_mode(a: Spec, b: Any, rounding_mode: str | None = None) -> Spec:
+    dtype = result_dtype((a, b))
+    return elementwise(tensors_of(a, b), dtype if rounding_mode else floating(dtype))
+
+
+@pointwise("div.Tensor_mode div.Scalar_mode")
+def compute_div_mode(x, y, rounding_mode=None):
+    if rounding_mode is None:
+        return S.div(x, y)
+    _refuse_zero_divisor(x, y)
+    if rounding_mode == "floor":
+        return S.floordiv(x, y)
+    if is_float(x.dtype):
+        return S.trunc(S.div(x, y))
+    return _truncated(x, y)
+
+
+def _truncated(x: Expr, y: Any) -> Expr:
+    """Integer division towards zero: what is left after taking C's remainder off divides exactly."""
+    return S.floordiv(S.sub(x, S.fmod(x, y)), y)
+
+
+def _refuse_zero_divisor(x: Any, y: Any) -> None:
+    """An integer divided by zero is an error in eager; only a constant divisor is known not to be zero."""
+    dtype = x.dtype if isinstance(x, Expr) else y.dtype
+    if not is_float(dtype) and (isinstance(y, Expr) and y.op != "const" or not isinstance(y, Expr) and int(y) == 0):
+        raise Impossible
+
+
+@pointwise("floor_divide floor_divide.Scalar", binary(same_dtype), decides=True)
+def compute_floor_divide(x, y):
+    _refuse_zero_divisor(x, y)
+    return S.floordiv(x, y)
+
+
+@pointwise("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", binary(same_dtype), decides=True)
+def compute_remainder(x, y):
+    _refuse_zero_divisor(x, y)
+    return S.mod(x, y)
+
+
+@pointwise("fmod.Tensor fmod.Scalar", binary(same_dtype), decides=True)
+def compute_fmod(x, y):
+    _refuse_zero_divisor(x, y)
+    return S.fmod(x, y)
+
+
+@probed_rule("addcmul addcdiv")
+def addcmul(x: Spec, a: Spec, b: Spec, value: Any = 1) -> Spec:
+    return elementwise([x, a, b], result_dtype((x, a, b)))
+
+
+@decomposition("addcmul", core=False)
+def decompose_addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    return x + (a * b if value == 1 else a * b * value)
+
+
+@pointwise("addcmul")
+def compute_addcmul(x, t1, t2, value=1):
+    return S.add(x, S.mul(times(t1, value), t2))
+
+
+@decomposition("addcdiv", core=False)
+def decompose_addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    return x + (a / b if value == 1 else (a / b) * value)
+
+
+@pointwise("addcdiv")
+def compute_addcdiv(x, t1, t2, value=1):
+    return S.add(x, S.div(times(t1, value), t2))
+
+
+@probed_rule("lerp.Scalar lerp.Tensor")
+def lerp(x: Spec, end: Spec, weight: Any) -> Spec:
+    check(x.dtype is end.dtype, f"expected dtype {x.dtype} for `end` but got dtype {end.dtype}")
+    return elementwise(tensors_of(x, end, weight), x.dtype)
+
+
+@decomposition("lerp.Scalar", core=False)
+def decompose_lerp_scalar(x: Tensor, end: Tensor, weight: float) -> Tensor:
+    """From the nearer end, as eager does, so that both ends are exact."""
+    return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
+
+
+@decomposition("lerp.Tensor", core=False)
+def decompose_lerp_tensor(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    return aten.where.self(aten.abs.default(weight) < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+
+
+@pointwise("lerp.Scalar lerp.Tensor")
+def compute_lerp(x, end, weight):
+    """Eager starts from the nearer end."""
+    distance = S.sub(end, x)
+    near, far = S.add(x, S.mul(distance, weight)), S.sub(end, S.mul(distance, S.sub(1.0, weight) if isinstance(weight, Expr) else 1.0 - weight))
+    if isinstance(weight, Expr):
+        return S.where(S.lt(S.abs(weight), 0.5), near, far)
+    return near if abs(weight) < 0.5 else far
+
+
+# ---------------------------------------------------------------- functions of two numbers
+
+pointwise("atan2", binary(floating))(S.atan2)
+pointwise("hypot", binary(same_dtype))(S.hypot)
+
+
+@lowering("nextafter")
+def lower_nextafter(b: Builder, out: Any, *args: Any) -> Any:
+    """Kernels compute 16-bit floats in 32 bits, where the next number is another one."""
+    return lower_pointwise(b, out, S.nextafter, "result", (), args, {}) if out.dtype in (torch.float32, torch.float64) else NotImplemented
+
+
+operator("nextafter.*", decides=True)
+probed_rule("gcd lcm nextafter igamma igammac")(binary(same_dtype))
+
+
+@probed_rule("copysign.Tensor copysign.Scalar")
+def copysign(a: Spec, b: Any) -> Spec:
+    return elementwise(tensors_of(a, b), floating(result_dtype((a, b))))
+
+
+@pointwise("copysign.Tensor copysign.Scalar")
+def compute_copysign(x, y):
+    return S.copysign(x, y)
+
+
+@probed_rule("ldexp.Tensor")
+def ldexp(a: Spec, b: Spec) -> Spec:
+    return elementwise([a, b], floating(result_dtype((a, b))))
+
+
+@pointwise("ldexp.Tensor")
+def compute_ldexp(x, exponent):
+    return S.mul(x, S.pow(literal(2, x.dtype), exponent))
+
+
+@pointwise("logaddexp", binary(floating))
+def compute_logaddexp(x, y):
+    top = S.max(x, y)
+    summed = S.add(top, S.log1p(S.exp(S.neg(S.abs(S.sub(x, y))))))
+    return S.where(S.and_(S.isinf(x), S.eq(x, y)), x, summed)
+
+
+@pointwise("logaddexp2", binary(floating))
+def compute_logaddexp2(x, y):
+    top = S.max(x, y)
+    summed = S.add(top, S.mul(S.log1p(S.exp2(S.neg(S.abs(S.sub(x, y))))), 1 / math.log(2.0)))
+    return S.where(S.and_(S.isinf(x), S.eq(x, y)), x, summed)
+
+
+@pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", binary(floating))
+def compute_xlogy(x, y):
+    x, y = as_element(x, y if isinstance(y, Expr) else x), as_element(y, x if isinstance(x, Expr) else y)
+    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log(y))))
+
+
+@pointwise("special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", binary(floating))
+def compute_xlog1py(x, y):
+    x, y = as_element(x, y if isinstance(y, Expr) else x), as_element(y, x if isinstance(x, Expr) else y)
+    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log1p(y))))
+
+
+POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h",
+               "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t",
+               "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v", "shifted_chebyshev_polynomial_w")
+probed_rule(" ".join(f"special_{name}{overload}" for name in POLYNOMIALS for overload in ("", ".x_scalar", ".n_scalar")))(binary(floating))
+
+
+# ---------------------------------------------------------------- powers
+
+@pointwise("pow.Tensor_Scalar", binary(same_dtype))
+def compute_pow_scalar(x, exponent):
+    if isinstance(exponent, Expr):
+        if is_float(x.dtype):
+            return S.pow(x, exponent)
+        raise Impossible
+    if is_float(x.dtype):
+        short = FLOAT_POWERS.get(float(exponent))
+        return short(x) if short is not None else S.pow(x, exponent)
+    if x.dtype == "bool" or exponent < 0:
+        raise Impossible
+    return _whole_power(x, int(exponent))
+
+
+FLOAT_POWERS: dict[float, Callable[[Expr], Expr]] = {      # those that eager computes without pow
+    0.0: lambda x: literal(1, x.dtype),
+    0.5: lambda x: S.sqrt(x),
+    1.0: lambda x: x,
+    2.0: lambda x: S.mul(x, x),
+    3.0: lambda x: S.mul(S.mul(x, x), x),
+    -0.5: lambda x: S.rsqrt(x),
+    -1.0: lambda x: S.recip(x),
+    -2.0: lambda x: S.recip(S.mul(x, x)),
+}
+
+
+def _whole_power(x: Expr, exponent: int) -> Expr:
+    """By squaring; wraps as repeated multiplication does."""
+    result = literal(1, x.dtype)
+    while exponent:
+        if exponent & 1:
+            result = x if result.op == "const" else S.mul(result, x)
+        exponent >>= 1
+        x = S.mul(x, x) if exponent else x
+    return result
+
+
+@pointwise("pow.Tensor_Tensor pow.Scalar", binary(same_dtype))
+def compute_pow_tensor(x, exponent):
+    if not is_float(exponent.dtype):
+        raise Impossible
+    return S.pow(x, exponent)
+
+
+@probed_rule("float_power.Tensor_Tensor float_power.Tensor_Scalar float_power.Scalar")
+def float_power(a: Any, b: Any) -> Spec:
+    return elementwise(tensors_of(a, b), torch.complex128 if result_dtype((a, b)).is_complex else torch.float64)
+
+
+# ---------------------------------------------------------------- extremes
+
+@pointwise("maximum", binary(same_dtype))
+def compute_maximum(x, y):
+    return S.max(x, y)
+
+
+@pointwise("minimum", binary(same_dtype))
+def compute_minimum(x, y):
+    return S.min(x, y)
+
+
+@pointwise("fmax", binary(same_dtype))
+def compute_fmax(x, y):
+    """Of equal numbers (zeros of both signs) the first."""
+    return S.where(S.or_(S.isnan(x), S.lt(x, y)), y, x) if is_float(x.dtype) else S.max(x, y)
+
+
+@pointwise("fmin", binary(same_dtype))
+def compute_fmin(x, y):
+    return S.where(S.or_(S.isnan(x), S.gt(x, y)), y, x) if is_float(x.dtype) else S.min(x, y)
+
+
+@probed_rule("clamp clamp.Tensor")
+def clamp(x: Spec, low: Any = None, high: Any = None) -> Spec:
+    check(low is not None or high is not None, "torch.clamp: At least one of 'min' or 'max' must not be None")
+    return elementwise(tensors_of(x, low, high), result_dtype((x, low, high)))
+
+
+@pointwise("clamp clamp.Tensor")
+def compute_clamp(x, min=None, max=None):
+    """The element comes second: of equal numbers that one is taken, so that -0 stays what it is."""
+    x = x if min is None else S.max(min, x)
+    return x if max is None else S.min(max, x)
+
+
+@pointwise("clamp_min clamp_min.Tensor", binary(same_dtype))
+def compute_clamp_min(x, min):
+    return compute_clamp(x, min)
+
+
+@pointwise("clamp_max clamp_max.Tensor", binary(same_dtype))
+def compute_clamp_max(x, max):
+    return compute_clamp(x, None, max)
+
+
+# ---------------------------------------------------------------- rounding
+
+def _rounding(name: str) -> None:
+    pointwise(name, unary(same_dtype), decides=True)(lambda x: getattr(S, name)(x) if is_float(x.dtype) else x)
+
+
+for _name in ("floor", "ceil", "round", "trunc"):
+    _rounding(_name)
+pointwise("fix", decides=True)(lambda x: S.trunc(x) if is_float(x.dtype) else x)
+
+
+@pointwise("round.decimals", unary(same_dtype), decides=True)
+def compute_round_decimals(x, decimals=0):
+    if not is_float(x.dtype):
+        raise Impossible
+    if decimals == 0:
+        return S.round(x)
+    scale = 10.0 ** abs(decimals)
+    return S.div(S.round(S.mul(x, scale)), scale) if decimals > 0 else S.mul(S.round(S.div(x, scale)), scale)
+
+
+@pointwise("frac", unary(same_dtype), decides=True)
+def compute_frac(x):
+    return S.sub(x, S.trunc(x))
+
+
+# ---------------------------------------------------------------- comparisons, logic, bits
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    pointwise(f"{_name}.Tensor {_name}.Scalar", binary(to_bool), convert="common")(getattr(S, _name))
+for _name in ("and", "or", "xor"):
+    pointwise(f"logical_{_name}", binary(to_bool), convert="bool")(getattr(S, _name))
+    pointwise(f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar bitwise_{_name}.Scalar_Tensor", binary(same_dtype))(getattr(S, _name))
+pointwise("logical_not", unary(to_bool), convert="bool")(S.not_)
+pointwise("bitwise_not", unary(same_dtype))(S.not_)
+
+
+@pointwise("bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor "
+           "__lshift__.Scalar", binary(same_dtype))
+def compute_shift_left(x, y):
+    return _shift(x, y, S.shl, lambda x: literal(0, x.dtype))
+
+
+@pointwise("bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor "
+           "__rshift__.Scalar", binary(same_dtype))
+def compute_shift_right(x, y):
+    return _shift(x, y, S.shr, lambda x: literal(0, "u8") if x.dtype == "u8" else S.shr(x, torch.iinfo(DTYPES[x.dtype]).bits - 1))
+
+
+def _shift(x: Expr, y: Any, shift: Callable, beyond: Callable[[Expr], Expr]) -> Expr:
+    """Shifting by the width or more, or by a negative number, gives what is left after all bits went."""
+    x = as_element(x, y)
+    if x.dtype == "bool" or is_float(x.dtype):
+        raise Impossible
+    bits = torch.iinfo(DTYPES[x.dtype]).bits
+    if not isinstance(y, Expr):
+        return shift(x, y) if 0 <= y < bits else beyond(x)
+    inside = S.lt(y, bits) if x.dtype == "u8" else S.and_(S.ge(y, 0), S.lt(y, bits))
+    return S.where(inside, shift(x, S.where(inside, y, 0)), beyond(x))
+
+
+# ---------------------------------------------------------------- tests of floats
+
+def _float_test(test: Callable[[Expr], Expr], otherwise: bool) -> Callable[[Expr], Expr]:
+    return lambda x: test(x) if is_float(x.dtype) else literal(otherwise, "bool")
+
+
+pointwise("isnan", unary(to_bool), convert="own")(_float_test(S.isnan, False))
+pointwise("isinf", unary(to_bool), convert="own")(_float_test(S.isinf, False))
+pointwise("isfinite", convert="own")(_float_test(lambda x: S.lt(S.abs(x), math.inf), True))
+pointwise("isposinf", unary(to_bool), convert="own")(_float_test(lambda x: S.eq(x, math.inf), False))
+pointwise("isneginf", unary(to_bool), convert="own")(_float_test(lambda x: S.eq(x, -math.inf), False))
+
+
+@lowering("nan_to_num")
+def lower_nan_to_num(b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
+    """The largest number is that of the tensor's dtype, also where kernels compute in a wider one."""
+    body = functools.partial(nan_to_num, largest=torch.finfo(out.dtype).max if out.dtype.is_floating_point else 0)
+    return lower_pointwise(b, out, body, "result", (), (x, *args), kwargs)
+
+
+def nan_to_num(x, nan=None, posinf=None, neginf=None, largest=0.0):
+    if not is_float(x.dtype):
+        return x
+    x1 = S.where(S.isnan(x), literal(nan or 0.0, x.dtype), x)
+    x2 = S.where(S.eq(x, math.inf), literal(largest if posinf is None else posinf, x.dtype), x1)
+    return S.where(S.eq(x, -math.inf), literal(-largest if neginf is None else neginf, x.dtype), x2)
+
+
+# ---------------------------------------------------------------- choosing
+
+@probed_rule("where.self where.ScalarSelf where.ScalarOther where.Scalar")
+def where(condition: Spec, a: Any, b: Any) -> Spec:
+    operands = tensors_of(condition, a, b)
+    dtype = result_dtype((a, b))
+    if len(operands) == 3 and len(condition.shape) == 0 and on_host(condition):
+        operands = operands[1:] or operands
+    return elementwise(operands, dtype)
+
+
+@pointwise("where.self where.ScalarOther where.ScalarSelf", raw=(0,))
+def compute_where(condition, x, y):
+    return S.where(truth(condition), x, y)
+
+
+@probed_rule("masked_fill.Scalar masked_fill.Tensor")
+def masked_fill(x: Spec, mask: Spec, value: Any) -> Spec:
+    check(mask.dtype is torch.bool, f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    shape = broadcast(x.shape, mask.shape)
+    return Spec(shape, contiguous_strides(shape), 0, x.dtype, x.device)
+
+
+@refuses("masked_fill.Tensor")
+def refuse_masked_fill_tensor(x: Spec, mask: Spec, value: Spec) -> None:
+    check(not value.shape, f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} dimension(s).")
+    check(torch.can_cast(value.dtype, x.dtype) or not value.dtype.is_complex, f"value cannot be converted to type {x.dtype} without overflow")
+    surely_holds(value, x.dtype)
+
+
+@refuses("masked_fill.Scalar")
+def refuse_masked_fill_scalar(x: Spec, mask: Spec, value: Any) -> None:
+    fits_in(value, x.dtype)
+
+
+@decomposition("masked_fill.Scalar masked_fill.Tensor", core=False)
+def decompose_masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        value = aten.scalar_tensor.default(value, dtype=x.dtype, device=x.device)
+    return aten.where.self(mask, cast(value, x.dtype), x)
+
+
+@pointwise("masked_fill.Scalar masked_fill.Tensor", raw=(1,))
+def compute_masked_fill(x, mask, value):
+    return S.where(truth(mask), as_element(value, x), x)
+
+
+@pointwise("heaviside", binary(same_dtype), decides=True)
+def compute_heaviside(x, values):
+    return S.where(S.eq(x, 0), values, to(S.gt(x, 0), x.dtype))

@@ -1,0 +1,160 @@
+"""Pooling and its gradients: library calls."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.meta import as_second
+from firesteel.graph.rules.base import check, each, suggested
+from firesteel.graph.rules.refusals import within
+from firesteel.graph.sizes import less, must_match
+from firesteel.graph.spec import Shape, Spec, fresh
+from firesteel.ops.block import device_rule, operator, refuses, rule, shape
+from firesteel.sym.expr import Size
+
+operator("max_pool1d_with_indices.* max_pool2d_with_indices.* max_pool3d_with_indices.* adaptive_max_pool1d.* "
+         "adaptive_max_pool2d.* adaptive_max_pool3d.* fractional_max_pool2d.* fractional_max_pool3d.*", decides=True)
+operator("max_pool2d_with_indices.* max_pool2d_with_indices_backward.* max_pool3d_with_indices.* "
+         "max_pool3d_with_indices_backward.* avg_pool2d.* avg_pool2d_backward.* avg_pool3d.* avg_pool3d_backward.* "
+         "adaptive_* _adaptive_* max_unpool* fractional_max_pool*", library=True)
+
+
+def pooled_size(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool) -> Size:
+    reach = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return reach // stride + 1
+    out = -(-reach // stride) + 1
+    return out if less((out - 1) * stride, size + padding) else out - 1
+
+
+def pooled(x: Spec, n: int, kernel, stride, padding, dilation, ceil_mode: bool) -> tuple[Size, ...]:
+    kernel = each(kernel, n)
+    stride, padding, dilation = each(stride, n) if stride else kernel, each(padding, n), each(dilation, n)
+    check(len(x.shape) in (n + 1, n + 2), f"Expected {n + 1}D or {n + 2}D tensor, but got: {list(x.shape)}")
+    spatial = x.shape[-n:]
+    return (*x.shape[:-n], *(pooled_size(s, k, st, p, d, ceil_mode) for s, k, st, p, d in zip(spatial, kernel, stride, padding, dilation)))
+
+
+def pool(n: int, name: str, x: Spec, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1) -> None:
+    """A window's numbers: (kernel, stride, padding, dilation) of `n` dimensions, each given once or for each."""
+    check(x.dtype is not torch.bool and not x.dtype.is_complex, f'"{name}" not implemented for {x.dtype}')
+    kernel, padding, dilation = each(kernel, n), each(padding, n), each(dilation, n)
+    stride = each(stride, n) if stride != () and stride != [] else kernel
+    for given, what in ((kernel, "kernel_size"), (stride, "stride"), (padding, "padding"), (dilation, "dilation")):
+        check(len(given) == n, f"{name}: {what} must either be a single int, or a tuple of {n} ints")
+    for k, s, p, d in zip(kernel, stride, padding, dilation):
+        within(k, 1, None, "kernel size should be greater than zero")
+        within(s, 1, None, "stride should not be zero")
+        within(d, 1, None, "dilation should be greater than zero")
+        within(p, 0, None, f"pad must be non-negative, but got pad: {p}")
+        within(2 * p, None, d * (k - 1) + 1, f"pad should be at most half of effective kernel size, but got pad={p}")
+    check(0 not in x.shape[-n - 1:], f"Expected input's non-batch dimensions to have positive length, but input has a shape of {list(x.shape)}")
+
+
+def large_enough(out: Spec, n: int, x: Spec) -> None:
+    for size in out.shape[-n:]:
+        within(size, 1, None, f"Given input size: {list(x.shape)}. Calculated output size: {list(out.shape)}. Output size is too small")
+
+
+def _max_pool(n: int) -> None:
+    @device_rule(f"max_pool{n}d_with_indices")
+    def max_pool(x: Spec, kernel, stride=(), padding=0, dilation=1, ceil_mode: bool = False) -> tuple[Spec, Spec]:
+        out = suggested(x, pooled(x, n, kernel, stride, padding, dilation, ceil_mode))
+        return out, out.to(torch.int64)
+
+    @refuses(f"max_pool{n}d_with_indices")
+    def refuse_max_pool(x: Spec, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> None:
+        pool(n, f"max_pool{n}d", x, kernel, stride, padding, dilation)
+        large_enough(max_pool(x, kernel, stride, padding, dilation, ceil_mode)[0], n, x)
+
+
+def _avg_pool(n: int, made: Callable[..., Spec]) -> None:
+    """In three dimensions the results are contiguous, whatever the input's layout."""
+    @device_rule(f"avg_pool{n}d")
+    def avg_pool(x: Spec, kernel, stride=(), padding=0, ceil_mode: bool = False, include: bool = True, divisor=None) -> Spec:
+        return made(x, pooled(x, n, kernel, stride, padding, 1, ceil_mode))
+
+    @refuses(f"avg_pool{n}d")
+    def refuse_avg_pool(x: Spec, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, include: bool = True,
+                        divisor: Any = None) -> None:
+        check(divisor is None or divisor != 0, "divisor must be not zero")
+        pool(n, f"avg_pool{n}d", x, kernel, stride, padding)
+        large_enough(avg_pool(x, kernel, stride, padding, ceil_mode), n, x)
+
+    @device_rule(f"avg_pool{n}d_backward")
+    def avg_pool_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
+        return made(x)
+
+
+for _n, _made in ((2, suggested), (3, fresh)):
+    _max_pool(_n)
+    _avg_pool(_n, _made)
+
+
+@device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward")
+def pool_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
+    return suggested(x)
+
+
+@device_rule("_adaptive_avg_pool2d")
+def adaptive_avg_pool2d(x: Spec, size: Sequence[Size]) -> Spec:
+    return suggested(x, (*x.shape[:-2], *size))
+
+
+@refuses("_adaptive_avg_pool2d adaptive_max_pool2d")
+def refuse_adaptive_pool2d(x: Spec, size: Sequence[Size]) -> None:
+    check(len(size) == 2, "adaptive_pool2d(): output_size must be 2")
+    check(len(x.shape) in (3, 4), f"adaptive_pool2d(): Expected 3D or 4D tensor, but got {list(x.shape)}")
+    check(0 not in x.shape[1:], f"adaptive_pool2d(): Expected non-zero size for non-batch dimensions, but input has sizes {list(x.shape)}")
+    for s in size:
+        within(s, 0, None, f"Trying to create tensor with negative dimension {s}")
+
+
+@device_rule("adaptive_max_pool2d")
+def adaptive_max_pool2d(x: Spec, size: Sequence[Size]) -> tuple[Spec, Spec]:
+    out = suggested(x, (*x.shape[:-2], *size))
+    return out, out.to(torch.int64)
+
+
+rule("fractional_max_pool3d_backward")(lambda grad, x, *rest, **options: fresh(x))
+
+
+@rule("max_unpool2d")
+def max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> Spec:
+    return suggested(x, (*x.shape[:-2], *output_size))
+
+
+@refuses("max_unpool2d")
+def refuse_max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> None:
+    check(indices.dtype is torch.int64, f"elements in indices should be type int64 but got: {indices.dtype}")
+    message = f"Expected shape of indices to be same as that of the input tensor ({list(x.shape)})"
+    check(len(x.shape) == len(indices.shape), message)
+    for a, b in zip(x.shape, indices.shape):
+        must_match(a, b, message)
+    check(len(output_size) == 2, "There should be exactly two elements (height, width) in output_size")
+    check(len(x.shape) in (3, 4), f"Input to max_unpooling2d should be a 3d or 4d Tensor, but got a tensor with {len(x.shape)} dimensions.")
+
+
+@shape("_adaptive_avg_pool3d")
+def adaptive_pool3d(x: Spec, size: Sequence[Size]) -> Shape:
+    return *x.shape[:-3], *size
+
+
+shape("_adaptive_avg_pool3d_backward adaptive_max_pool3d_backward fractional_max_pool2d_backward")(as_second)
+
+
+@shape("adaptive_max_pool3d")
+def adaptive_max_pool3d(x: Spec, size: Sequence[Size]) -> list[Shape]:
+    return [adaptive_pool3d(x, size)] * 2
+
+
+@shape("fractional_max_pool2d fractional_max_pool3d")
+def fractional_max_pool(x: Spec, kernel: Sequence[int], size: Sequence[Size], random: Spec) -> list[Shape]:
+    return [(*x.shape[:-len(size)], *size)] * 2
+
+
+@shape("max_unpool3d")
+def max_unpool3d(x: Spec, indices: Spec, size: Sequence[Size], *rest: Any) -> Shape:
+    return *x.shape[:-3], *size

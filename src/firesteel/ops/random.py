@@ -1,0 +1,142 @@
+"""Operators that draw random numbers.  In-place draws have functional forms, which stand here."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.autofunctional import functional_form
+from firesteel.graph.decomp import cast
+from firesteel.graph.rules.base import RULES, broadcast, check, elementwise, floating, result_dtype
+from firesteel.graph.rules.refusals import known, within
+from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule
+from firesteel.ops.factory import default_device, zeros, zeros_like
+from firesteel.sym.expr import Size
+
+operator("rand.* randn.* randint.* randperm.* rand_like.* randn_like.* randint_like.* bernoulli.* uniform.* normal.* "
+         "normal_functional.* exponential.* geometric.* cauchy.* log_normal.* multinomial.* poisson.* native_dropout.* "
+         "_fused_dropout.* firesteel::functional_aten_bernoulli__float.* firesteel::functional_aten_random__from.* "
+         "firesteel::random_state.* firesteel::swap_random_state.* firesteel::put_back_random_state.* random* binomial*", library=True)
+
+
+rule("rand randn rand.generator randn.generator")(zeros)
+rule("rand_like randn_like rand_like.generator randn_like.generator")(zeros_like)
+
+
+@rule("randint_like randint_like.generator")
+def randint_like(x: Spec, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("randint_like.low_dtype randint_like.low_generator_dtype")
+def randint_like_low(x: Spec, low: Any, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None,
+                     memory_format=None) -> Spec:
+    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@rule("native_dropout")
+def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
+    result = like(x)
+    return result, result.to(torch.bool)
+
+
+operator("native_dropout_backward.*", recompute="pointwise")
+
+
+@device_rule("native_dropout_backward", probed=True)
+def native_dropout_backward(grad: Spec, mask: Spec, scale: float) -> Spec:
+    return elementwise([grad, mask], floating(result_dtype((grad, mask))))
+
+
+@decomposition("native_dropout_backward")
+def decompose_native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad * (cast(mask, grad.dtype) * scale)
+
+
+@rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")
+def bernoulli(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
+    return fresh(x)
+
+
+@rule("bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
+def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
+    return like(x)
+
+
+for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):
+    RULES.add(functional_form(_op), draw)
+
+
+@rule("randint randint.generator")
+def randint(high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("randint.low randint.low_generator")
+def randint_low(low: Any, high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("randperm randperm.generator")
+def randperm(n: Size, *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec((n,), dtype or torch.int64, device_of(device, default_device()))
+
+
+@rule("multinomial")
+def multinomial(x: Spec, count: Size, replacement: bool = False, *, generator: Any = None) -> Spec:
+    return fresh(x, (*x.shape[:-1], count), torch.int64)
+
+
+@refuses("multinomial")
+def refuse_multinomial(x: Spec, count: Size, replacement: bool = False, *, generator: Any = None) -> None:
+    check(len(x.shape) in (1, 2), "prob_dist must be 1 or 2 dim")
+    check(x.dtype.is_floating_point, f"multinomial only supports floating-point dtypes for input, got: {x.dtype}")
+    within(count, 1, None, "cannot sample n_sample <= 0 samples")
+    within(x.shape[-1], None, 2**24, "number of categories cannot exceed 2^24")
+    if not replacement:
+        within(count, None, x.shape[-1], "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+
+
+@rule("normal.Tensor_float")
+def normal_tensor_float(mean: Spec, std: float = 1.0, *, generator: Any = None) -> Spec:
+    return fresh(mean)
+
+
+@rule("normal.float_Tensor")
+def normal_float_tensor(mean: float, std: Spec, *, generator: Any = None) -> Spec:
+    return fresh(std)
+
+
+@rule("normal.Tensor_Tensor")
+def normal_tensors(mean: Spec, std: Spec, *, generator: Any = None) -> Spec:
+    return fresh(mean, broadcast(mean.shape, std.shape))
+
+
+@rule("normal.float_float")
+def normal_float(mean: float, std: float, size: Sequence[Size], *, generator=None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(size), dtype or torch.get_default_dtype(), device_of(device, default_device()))
+
+
+RANDOM: dict[str, tuple[Callable[..., bool], str]] = {      # operator: (are its numbers right?, what they must be)
+    "exponential": (lambda lambd=1.0: lambd > 0, "exponential_ expects lambda > 0.0"),
+    "geometric": (lambda p: 0 < p < 1, "geometric_ expects p to be in (0, 1)"),
+    "cauchy": (lambda median=0.0, sigma=1.0: sigma > 0, "cauchy_ expects sigma > 0.0"),
+    "log_normal": (lambda mean=1.0, std=2.0: std > 0, "log_normal_ expects std > 0.0"),
+    "normal_functional": (lambda mean=0.0, std=1.0: std >= 0, "normal expects std >= 0.0"),
+    "uniform": (lambda low=0.0, high=1.0: low <= high, "uniform_ expects to return a [from, to) range"),
+    "bernoulli.p": (lambda p=0.5: 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1]"),
+}
+
+
+def _refuse_numbers(right: Callable[..., bool], message: str) -> Callable[..., None]:
+    def refuse(x: Spec, *numbers: Any, generator: Any = None, **named: Any) -> None:
+        values = (*numbers, *named.values())
+        check(not all(map(known, values)) or right(*values), message)
+    return refuse
+
+
+for _name, _row in RANDOM.items():
+    refuses(_name)(_refuse_numbers(*_row))

@@ -1,0 +1,380 @@
+"""Reductions: which dimensions go, and which dtype comes out.
+
+A reduction is one nest: the kept dimensions are its axes, each sweep over the reduced ones is a phase."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.rules.base import TO_REAL, check, is_integral, wrap_dim, wrap_dims
+from firesteel.graph.rules.refusals import known, within
+from firesteel.graph.sizes import must, same
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
+from firesteel.loops.lower.build import Builder, fits, supported
+from firesteel.loops.lower.pointwise import truth
+from firesteel.loops.lower.sweeps import Sweeps, out_dtype
+from firesteel.loops.lower.value import Index, Operand
+from firesteel.loops.ops import S, compute_dtype, highest, is_float, number, to
+from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses, rule, shape
+from firesteel.sym.expr import Expr, Size, as_expr, const, ne
+
+aten = torch.ops.aten
+
+operator("kthvalue.* median.* nanmedian.* mode.* max.* min.* argmax.* argmin.*", decides=True)
+operator("kthvalue.* median.* mode.*", library=True)
+operator("sum.* mean.* amax.* amin.* prod.* any.* all.* argmax.* argmin.* linalg_vector_norm.* max.* min.* "
+         "count_nonzero.* nansum.*", recompute="reduce")
+Dims = int | Sequence[int] | None
+
+
+def reduced(x: Spec, dim: Dims, keepdim: bool, dtype: torch.dtype) -> Spec:
+    shape = reduce_shape(x, reduced_dims(x, dim), keepdim)
+    return Spec(shape, contiguous_strides(shape), 0, dtype, x.device)
+
+
+def reduce_shape(x: Spec, dims: Sequence[int], keepdim: bool) -> Shape:
+    if keepdim:
+        return tuple(1 if d in dims else s for d, s in enumerate(x.shape))
+    return tuple(s for d, s in enumerate(x.shape) if d not in dims)
+
+
+def reduced_dims(x: Spec, dim: Dims) -> list[int]:
+    """The dimensions a `dim` argument names; None and, mostly, an empty list name all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(len(x.shape)))
+    return [wrap_dim(dim, len(x.shape))] if isinstance(dim, int) else wrap_dims(dim, len(x.shape))
+
+
+def _simple(b: Builder, out: Any, x: Operand, op: str, dims: Any, keepdim: bool, dtype: str,
+            element: Callable[[Expr], Expr], finish: Callable[[Expr, Size], Expr] = lambda a, n: a) -> Any:
+    if not fits(out, x):
+        return NotImplemented
+    x = b.readable(x)
+    sweeps = Sweeps(b, x.shape, dims)
+    total = sweeps.reduce(op, dtype, lambda i: element(x.load(i)))
+    result = sweeps.store(out, finish(total, sweeps.count()), keepdim)
+    sweeps.emit()
+    return result
+
+
+def not_nothing(x: Spec) -> None:
+    for size in x.shape:
+        must(ne(size, 0), "Expected reduction dim to be specified for input.numel() == 0.")
+
+
+def not_empty(x: Spec, dims: Sequence[int]) -> None:
+    for dim in dims:
+        place = wrap_dim(dim, len(x.shape))
+        if x.shape and same(x.shape[place], 0):
+            raise IndexError(f"Expected reduction dim {place} to have non-zero size.")
+
+
+# ---------------------------------------------------------------- sums and products
+
+@probed_rule("sum prod nansum")
+def sum_all(x: Spec, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
+    return reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype))
+
+
+@probed_rule("sum.dim_IntList prod.dim_int")
+def sum_dim(x: Spec, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
+    return reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype))
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.int64 if is_integral(dtype) else dtype
+
+
+@lowering("sum sum.dim_IntList")
+def lower_sum(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = out_dtype(out)
+    return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(e, kind))
+
+
+@lowering("nansum")
+def lower_nansum(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = out_dtype(out)
+    number_or_zero = lambda e: S.where(S.isnan(e), 0, e) if is_float(e.dtype) else e
+    return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(number_or_zero(to(e, compute_dtype(e.dtype))), kind))
+
+
+@lowering("prod prod.dim_int")
+def lower_prod(b: Builder, out: Any, x: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = out_dtype(out)
+    return _simple(b, out, x, "prod", dim, keepdim, kind, lambda e: to(e, kind))
+
+
+@probed_rule("mean mean.dim")
+def mean(x: Spec, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
+    check((dtype or x.dtype).is_floating_point or (dtype or x.dtype).is_complex,
+          f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {x.dtype}")
+    return reduced(x, dim, keepdim, dtype or x.dtype)
+
+
+@lowering("mean mean.dim")
+def lower_mean(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = out_dtype(out)
+    return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(e, kind), lambda total, n: S.div(total, number(n, kind)))
+
+
+@probed_rule("count_nonzero count_nonzero.dim_IntList")
+def count_nonzero(x: Spec, dim: Dims = None) -> Spec:
+    return reduced(x, dim, False, torch.int64)
+
+
+@lowering("count_nonzero count_nonzero.dim_IntList")
+def lower_count_nonzero(b: Builder, out: Any, x: Operand, dims: Any = None) -> Any:
+    return _simple(b, out, x, "sum", dims, False, "i64", lambda e: to(truth(e), "i64"))
+
+
+@device_rule("trace", probed=True)
+def trace(x: Spec) -> Spec:
+    check(len(x.shape) == 2, "trace: expected a matrix")
+    return fresh(x, ()).to(torch.int64 if not (x.dtype.is_floating_point or x.dtype.is_complex) else x.dtype)
+
+
+@decomposition("trace")
+def decompose_trace(x: Tensor) -> Tensor:
+    return aten.sum.default(aten.diagonal.default(x))
+
+
+@shape("dist")
+def single(*args: Any) -> Shape:
+    return ()
+
+
+@shape("hash_tensor")
+def hash_tensor(x: Spec, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Shape:
+    return reduce_shape(x, reduced_dims(x, dim), keepdim)
+
+
+# ---------------------------------------------------------------- extremes
+
+MOST_DIMS = 64      # of a tensor that a reduction's bit set of dimensions can name
+
+
+@probed_rule("amax amin")
+def amax(x: Spec, dim: Dims = (), keepdim: bool = False) -> Spec:
+    return reduced(x, dim, keepdim, x.dtype)
+
+
+@probed_rule("aminmax")
+def aminmax(x: Spec, *, dim: int | None = None, keepdim: bool = False) -> tuple[Spec, Spec]:
+    result = fresh(x, reduce_shape(x, reduced_dims(x, dim), keepdim))
+    return result, result
+
+
+@refuses("amax amin aminmax")
+def refuse_amax(x: Spec, dim: Any = (), keepdim: bool = False) -> None:
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    check(len(x.shape) <= MOST_DIMS, f"only tensors with up to {MOST_DIMS} dims are supported")
+    check(not x.dtype.is_complex, "amax is not implemented for complex tensors")
+    if not dims:
+        not_nothing(x)
+    not_empty(x, dims)
+
+
+@lowering("amax")
+def lower_amax(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    kind = out_dtype(out)
+    return _simple(b, out, x, "max", dims, keepdim, kind, lambda e: to(e, kind))
+
+
+@lowering("amin")
+def lower_amin(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    kind = out_dtype(out)
+    return _simple(b, out, x, "min", dims, keepdim, kind, lambda e: to(e, kind))
+
+
+@lowering("aminmax")
+def lower_aminmax(b: Builder, out: Any, x: Operand, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    if not supported(x.dtype):
+        return NotImplemented
+    x, kind = b.readable(x), compute_dtype(x.dtype)
+    sweeps = Sweeps(b, x.shape, dim)
+    extremes = [sweeps.reduce(op, kind, lambda i: to(x.load(i), kind)) for op in ("min", "max")]
+    results = tuple(sweeps.store(spec, value, keepdim) for spec, value in zip(b.read_only(out), extremes))
+    sweeps.emit()
+    return results
+
+
+@probed_rule("max min median nanmedian")
+def max_all(x: Spec) -> Spec:
+    return fresh(x, ())
+
+
+@refuses("max min")
+def refuse_max_all(x: Spec) -> None:
+    check(not x.dtype.is_complex, "max is not implemented for complex tensors")
+    not_nothing(x)
+
+
+lowering("max")(lambda b, out, x: lower_amax(b, out, x))
+lowering("min")(lambda b, out, x: lower_amin(b, out, x))
+
+
+@probed_rule("max.dim min.dim")
+def max_dim(x: Spec, dim: int, keepdim: bool = False) -> tuple[Spec, Spec]:
+    values = fresh(x, reduce_shape(x, reduced_dims(x, dim), keepdim))
+    return values, values.to(torch.int64)
+
+
+@refuses("max.dim min.dim argmax argmin")
+def refuse_max_dim(x: Spec, dim: int | None = None, keepdim: bool = False) -> None:
+    check(not x.dtype.is_complex, "max is not implemented for complex tensors")
+    if dim is None:
+        not_nothing(x)
+    else:
+        not_empty(x, [dim])
+
+
+def _position(sweeps: Sweeps, x: Operand, op: str, kind: str) -> tuple[Expr, Expr]:
+    """(the extreme, its position).  NaN beats every number, so the first NaN is the place looked for."""
+    value = lambda i: to(x.load(i), kind)
+    best = sweeps.reduce(op, kind, value)
+
+    def place(i: Index) -> Expr:
+        element, at = value(i), as_expr(_linear(i, x.shape, sweeps.dims))
+        found = S.eq(element, best)
+        if is_float(kind):
+            found = S.or_(found, S.isnan(element))
+        return S.where(found, at, const(highest("i64")))
+    return best, sweeps.reduce("min", "i64", place)
+
+
+def _linear(index: Index, shape: tuple[Size, ...], dims: set[int]) -> Size:
+    """The position among the reduced dimensions, in row-major order."""
+    at: Size = 0
+    for d in sorted(dims):
+        at = at * shape[d] + index[d]
+    return at
+
+
+@lowering("max.dim min.dim")
+def lower_max_dim(b: Builder, out: Any, x: Operand, dim: int, keepdim: bool = False) -> Any:
+    if not supported(x.dtype):
+        return NotImplemented
+    x = b.readable(x)
+    sweeps = Sweeps(b, x.shape, dim)
+    best, at = _position(sweeps, x, "max" if "max" in b.target.__name__ else "min", compute_dtype(x.dtype))
+    out = b.read_only(out)
+    results = sweeps.store(out[0], best, keepdim), sweeps.store(out[1], at, keepdim)
+    sweeps.emit()
+    return results
+
+
+@probed_rule("argmax argmin")
+def argmax(x: Spec, dim: int | None = None, keepdim: bool = False) -> Spec:
+    return reduced(x, dim, keepdim, torch.int64)
+
+
+@lowering("argmax argmin")
+def lower_argmax(b: Builder, out: Any, x: Operand, dim: int | None = None, keepdim: bool = False) -> Any:
+    if not supported(x.dtype) or x.dtype == "bool":
+        return NotImplemented
+    x = b.readable(x)
+    sweeps = Sweeps(b, x.shape, dim)
+    _, at = _position(sweeps, x, "max" if "max" in b.target.__name__ else "min", compute_dtype(x.dtype))
+    result = sweeps.store(out, at, keepdim)
+    sweeps.emit()
+    return result
+
+
+# ---------------------------------------------------------------- truth
+
+@probed_rule("any any.dim any.dims all all.dim all.dims")
+def any_(x: Spec, dim: Dims = None, keepdim: bool = False) -> Spec:
+    return reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+
+
+@lowering("any any.dim any.dims")
+def lower_any(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    return _simple(b, out, x, "any", dims, keepdim, "bool", truth)
+
+
+@lowering("all all.dim all.dims")
+def lower_all(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    return _simple(b, out, x, "all", dims, keepdim, "bool", truth)
+
+
+# ---------------------------------------------------------------- ranks
+
+@probed_rule("median.dim nanmedian.dim mode")
+def median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> tuple[Spec, Spec]:
+    return max_dim(x, dim, keepdim)
+
+
+@refuses("median nanmedian")
+def refuse_median_all(x: Spec) -> None:
+    check(not x.dtype.is_complex, "median is not implemented for complex tensors")
+
+
+@refuses("median.dim nanmedian.dim mode")
+def refuse_median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> None:
+    not_empty(x, [dim])
+
+
+@rule("kthvalue")
+def kthvalue(x: Spec, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Spec, Spec]:
+    return max_dim(x, dim, keepdim)
+
+
+@refuses("kthvalue")
+def refuse_kthvalue(x: Spec, k: Any, dim: int = -1, keepdim: bool = False) -> None:
+    size = x.shape[wrap_dim(dim, len(x.shape))] if x.shape else 1
+    within(k, 1, size, f"kthvalue(): selected number k out of range for dimension {dim}")
+
+
+# ---------------------------------------------------------------- norms
+
+def real(dtype: torch.dtype) -> torch.dtype:
+    return TO_REAL.get(dtype, dtype)
+
+
+@probed_rule("linalg_vector_norm")
+def vector_norm(x: Spec, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
+    return reduced(x, dim, keepdim, real(dtype or x.dtype))
+
+
+@refuses("linalg_vector_norm norm.Scalar norm.ScalarOpt_dim")
+def refuse_vector_norm(x: Spec, order: Any = 2, dim: Any = None, *rest: Any, **options: Any) -> None:
+    check(x.dtype.is_floating_point or x.dtype.is_complex, f"norm: Expected a floating point or complex tensor as input. Got {x.dtype}")
+    if known(order) and (order < 0 or order == float("inf")):       # these have no identity
+        for d in ([dim] if isinstance(dim, int) else dim) or range(len(x.shape)):
+            must(ne(x.shape[wrap_dim(d, len(x.shape))], 0) if x.shape else True, f"linalg.vector_norm cannot compute the {order} norm of no elements")
+
+
+@lowering("linalg_vector_norm")
+def lower_vector_norm(b: Builder, out: Any, x: Operand, ord: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    kind = out_dtype(out)
+    if not is_float(kind) or not fits(out, x) or isinstance(ord, Expr):       # the order decides what is computed
+        return NotImplemented
+    op, element, finish = NORMS.get(float(ord)) or _norm(float(ord))
+    return _simple(b, out, x, op, dims, keepdim, kind, lambda e: element(to(e, kind)), lambda total, n: finish(total))
+
+
+NORMS: dict[float, tuple[str, Callable[[Expr], Expr], Callable[[Expr], Expr]]] = {
+    2.0: ("sum", lambda e: S.mul(e, e), lambda total: S.sqrt(total)),
+    1.0: ("sum", lambda e: S.abs(e), lambda total: total),
+    0.0: ("sum", lambda e: to(S.ne(e, 0), e.dtype), lambda total: total),
+    math.inf: ("max", lambda e: S.abs(e), lambda total: total),
+    -math.inf: ("min", lambda e: S.abs(e), lambda total: total),
+}
+
+
+def _norm(p: float) -> tuple[str, Callable[[Expr], Expr], Callable[[Expr], Expr]]:
+    return "sum", lambda e: S.pow(S.abs(e), p), lambda total: S.pow(total, 1 / p)
+
+
+@probed_rule("norm.Scalar")
+def norm_all(x: Spec, p: Any = 2) -> Spec:
+    return reduced(x, None, False, real(x.dtype))
+
+
+@probed_rule("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype")
+def norm_dim(x: Spec, p: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
+    return reduced(x, dim, keepdim, real(dtype or x.dtype))

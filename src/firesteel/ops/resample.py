@@ -1,0 +1,96 @@
+"""Resampling: each output element reads one input element at a computed index, or a few by a library call."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.decomp import cast, in_format_of, positions
+from firesteel.graph.rules.base import check, suggested
+from firesteel.graph.rules.refusals import must_be_float, within
+from firesteel.graph.spec import Shape, Spec, fresh
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule, shape
+from firesteel.sym.expr import Size
+
+aten = torch.ops.aten
+
+operator("grid_sampler_2d.* grid_sampler_2d_backward.* upsample_* _upsample_*", library=True)
+operator("upsample_nearest1d.* upsample_nearest2d.*", recompute="move")
+
+
+@device_rule("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d")
+def upsample_nearest1d(x: Spec, size: Sequence[Size], *scales: Any) -> Spec:
+    return fresh(x, (*x.shape[:2], *size))
+
+
+@refuses("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+            upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa""")
+def refuse_upsample(x: Spec, size: Sequence[Size], *rest: Any) -> None:
+    must_be_float(x, "upsample", torch.uint8)
+    check(len(x.shape) == len(size) + 2, f"It is expected that input has {len(size) + 2} dimensions, but got {list(x.shape)}")
+    for s in (*size, *x.shape[2:]):
+        within(s, 1, None, f"Input and output sizes should be greater than 0, but got input {list(x.shape[2:])} output {list(size)}")
+
+
+def _nearest(out: Any, size: Any, scale: float | None, x: Tensor, exact: bool) -> Tensor:
+    """Indices into a dimension of `size` for `out` positions; in float32, as eager computes them."""
+    factor = 1 / scale if scale is not None and scale > 0 else size / out
+    place = positions(out, x, torch.float32)
+    place = (place + 0.5) * factor if exact else place * factor
+    return aten.clamp_max.default(cast(aten.floor.default(place), torch.int64), size - 1)
+
+
+def _upsample(x: Tensor, sizes: Sequence[Any], scales: Sequence[float | None], exact: bool) -> Tensor:
+    n = len(sizes)
+    indices: list[Tensor | None] = [None] * (x.dim() - n)
+    for i, (size, scale) in enumerate(zip(sizes, scales)):
+        index = _nearest(size, x.shape[x.dim() - n + i], scale, x, exact)
+        indices.append(aten.view.default(index, [size] + [1] * (n - 1 - i)))
+    return in_format_of(aten.index.Tensor(x, indices), x)
+
+
+@decomposition("upsample_nearest1d")
+def decompose_upsample_nearest1d(x: Tensor, size: Sequence[Any], scales: float | None = None) -> Tensor:
+    return _upsample(x, size, [scales], False)
+
+
+@device_rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d "
+             "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa")
+def upsample(x: Spec, size: Sequence[Size], *options: Any, **named: Any) -> Spec:
+    return suggested(x, (*x.shape[:2], *size))
+
+
+@decomposition("upsample_nearest2d")
+def decompose_upsample_nearest2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    return _upsample(x, size, [scales_h, scales_w], False)
+
+
+@device_rule("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
+             "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
+             "upsample_bicubic2d_backward upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward")
+def upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequence[Size], *options: Any, **named: Any) -> Spec:
+    return suggested(grad, tuple(in_size))
+
+
+
+@rule("grid_sampler_2d grid_sampler_3d")
+def grid_sampler(x: Spec, grid: Spec, *options: Any) -> Spec:
+    return fresh(x, (*x.shape[:2], *grid.shape[1:-1]))
+
+
+@shape("grid_sampler_2d_backward grid_sampler_3d_backward")
+def grid_sampler_backward(grad: Spec, x: Spec, grid: Spec, interpolation: int, padding: int, align_corners: bool,
+                          mask: Sequence[bool]) -> list[Shape | None]:
+    return [x.shape if mask[0] else None, grid.shape]
+
+
+@shape("affine_grid_generator")
+def affine_grid(theta: Spec, size: Sequence[Size], align_corners: bool) -> Shape:
+    return size[0], *size[2:], len(size) - 2
+
+
+@decomposition("_upsample_nearest_exact2d")
+def decompose_upsample_nearest_exact2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
+    return _upsample(x, size, [scales_h, scales_w], True)

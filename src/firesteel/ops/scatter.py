@@ -1,0 +1,243 @@
+"""Writing where data says: index_put, scatter, index_add and their kind."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.meta import as_third
+from firesteel.graph.rules.base import RULES, broadcast, check, expands_to, wrap_dim
+from firesteel.graph.rules.refusals import fits_in, surely_holds
+from firesteel.graph.sizes import must_match
+from firesteel.graph.spec import Shape, Spec, fresh, like
+from firesteel.loops.ir import StoreMode
+from firesteel.loops.lower.build import Builder, broadcast_index, fits
+from firesteel.loops.lower.value import Index, Operand
+from firesteel.loops.ops import SHORT, S, number, to
+from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
+from firesteel.ops.index import (
+    MASKS,
+    adds_by_library,
+    is_index,
+    is_vector_index,
+    no_larger,
+    of_source_dtype,
+    place_at,
+    places_of,
+    refuse_are_indices,
+    same_rank,
+)
+from firesteel.sym.expr import Expr, Size, product
+
+operator("scatter_add.* index_put.* index_add.* scatter_reduce.*", library=True)
+operator("index_put.*", recompute="move")
+
+
+def _written(b: Builder, out: Any, x: Operand) -> Operand:
+    """A fresh copy of x to write into."""
+    return b.copy(x, out)
+
+
+# ---------------------------------------------------------------- index_put
+
+@rule("index_put _unsafe_index_put")
+def index_put(x: Spec, indices: Sequence[Spec | None], values: Spec, accumulate: bool = False) -> Spec:
+    check(x.dtype is values.dtype, f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination and "
+          f"{values.dtype} for the source.")
+    return like(x)
+
+
+@refuses("index_put _unsafe_index_put")
+def refuse_index_put(x: Spec, indices: Sequence[Spec | None], values: Spec, accumulate: bool = False) -> None:
+    refuse_are_indices(x, indices)
+    if not any(i is not None and i.dtype in MASKS for i in indices):
+        shape = RULES[torch.ops.aten.index.Tensor](x, indices).shape
+        check(expands_to(values.shape, shape),
+              f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape {list(shape)}")
+
+
+@lowering("index_put _unsafe_index_put")
+def lower_index_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None], values: Operand, accumulate: bool = False) -> Any:
+    tensors = [t for t in indices if t is not None]
+    if not fits(out, x, values, *tensors) or (accumulate and adds_by_library(out)):
+        return NotImplemented
+    masked = _masked_put(b, out, x, indices, values, accumulate)
+    places = places_of(b, x, indices) if masked is None else None
+    if places is None:
+        return masked if masked is not None else NotImplemented
+    values = b.readable(values)
+    result = _written(b, out, x)
+    b.store_into(result.buffer, places.result_shape(), places.of, lambda i: values.load(broadcast_index(i, values.shape)),
+                 "add" if accumulate else "set")
+    return result
+
+
+def _masked_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None], values: Operand, accumulate: bool) -> Operand | None:
+    """x[mask] = one value is a `where`: no positions are needed."""
+    if len(indices) != 1 or indices[0] is None or indices[0].dtype != "bool" or values.shape not in ((), (1,)) or accumulate:
+        return None
+    mask, x, values = b.readable(indices[0]), b.readable(x), b.readable(values)
+    rank, dtype = len(mask.shape), SHORT[out.dtype]
+    return b.map(out, lambda i: S.where(mask.load(i[:rank]), to(values.load((0,) * len(values.shape)), dtype), x.load(i)))
+
+
+# ---------------------------------------------------------------- along a dimension
+
+@device_rule("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy index_reduce")
+def scatter(x: Spec, *args: Any, **kwargs: Any) -> Spec:
+    return fresh(x)
+
+
+@refuses("scatter.src scatter.reduce scatter_add scatter_reduce.two scatter.value scatter.value_reduce")
+def refuse_scatter(x: Spec, dim: int, index: Spec, src: Any, reduce: str | None = None, **options: Any) -> None:
+    is_index(index, "scatter")
+    place = wrap_dim(dim, len(x.shape))
+    same_rank(index, x, "self")
+    no_larger(index, x, place, "self")
+    if type(src) is Spec:
+        same_rank(index, src, "src")
+        no_larger(index, src, None, "src")
+        check(src.dtype is x.dtype, "scatter(): Expected self.dtype to be equal to src.dtype")
+    else:
+        fits_in(src, x.dtype)
+
+
+@lowering("scatter.src scatter.value")
+def lower_scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any) -> Any:
+    return _scatter(b, out, x, dim, indices, value, "set")
+
+
+@lowering("scatter_add")
+def lower_scatter_add(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Operand) -> Any:
+    return _scatter(b, out, x, dim, indices, value, "add")
+
+
+def _scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any, mode: StoreMode) -> Any:
+    """out[.., indices[i], ..] = value[i] for every i of the index tensor's shape."""
+    tensors = [x, indices] + ([value] if type(value) is Operand else [])
+    if not fits(out, *tensors) or not x.shape or any(len(t.shape) != len(x.shape) for t in tensors) or (mode == "add" and adds_by_library(out)):
+        return NotImplemented
+    dim = dim + len(x.shape) if dim < 0 else dim
+    indices, dtype = b.readable(indices), SHORT[out.dtype]
+    value = b.readable(value) if type(value) is Operand else value
+    result = _written(b, out, x)
+
+    def element(i: Index) -> Expr:
+        if type(value) is Operand:
+            return value.load(i)
+        return number(value, dtype)
+    b.store_into(result.buffer, indices.shape, lambda i: (*i[:dim], place_at(indices, i, x.shape[dim], strict=True), *i[dim + 1:]), element, mode)
+    return result
+
+
+@refuses("index_add index_reduce")
+def refuse_index_add(x: Spec, dim: int, index: Spec, source: Spec, *rest: Any, **options: Any) -> None:
+    is_vector_index(index, "index_add")
+    of_source_dtype(x, source, "index_add")
+    place = wrap_dim(dim, len(x.shape))
+    message = "source tensor shape must match self tensor shape, excluding the specified dimension."
+    check(len(x.shape) == len(source.shape) or not x.shape or not source.shape, message)
+    for d, (a, b) in enumerate(zip(x.shape, source.shape)):
+        if d != place:
+            must_match(a, b, message)
+    if source.shape:
+        must_match(index.numel(), source.shape[place], "index_add_(): Number of indices should be equal to source.size(dim)")
+
+
+@refuses("index_copy")
+def refuse_index_copy(x: Spec, dim: int, index: Spec, source: Spec) -> None:
+    is_vector_index(index, "index_copy", (torch.int64,))
+    of_source_dtype(x, source, "index_copy")
+    place = wrap_dim(dim, len(x.shape))
+    check(len(x.shape) == len(source.shape) or not x.shape or not source.shape,
+          "index_copy_(): When source and destination are not scalars, their dimensionality must match.")
+    for d, (a, b) in enumerate(zip(x.shape, source.shape)):
+        if d != place:
+            must_match(a, b, "index_copy_(): Source/destination tensor must have same slice shapes.")
+    must_match(index.numel(), source.shape[place] if source.shape else 1, "index_copy_(): Number of indices should be equal to source.size(dim)")
+
+
+@lowering("index_copy")
+def lower_index_copy(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, source: Operand) -> Any:
+    if not fits(out, x, indices, source) or not x.shape or len(indices.shape) != 1:
+        return NotImplemented
+    dim = dim + len(x.shape) if dim < 0 else dim
+    indices, source = b.readable(indices), b.readable(source)
+    result = _written(b, out, x)
+    b.store_into(result.buffer, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]),
+                 source.load)
+    return result
+
+
+@device_rule("index_fill.int_Scalar index_fill.int_Tensor put")
+def index_fill(x: Spec, *args: Any, **kwargs: Any) -> Spec:
+    return like(x)
+
+
+@refuses("index_fill.int_Scalar")
+def refuse_index_fill(x: Spec, dim: int, index: Spec, value: Any) -> None:
+    check(len(index.shape) <= 1, "Index has to be a vector/scalar")
+    check(index.dtype is torch.int64, "index_fill_(): Expected dtype int64 for index.")
+    fits_in(value, x.dtype)
+    wrap_dim(dim, len(x.shape))
+
+
+@refuses("index_fill.int_Tensor")
+def refuse_index_fill_tensor(x: Spec, dim: int, index: Spec, value: Spec) -> None:
+    check(not value.shape, "index_fill_ only supports a 0-dimensional value tensor")
+    refuse_index_fill(x, dim, index, None)
+    surely_holds(value, x.dtype)
+
+
+@lowering("index_fill.int_Scalar index_fill.int_Tensor")
+def lower_index_fill(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any) -> Any:
+    tensors = [x, indices] + ([value] if type(value) is Operand else [])
+    if not fits(out, *tensors) or not x.shape or len(indices.shape) != 1:
+        return NotImplemented
+    dim, dtype = dim + len(x.shape) if dim < 0 else dim, SHORT[out.dtype]
+    indices, value = b.readable(indices), b.readable(value) if type(value) is Operand else value
+    result = _written(b, out, x)
+    shape = (*x.shape[:dim], indices.shape[0], *x.shape[dim + 1:])
+    b.store_into(result.buffer, shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim]), *i[dim + 1:]),
+                 lambda i: value.load(()) if type(value) is Operand else number(value, dtype))
+    return result
+
+
+@refuses("put")
+def refuse_put(x: Spec, index: Spec, source: Spec, accumulate: bool = False) -> None:
+    check(index.dtype is torch.int64, f"put_(): Expected a long tensor for index, but got {index.dtype}")
+    of_source_dtype(x, source, "put_")
+    must_match(product(index.shape), product(source.shape), "put_(): Expected source and index to have the same number of elements")
+
+
+@shape("segment_reduce")
+def segment_reduce(x: Spec, reduce: str, *, lengths: Spec | None = None, indices: Spec | None = None, offsets: Spec | None = None, axis: int = 0,
+                   unsafe: bool = False, initial: Any = None) -> Shape:
+    if lengths is not None:
+        segments = lengths.shape
+    else:
+        assert offsets is not None      # the kernel refuses other calls
+        segments = (*offsets.shape[:-1], offsets.shape[-1] - 1)
+    return *segments, *x.shape[wrap_dim(axis, len(x.shape)) + 1:]
+
+
+shape("_segment_reduce_backward")(as_third)
+
+
+# ---------------------------------------------------------------- masks
+
+@device_rule("masked_scatter")
+def masked_scatter(x: Spec, mask: Spec, source: Spec) -> Spec:
+    return fresh(x, broadcast(x.shape, mask.shape))
+
+
+@refuses("masked_scatter")
+def refuse_masked_scatter(x: Spec, mask: Spec, source: Spec) -> None:
+    check(mask.dtype is torch.bool, f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    check(x.dtype is source.dtype, "masked_scatter: expected self and source to have same dtypes")
+
+
+@shape("masked_scatter_backward")
+def masked_scatter_backward(grad: Spec, mask: Spec, sizes: Sequence[Size]) -> Shape:
+    return tuple(sizes)

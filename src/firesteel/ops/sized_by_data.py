@@ -1,0 +1,122 @@
+"""Operators whose result's size depends on data: each such size is a fresh unbacked symbol with what is known of its range.
+Numbers that Python reads stand here too."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.sizes import unbacked
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
+from firesteel.ops.block import operator, rule, shape
+from firesteel.sym.expr import Size, product
+
+operator("_local_scalar_dense.*", library=True, decides=True)
+operator("equal.*", decides=True)
+operator("sym_size.* sym_stride.* sym_numel.* sym_storage_offset.*", recompute="size")
+operator("unique_dim.* unique_consecutive.* _unique.* _unique2.* nonzero.* histc.*", decides=True)
+operator("histc.* nonzero.* unique* _unique* histogram*", library=True)
+
+
+def vector(like: Spec, size: Size, dtype: torch.dtype | None = None) -> Spec:
+    return Spec((size,), (1,), 0, dtype or like.dtype, like.device)
+
+
+def masked_places(indices: Sequence[Spec | None]) -> list[Spec | None]:
+    """Indices in which each mask is replaced by the places of its true elements, one index a dimension of the mask."""
+    result: list[Spec | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            result.append(index)
+        else:
+            count = unbacked("indexing with a mask", 0, product(index.shape))
+            result += [vector(index, count, torch.int64)] * len(index.shape)
+    return result
+
+
+# ---------------------------------------------------------------- places
+
+@rule("nonzero")
+def nonzero(x: Spec) -> Spec:
+    """One row an element, stored by columns as eager does."""
+    count = unbacked("nonzero", 0, product(x.shape))
+    return Spec((count, len(x.shape)), (1, count), 0, torch.int64, x.device)
+
+
+@shape("nonzero_static")
+def nonzero_static(x: Spec, *, size: Size, fill_value: int = -1) -> Shape:
+    return size, len(x.shape)
+
+
+# ---------------------------------------------------------------- different values
+
+@rule("_unique2")
+def unique(x: Spec, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Spec, Spec, Spec]:
+    count = unbacked("unique", 0, product(x.shape))
+    inverse = fresh(x, x.shape, torch.int64) if return_inverse or return_counts else vector(x, 0, torch.int64)
+    return vector(x, count), inverse, vector(x, count if return_counts else 0, torch.int64)
+
+
+@rule("_unique")
+def unique_values(x: Spec, sorted: bool = True, return_inverse: bool = False) -> tuple[Spec, Spec]:
+    return unique(x, sorted, return_inverse)[:2]
+
+
+@rule("unique_dim unique_dim_consecutive")
+def unique_dim(x: Spec, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> tuple[Spec, Spec, Spec]:
+    dim = wrap_dim(dim, len(x.shape))
+    count = unbacked("unique", 0, x.shape[dim])
+    shape = (*x.shape[:dim], count, *x.shape[dim + 1:])
+    order = [dim, *(d for d in range(len(shape)) if d != dim)]      # sorted with that dimension in front
+    strides = dict(zip(order, contiguous_strides(tuple(shape[d] for d in order))))
+    values = Spec(shape, tuple(strides[d] for d in range(len(shape))), 0, x.dtype, x.device)
+    return values, vector(x, x.shape[dim], torch.int64), vector(x, count, torch.int64)
+
+
+@rule("unique_consecutive")
+def unique_consecutive(x: Spec, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> tuple[Spec, Spec, Spec]:
+    if dim is not None:
+        return unique_dim(x, dim)
+    count = unbacked("unique_consecutive", 0, product(x.shape))
+    inverse = fresh(x, x.shape, torch.int64) if return_inverse else vector(x, 0, torch.int64)
+    return vector(x, count), inverse, vector(x, count if return_counts else 0, torch.int64)
+
+
+# ---------------------------------------------------------------- counts
+
+@rule("bincount")
+def bincount(x: Spec, weights: Spec | None = None, minlength: Size = 0) -> Spec:
+    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return vector(x, unbacked("bincount", minlength if type(minlength) is int else 0), dtype)
+
+
+@rule("histc")
+def histc(x: Spec, bins: int = 100, *limits: Any) -> Spec:
+    return fresh(x, (bins,))
+
+
+@rule("histogram.bin_ct")
+def histogram(x: Spec, bins: int = 100, **options: Any) -> tuple[Spec, Spec]:
+    return fresh(x, (bins,)), fresh(x, (bins + 1,))
+
+
+@rule("histogram.bins_tensor")
+def histogram_between(x: Spec, bins: Spec, **options: Any) -> tuple[Spec, Spec]:
+    return fresh(x, (product(bins.shape) - 1,)), fresh(x, bins.shape)
+
+
+@rule("_histogramdd_bin_edges")
+def bin_edges(x: Spec, bins: Sequence[int], **options: Any) -> list[Spec]:
+    return [fresh(x, (n + 1,)) for n in bins]
+
+
+@rule("_histogramdd_from_bin_cts")
+def histogram_of_counts(x: Spec, bins: Sequence[int], **options: Any) -> Spec:
+    return fresh(x, bins)
+
+
+@rule("_histogramdd_from_bin_tensors")
+def histogram_of_edges(x: Spec, bins: Sequence[Spec], **options: Any) -> Spec:
+    return fresh(x, [product(edges.shape) - 1 for edges in bins])

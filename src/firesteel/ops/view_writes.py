@@ -1,0 +1,177 @@
+"""Writing through a view, as a value: a tensor with a part replaced, and the gradients of views."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.graph.decomp import shaped, wrap
+from firesteel.graph.rules.base import RULES, check, wrap_dim
+from firesteel.graph.rules.refusals import same_shape
+from firesteel.graph.spec import Spec, fresh, like, make_spec
+from firesteel.loops.lower.build import Builder, choose, equal, fits
+from firesteel.loops.lower.value import Index, Operand
+from firesteel.loops.lower.views import first_place, from_end
+from firesteel.loops.ops import SHORT, S
+from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses
+from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt
+
+aten = torch.ops.aten
+
+operator("slice_scatter.* select_scatter.* diagonal_scatter.* as_strided_scatter.* slice_backward.* "
+         "select_backward.*", recompute="move")
+
+
+@device_rule("slice_scatter select_scatter diagonal_scatter as_strided_scatter")
+def scatter_into(x: Spec, source: Spec, *args, **kwargs) -> Spec:
+    """The strides of x, unless it repeats elements in memory."""
+    return like(x) if 0 in x.strides else Spec(x.shape, x.strides, 0, x.dtype, x.device)
+
+
+def _fills_view(view: Any) -> Callable[..., None]:
+    """A row of an operator that writes a source where `view` of the same arguments shows."""
+    def refuse(x: Spec, source: Spec, *args: Any, **kwargs: Any) -> None:
+        shown = RULES[view](x, *args, **kwargs).shape
+        same_shape(source.shape, shown, f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
+                                        f"slice size = {list(shown)}")
+    return refuse
+
+
+for _name, _view in (("slice_scatter", aten.slice.Tensor), ("select_scatter", aten.select.int), ("diagonal_scatter", aten.diagonal.default)):
+    refuses(_name)(_fills_view(_view))
+
+
+# ---------------------------------------------------------------- parts
+
+@lowering("slice_scatter")
+def lower_slice_scatter(b: Builder, out: Any, x: Operand, source: Operand, dim: int = 0, start: Size | None = None,
+                        end: Size | None = None, step: int = 1) -> Any:
+    if not fits(out, x, source):
+        return NotImplemented
+    x, source = b.readable(x), b.readable(source)
+    dim = dim + len(x.shape) if dim < 0 else dim
+    size = x.shape[dim]
+    first = first_place(b, start, size)
+    length, dtype = source.shape[dim], SHORT[out.dtype]
+
+    def element(i: Index) -> Expr:
+        away = i[dim] - first
+        inside: Any = and_(ge(as_expr(i[dim]), first), lt(as_expr(away), length * step))
+        if step != 1:
+            inside = and_(inside, as_expr(S.eq(as_expr(away % step), as_expr(0))) if isinstance(away % step, Expr) else away % step == 0)
+        return choose(inside, source, (*i[:dim], away // step, *i[dim + 1:]), x.load(i), dtype)
+    return b.map(out, element)
+
+
+@lowering("select_scatter")
+def lower_select_scatter(b: Builder, out: Any, x: Operand, source: Operand, dim: int, index: Size) -> Any:
+    if not fits(out, x, source):
+        return NotImplemented
+    x, source = b.readable(x), b.readable(source)
+    dim = dim + len(x.shape) if dim < 0 else dim
+    at = from_end(b, index, x.shape[dim])
+    dtype = SHORT[out.dtype]
+    return b.map(out, lambda i: choose(equal(i[dim], at), source, (*i[:dim], *i[dim + 1:]), x.load(i), dtype))
+
+
+@lowering("diagonal_scatter")
+def lower_diagonal_scatter(b: Builder, out: Any, x: Operand, source: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if not fits(out, x, source):
+        return NotImplemented
+    x, source, rank = b.readable(x), b.readable(source), len(x.shape)
+    row, column = dim1 % rank, dim2 % rank
+    down, dtype = max(-offset, 0), SHORT[out.dtype]
+
+    def element(i: Index) -> Expr:
+        others = tuple([k for d, k in enumerate(i) if d not in (row, column)])
+        return choose(equal(i[column] - i[row], offset), source, (*others, i[row] - down), x.load(i), dtype)
+    return b.map(out, element)
+
+
+@device_rule("diag_embed")
+def diag_embed(x: Spec, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Spec:
+    ndim = len(x.shape) + 1
+    a, b = wrap_dim(dim1, ndim), wrap_dim(dim2, ndim)
+    check(a != b, "diagonal dimensions cannot be identical")
+    size = x.shape[-1] + abs(offset)
+    shape = list(x.shape[:-1])
+    for d in sorted((a, b)):
+        shape.insert(d, size)
+    return fresh(x, shape)
+
+
+@decomposition("diag_embed")
+def decompose_diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    ndim = x.dim() + 1
+    first, second = wrap(dim1, ndim), wrap(dim2, ndim)
+    size = x.shape[-1] + abs(offset)
+    shape = list(x.shape[:-1])
+    for d in sorted((first, second)):
+        shape.insert(d, size)
+    return aten.diagonal_scatter.default(aten.new_zeros.default(x, shape), x, offset, first, second)
+
+
+# ---------------------------------------------------------------- gradients of views
+
+def _gradient_of_view(view: Any) -> Callable[..., None]:
+    """A row of the gradient of a view: it has the view's shape."""
+    def refuse(grad: Spec, sizes: Sequence[Size], *args: Any, **kwargs: Any) -> None:
+        shown = RULES[view](make_spec(tuple(sizes), grad.dtype, grad.device), *args, **kwargs).shape
+        same_shape(grad.shape, shown, f"expected a gradient of size {list(shown)}, got {list(grad.shape)}")
+    return refuse
+
+
+for _name, _view in (("slice_backward", aten.slice.Tensor), ("select_backward", aten.select.int), ("diagonal_backward", aten.diagonal.default),
+                     ("unfold_backward", aten.unfold.default)):
+    refuses(_name)(_gradient_of_view(_view))
+
+
+@device_rule("slice_backward")
+def slice_backward(grad: Spec, sizes: Sequence[Size], dim: int, start: Size, end: Size, step: Size) -> Spec:
+    return fresh(grad, sizes)
+
+
+@decomposition("slice_backward")
+def decompose_slice_backward(grad: Tensor, sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any) -> Tensor:
+    return aten.slice_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, start, end, step)
+
+
+@device_rule("select_backward")
+def select_backward(grad: Spec, sizes: Sequence[Size], dim: int, index: Size) -> Spec:
+    return fresh(grad, sizes)
+
+
+@decomposition("select_backward")
+def decompose_select_backward(grad: Tensor, sizes: Sequence[Any], dim: int, index: Any) -> Tensor:
+    return aten.select_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, index)
+
+
+@device_rule("diagonal_backward")
+def diagonal_backward(grad: Spec, sizes: Sequence[Size], offset: int, dim1: int, dim2: int) -> Spec:
+    return fresh(grad, sizes)
+
+
+@decomposition("diagonal_backward")
+def decompose_diagonal_backward(grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int, dim2: int) -> Tensor:
+    return aten.diagonal_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, offset, dim1, dim2)
+
+
+@device_rule("unfold_backward")
+def unfold_backward(grad: Spec, sizes: Sequence[Size], dim: int, size: Size, step: Size) -> Spec:
+    return fresh(grad, sizes)
+
+
+@decomposition("unfold_backward")
+def decompose_unfold_backward(grad: Tensor, sizes: Sequence[Any], dim: int, size: Any, step: Any) -> Tensor:
+    """Where windows overlap, their gradients add up."""
+    if not sizes:
+        return aten.squeeze.dim(grad, 0)
+    dim = wrap(dim, len(sizes))
+    places = aten.arange.start_step(0, sizes[dim], 1, dtype=torch.int64, device=grad.device)
+    windows = aten.slice.Tensor(aten.unfold.default(places, 0, size, step), 0, 0, None)
+    moved = aten.movedim.int(grad, grad.dim() - 1, dim + 1)
+    flat = shaped(moved, [*sizes[:dim], -1, *sizes[dim + 1:]])
+    index = shaped(windows, [-1])
+    return aten.index_put.default(aten.new_zeros.default(grad, list(sizes)), [None] * dim + [index], flat, True)

@@ -1,0 +1,200 @@
+"""`firesteel replay DUMP`: runs stages again from their dumps, in a process without the user's program.
+
+A folder written with fs.config.dump_dir has a folder for each captured graph, with a text for each stage (dumps.py).  `replay` reads the texts of
+one stage, runs the stages behind it, prints what they make, and compares the result, on random inputs of the recorded types, with eager's
+run of the nearest dumped graph.
+
+    firesteel replay /tmp/dump                              # from the captured graphs to the host functions
+    firesteel replay /tmp/dump/001-step --from plan         # plans as they were dumped, perhaps edited by hand
+    firesteel replay /tmp/dump --from joint --to fuse
+"""
+from __future__ import annotations
+
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from firesteel import dumps, stages
+from firesteel.autograd.aot import keep_gradients
+from firesteel.autograd.backwards import gradients, history_of
+from firesteel.autograd.partition import min_cut_partition
+from firesteel.backends import native
+from firesteel.config import config
+from firesteel.errors import UserError
+from firesteel.pipeline import LOOP_STAGES, compile_native
+from firesteel.stages import STAGES, Compilation, StageReached
+from firesteel.table import Table
+from firesteel.testing import same
+
+Run = Callable[[list[Any]], Sequence[Any]]      # a function of a list of inputs
+LAST = "host"
+TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
+
+
+# ---------------------------------------------------------------- dumps on disk
+
+@dataclass(frozen=True)
+class Dump:
+    """A file: the text of a stage's product."""
+    path: pathlib.Path
+    stage: str
+    made_of: str            # name of a file
+    text: str
+
+    @classmethod
+    def of(cls, path: pathlib.Path) -> Dump:
+        head, _, text = path.read_text(encoding="utf-8").partition("\n")
+        found = re.fullmatch(r"[#;] (\w+) from (\S+)", head)
+        if found is None or found[1] not in STAGES:
+            raise UserError(f"{path} is no dump of a stage.", hint="Dumps are written with FIRESTEEL_DUMP_DIR.")
+        return cls(path, found[1], found[2], text)
+
+    def read(self) -> Any:
+        read = STAGES[self.stage].read
+        if read is None:
+            raise UserError(f"The dump of {self.stage} cannot be read back.", hint=f"Start from one of {', '.join(STARTS)}.")
+        return read(self.text)
+
+    def parent(self) -> Dump:
+        return Dump.of(self.path.parent / self.made_of)
+
+    def graph(self) -> dumps.ReadGraph:
+        """The nearest graph that it was made of: what it computes."""
+        return self.read() if STAGES[self.stage].read is dumps.read_graph else self.parent().graph()
+
+
+def dumps_in(folder: pathlib.Path) -> list[Dump]:
+    """The files of a folder, or of the folders in it."""
+    return [Dump.of(path) for path in sorted(folder.rglob("[0-9]*-*.*")) if path.is_file()]
+
+
+# ---------------------------------------------------------------- where a replay starts
+
+STARTS: Table[Callable[[Dump], Run]] = Table("stage to replay from", "replay.py")
+
+
+@STARTS.row("graph")
+def from_graph(dump: Dump) -> Run:
+    read = dump.graph()
+    with torch.set_grad_enabled(read.settings["grad_mode"]):
+        return called(native(stages.done("graph", read.gm), read.example_inputs))
+
+
+@STARTS.row("joint")
+def from_joint(dump: Dump) -> Run:
+    """The partition, and both of its graphs."""
+    read = dump.graph()
+    inputs = read.example_inputs
+    count, values = read.settings["num_primals"], read.settings["num_fwd_outputs"]
+    if count == len(inputs):
+        return from_aten(stages.done("forward", read.gm), inputs)
+    forward, backward = min_cut_partition(read.gm, [inputs[:count], inputs[count:]], num_fwd_outputs=values)
+    places = keep_gradients(backward)
+    backward.meta["boxed"] = True
+    run_forward = from_aten(stages.done("forward", forward), inputs[:count])
+    run_backward = from_aten(stages.done("backward", backward), [])
+
+    def run(args: list[Any]) -> list[Any]:
+        results = list(run_forward(args[:count]))
+        found = run_backward([*results[values:], *args[count:]])
+        return [*results[:values], *(None if place is None else found[place] for place in places)]
+    return run
+
+
+@STARTS.row("forward", "backward")
+def from_half(dump: Dump) -> Run:
+    read = dump.graph()
+    return from_aten(stages.done(dump.stage, read.gm), read.example_inputs)
+
+
+def from_aten(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Run:
+    return called(compile_native(gm, example_inputs))
+
+
+@STARTS.row("program", "simplify", "fuse", "plan")
+def from_program(dump: Dump) -> Run:
+    product = stages.done(dump.stage, dump.read())
+    for name in LOOP_STAGES[LOOP_STAGES.index(dump.stage) + 1 if dump.stage in LOOP_STAGES else 0:]:
+        product = stages.run(name, product)
+    return called(stages.run("host", product, stages.run("kernels", product)))
+
+
+@STARTS.row("kernels")
+def from_kernels(dump: Dump) -> Run:
+    return called(stages.run("host", dump.parent().read(), stages.done("kernels", dump.read())))
+
+
+def called(fn: Callable[..., Sequence[Any]]) -> Run:
+    return fn if getattr(fn, "_boxed_call", False) else lambda args: fn(*args)
+
+
+# ---------------------------------------------------------------- comparing
+
+def outcome(run: Run, read: dumps.ReadGraph) -> list[Any]:
+    """Results, gradients, and what became of the inputs, for random inputs that are the same each time."""
+    torch.manual_seed(0)
+    inputs = [dumps.example_of(value, read.env) for value in read.example_inputs]
+    leaves = history_of([value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]).leaves
+    with torch.set_grad_enabled(read.settings["grad_mode"]):
+        results = list(run(list(inputs)))
+    values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in (*results, *inputs)]
+    recorded = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
+    found = gradients(recorded, [torch.ones_like(value) for value in recorded], leaves, False, False) if recorded and leaves else ()
+    return [value for value in (*values, *found) if value is None or isinstance(value, (torch.Tensor, int, float))]
+
+
+def equal(a: Any, b: Any) -> bool:
+    tolerance = TOLERANCE.get(a.dtype, 2e-2) if isinstance(a, torch.Tensor) else 0.0
+    return same(a, b, tolerance)
+
+
+def differences(run: Run, dump: Dump) -> list[str]:
+    """What differs between the compiled function and eager's run of the dumped graph."""
+    read = dump.graph()
+    if dump.stage != "graph":
+        read.settings["grad_mode"] = False      # gradients are results there
+    pairs = list(zip(outcome(run, read), outcome(called(read.gm.forward), read), strict=True))
+    return [f"value {place}: {a} instead of {b}" for place, (a, b) in enumerate(pairs) if not equal(a, b)]
+
+
+# ---------------------------------------------------------------- the command
+
+def replay(folder: pathlib.Path, start: str = "graph", end: str = LAST, tell: Callable[[str], None] = print) -> bool:
+    """Runs the stages from `start` to `end` for every dump of `start` in the folder.  Is everything as eager says?"""
+    for name in (start, end):
+        if name not in STAGES:
+            raise UserError(f"There is no stage {name!r}.", hint=f"Stages are {', '.join(STAGES)}.")
+    if start not in STARTS:
+        raise UserError(f"A replay cannot start from {start}.", hint=f"It can from {', '.join(STARTS)}.")
+    dumped = dumps_in(folder)
+    found = [dump for dump in dumped if dump.stage == start and (start != "graph" or dump.made_of == "-")]
+    if not found:
+        raise UserError(f"There is no dump of {start} in {folder}.", hint="Dumps are written with FIRESTEEL_DUMP_DIR.")
+    good = [replay_one(dump, end, {other.text for other in dumped if other.path.parent == dump.path.parent}, tell) for dump in found]
+    return all(good)
+
+
+def replay_one(dump: Dump, end: str, dumped: set[str], tell: Callable[[str], None]) -> bool:
+    tell(f"== {dump.path.parent.name}/{dump.path.name}")
+    with tempfile.TemporaryDirectory() as folder, config.patch(dump_dir=folder):
+        wrong = wrong_values(dump, end)
+        for again in dumps_in(pathlib.Path(folder)):
+            tell(f"-- {again.path.name} ({'as dumped' if again.text in dumped else 'differs from the dump'})\n{again.text}")
+    if end == LAST:
+        tell("equal to eager: yes" if not wrong else "\n".join(["equal to eager: no", *wrong]))
+    return not wrong
+
+
+def wrong_values(dump: Dump, end: str) -> list[str]:
+    """Runs the stages; then what they made, where none is left out."""
+    try:
+        with stages.kept_by(Compilation("replay", end if end != LAST else "")):
+            run = STARTS[dump.stage](dump)
+    except StageReached:
+        return []
+    return differences(run, dump)

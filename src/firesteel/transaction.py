@@ -1,0 +1,204 @@
+"""Compiling is a transaction: an exception at any line, Ctrl-C included, leaves no trace; and locks that survive an exception and a fork.
+
+`atomic(function, *args)` reads the states of this thread that compiling changes (rows of `STATES`; those of torch are in `torchstate.py`),
+calls the function, and where that raises puts them back.  `finally` alone does not do it: an interrupt that arrives as the block begins skips
+the block.  What always holds:
+
+ 1. Reading a state changes nothing, so before the call there is nothing to undo; after it the function's own blocks have put all states back.
+ 2. Contexts on the way are made by `context`: a generator that an exception left suspended is finished by the transaction.  Else it would be
+    finished whenever the exception's traceback is freed, and put back states that are old by then.
+ 3. Undoing twice is undoing once: an interrupt while undoing starts it again.
+ 4. Code of others that an interrupt would leave broken (a library that frees memory in Python) runs `aside`, on a thread where none arrives.
+ 5. A `Lock` is given back by an exception at any line, and is free in a forked child, where the threads that held it are not.
+
+    entry = atomic(lock.holding, compile, inputs)
+"""
+from __future__ import annotations
+
+import _thread as _thread_module
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from firesteel.table import Table
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """Something of this thread that compiling changes.  `put` sets what `read` read."""
+    read: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+STATES: Table[ThreadState] = Table("state that a failed compilation puts back", "transaction.py")
+
+
+class _Thread(threading.local):
+    undo: list[Callable[[], Any]] | None = None     # of the innermost transaction, the latest last
+
+
+_thread = _Thread()
+
+
+def atomic(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)`, or an exception and nothing else."""
+    before = _read()
+    undo: list[Callable[[], Any]] = []
+    outer = _thread.undo
+    try:
+        _thread.undo = undo
+        result = function(*args)
+        _thread.undo = outer
+        return result
+    except BaseException:
+        try:
+            _undo(undo, outer, before)
+        except BaseException:       # interrupted once more
+            _undo(undo, outer, before)
+            raise
+        raise
+
+
+def _read() -> list[tuple[Callable, Any]]:
+    return [(row.put, row.read()) for row in STATES.values()]
+
+
+def _undo(undo: list[Callable[[], Any]], outer: list[Callable[[], Any]] | None, before: list[tuple[Callable, Any]]) -> None:
+    while undo:
+        undo[-1]()
+        undo.pop()
+    for put, value in before:
+        put(value)
+    _thread.undo = outer
+
+
+def on_failure(action: Callable[[], Any]) -> None:
+    """Calls `action` where the transaction under way fails.  It may be called after its work is done already, or twice."""
+    if _thread.undo is not None:
+        _thread.undo.append(action)
+
+
+def context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """contextlib.contextmanager for contexts that are entered while compiling (rule 2)."""
+    make = contextlib.contextmanager(function)
+
+    @functools.wraps(function)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        manager: Any = make(*args, **kwargs)
+        on_failure(manager.gen.close)       # nothing happens where it is finished, or was not begun
+        return manager
+    return made
+
+
+def aside(function: Callable[..., Any], *args: Any) -> Any:
+    """`function(*args)` on a thread of its own.  Who waits for it may be interrupted; it is not, and comes to its end.  Threads and events of
+    `threading` are Python, which an interrupt would leave broken; a plain lock is not."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    done = threading.Lock()
+
+    def work() -> None:
+        try:
+            results.append(function(*args))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.release()
+    done.acquire()
+    try:
+        _thread_module.start_new_thread(work, ())
+    except RuntimeError:        # Python is shutting down, or the system has no thread to give
+        work()
+    done.acquire()
+    if errors:
+        raise errors.pop()
+    return results.pop()
+
+
+# ---------------------------------------------------------------- states
+
+def keep(name: str, local: threading.local) -> None:
+    """The attributes of a threading.local of ours; of lists their items."""
+    def read() -> dict[str, Any]:
+        return {key: list(value) if type(value) is list else value for key, value in vars(local).items()}
+
+    def put(values: dict[str, Any]) -> None:
+        own = vars(local)
+        for key in [key for key in own if key not in values and type(own[key]) is not list]:
+            del own[key]
+        for key, value in own.items():
+            if type(value) is list:
+                value[:] = values.get(key, ())
+            else:
+                own[key] = values[key]
+    STATES.add(name, ThreadState(read, put))
+
+
+# ---------------------------------------------------------------- locks
+
+class Lock:
+    """A lock that its thread may take again.  See rule 5."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def holding(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)` with the lock held."""
+        outer = self.held()
+        try:
+            with self._lock:
+                return function(*args)
+        except BaseException:
+            if not outer:
+                self.let_go()
+            raise
+
+    def holding_if_free(self, function: Callable[..., Any], *args: Any) -> None:
+        """`function(*args)` with the lock held; nothing where another thread holds it."""
+        outer = self.held()
+        try:
+            if self._lock.acquire(blocking=False):
+                function(*args)
+                self._lock.release()
+        except BaseException:
+            if not outer:
+                self.let_go()
+            raise
+
+    def held(self) -> bool:
+        """By this thread?"""
+        return self._lock._is_owned()       # type: ignore[attr-defined]  # what threading.Condition asks
+
+    def let_go(self) -> None:
+        """However often this thread holds it."""
+        while self.held():
+            self._lock.release()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        self._lock._at_fork_reinit()        # type: ignore[attr-defined]  # what threading does with its own
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: nobody holds a lock here."""
+    _thread.undo = None
+    for lock in list(_locks):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

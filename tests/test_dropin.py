@@ -1,0 +1,171 @@
+"""fs.install(), FIRESTEEL_INSTALL=1, torch.compile around and inside of ours, and our backend under the peer's capture."""
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import firesteel as fs
+from firesteel import dropin
+from firesteel.errors import UserError
+from firesteel_autoload import PATCHED
+
+
+@pytest.fixture
+def installed():
+    fs.install()
+    yield
+    fs.uninstall()
+
+
+def graphs():
+    return fs.counters["stats"]["unique_graphs"]
+
+
+def test_every_patched_name_has_a_replacement_and_comes_back():
+    before = {name: getattr(*dropin.place(torch, name)) for name in PATCHED}
+    fs.install()
+    fs.install()
+    assert dropin.is_installed()
+    assert {name: getattr(*dropin.place(torch, name)) for name in PATCHED} == {name: dropin.REPLACEMENTS[name] for name in PATCHED}
+    fs.uninstall()
+    fs.uninstall()
+    assert {name: getattr(*dropin.place(torch, name)) for name in PATCHED} == before and not dropin.is_installed()
+
+
+@pytest.mark.parametrize("keywords", [{}, {"backend": "inductor"}, {"backend": "firesteel"}, {"mode": "max-autotune"}, {"dynamic": True}, {"name": "mine", "isolate_recompiles": True},
+                                      {"backend": "aot_eager"}, {"options": {"fallback_random": True}}])
+def test_functions_and_decorators(installed, keywords):
+    fs.reset()
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(torch.compile(lambda x: x * 2 + 1, **keywords)(x), x * 2 + 1)
+
+    @torch.compile(**keywords)
+    def double(x):
+        return x * 2
+    double(x).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2] and graphs() == 2
+
+
+def test_modules_compile_in_place(installed):
+    fs.reset()
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    expected = layer(x)
+    layer.compile()
+    assert torch.allclose(layer(x), expected) and graphs() == 1
+
+
+def test_unknown_keywords_and_options_raise(installed):
+    with pytest.raises(UserError, match="no options nonsense"):
+        torch.compile(len, options={"nonsense": 1})
+    with pytest.raises(UserError, match="no mode 'fast'"):
+        torch.compile(mode="fast")
+    with pytest.raises(UserError, match="no backend 'nowhere'"):
+        torch.compile(len, backend="nowhere")
+    with pytest.raises(UserError, match="no backend 'nowhere'"):
+        torch.compiler.set_default_backend("nowhere")
+    with pytest.raises(TypeError, match="surprise"):
+        torch.compile(len, surprise=1)
+
+
+def test_the_default_backend(installed):
+    seen = []
+
+    def mine(gm, example_inputs):
+        seen.append(gm)
+        return gm.forward
+    torch.compiler.set_default_backend(mine)
+    torch.compile(lambda x: x + 1)(torch.zeros(2))
+    assert len(seen) == 1 and torch.compiler.get_default_backend() is mine
+    torch.compiler.set_default_backend(None)
+    assert torch.compiler.get_default_backend() == "inductor" and "native" in torch.compiler.list_backends()
+
+
+def test_settings_of_the_peer_are_followed_and_put_back(installed):
+    import torch._dynamo.config as theirs
+    limit = fs.config.recompile_limit
+    fn = torch.compile(lambda x, text: x + len(text))
+    theirs.cache_size_limit = 2
+    try:
+        for text in ("a", "bb", "ccc"):
+            fn(torch.zeros(1), text)
+        assert fs.config.recompile_limit == 2 and sum(fs.counters["recompile_limit"].values()) == 1
+    finally:
+        theirs.cache_size_limit = 8
+    torch.compile(lambda x: x * 3)(torch.zeros(1))
+    assert fs.config.recompile_limit == limit
+    theirs.recompile_limit = 3
+    torch.compile(lambda x: x * 4)(torch.zeros(1))
+    fs.uninstall()
+    theirs.recompile_limit = 8
+    assert fs.config.recompile_limit == limit
+
+
+@pytest.mark.parametrize("value,firesteel_is_it", [("1", True), ("0", False), ("", False)])
+def test_by_the_environment(value, firesteel_is_it):
+    """What torch calls at its import, through the entry point that the package declares."""
+    code = ("import firesteel_autoload, torch; firesteel_autoload.autoload()\n"
+            "import sys; early = 'firesteel' in sys.modules\n"
+            f"compiled = torch.compile(lambda x: x * 2) if {firesteel_is_it} else None\n"
+            "print(early, 'firesteel' in sys.modules and hasattr(compiled, '__firesteel_root__'))")
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env={**__import__("os").environ, "FIRESTEEL_INSTALL": value})
+    assert done.stdout.split() == ["False", str(firesteel_is_it)], done.stderr
+
+
+# ---------------------------------------------------------------- the peer inside, around and in front
+
+class Method:
+    @torch.compile(backend="eager")
+    def call(self, x):
+        return x * 3
+
+
+layer = torch.nn.Linear(4, 4)
+in_place = torch.nn.Linear(4, 4)
+in_place.compile(backend="eager")
+INSIDE = {
+    "function": (torch.compile(lambda x: x.cos() * 2, backend="eager"), lambda x: x.cos() * 2),
+    "module": (torch.compile(layer, backend="eager"), layer),
+    "method": (Method().call, lambda x: x * 3),
+    "module in place": (in_place, lambda x: torch.nn.functional.linear(x, in_place.weight, in_place.bias)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_the_peer_was_to_compile_is_inlined(name):
+    inner, plain = INSIDE[name]
+    fs.reset()
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(fs.compile(lambda x: inner(x) + 1, fullgraph=True)(x), plain(x) + 1)
+    assert graphs() == 1
+    torch.testing.assert_close(fs.compile(inner)(x), plain(x))
+
+
+@pytest.mark.parametrize("made", [lambda: fs.compile(lambda x: layer(x) * 5), lambda: fs.compile(torch.nn.Sequential(layer, torch.nn.ReLU()))])
+def test_the_peer_around_ours_calls_it(made):
+    ours, x = made(), torch.randn(2, 4)
+    torch.testing.assert_close(torch.compile(lambda x: ours(x) + 1, backend="eager")(x), ours(x) + 1)
+
+
+def test_our_backend_under_the_capture_of_the_peer():
+    fs.reset()
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), torch.randn(2, 4)
+    compiled = torch.compile(model, backend=dropin.peer_backend)
+    torch.testing.assert_close(compiled(x), model(x))
+    grads = []
+    for call in (model, compiled):
+        call(x).sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    torch.testing.assert_close(grads[1], grads[0])
+    assert graphs() == 1
+
+
+def test_sizes_that_the_peer_made_symbolic():
+    fs.reset()
+    compiled = torch.compile(lambda x: (x.view(-1, 2) * x.shape[0]).sum(), backend=dropin.peer_backend, dynamic=True)
+    for n in (4, 6, 8):
+        x = torch.randn(n, requires_grad=True)
+        compiled(x).backward()
+        assert x.grad.tolist() == [n] * n
+    assert graphs() == 1

@@ -1,0 +1,64 @@
+"""The releases of torch that are supported: said in one place, and what is used of torch's insides is there."""
+import ast
+import pathlib
+import re
+
+import pytest
+import torch
+
+from firesteel import support
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_the_requirement_is_the_range_that_is_supported():
+    least, beyond = re.search(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text()).groups()
+    assert tuple(map(int, least.split("."))) == support.OLDEST
+    assert tuple(map(int, beyond.split("."))) == (support.NEWEST[0], support.NEWEST[1] + 1)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1", torch.__version__])
+def test_a_supported_release_is_taken(version, recwarn):
+    support.check_torch(version)
+    assert not recwarn
+
+
+def test_an_older_release_is_an_error_and_a_newer_one_a_warning():
+    with pytest.raises(ImportError, match="torch 2.11 to 2.15; this is 2.10.1"):
+        support.check_torch("2.10.1")
+    with pytest.warns(UserWarning, match="this is 3.0.0"):
+        support.check_torch("3.0.0")
+
+
+def chain(node):
+    """("torch", "_C", ...) of an attribute of attributes."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+
+
+def used_of_torch():
+    """What src/ names of torch's private parts, without what it asks for by getattr or hasattr."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = chain(node)
+            if names[:1] == ("torch",) and any(name.startswith("_") for name in names):
+                yield names, path.name
+
+
+def missing(names):
+    value = torch
+    for name in names[1:]:
+        if not hasattr(value, name):
+            return True
+        value = getattr(value, name)
+    return False
+
+
+def test_what_is_used_of_torchs_insides_is_there():
+    used = set(used_of_torch())
+    assert len(used) > 60
+    builds = {names for names, _ in used if names[-1].startswith("_cuda") and not torch.backends.cuda.is_built()}      # of a build for the CPU alone
+    assert not sorted((".".join(names), file) for names, file in used if names not in builds and missing(names))
