@@ -87,6 +87,8 @@ def step(fn, args):
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_one_graph_for_all_sizes(name):
+    if name == "solve" and torch.__version__ < (2, 13):
+        pytest.skip("an older solve asks for plain numbers")
     fn, inputs = PROGRAMS[name]
     with fs.config.patch(capture_dynamic_output_shape_ops=True):
         compiled = fs.compile(fn, dynamic=True, fullgraph=True, backend="native" if name in NATIVE else "aot_eager")

@@ -125,6 +125,7 @@ def test_wrapper_tensors(env, ab):
     assert env.recorded == []
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="an older matmul asks for plain numbers")
 def test_composite_operators_ask_our_node(env, ab):
     a, b = ab
     w = wrapper((a, b, 4), (b * 4, 4, 1))

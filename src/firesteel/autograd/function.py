@@ -121,6 +121,7 @@ class TrainingGraph:
         return self.backward
 
 
+CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")      # torch 2.11 unpacks all saved tensors or none
 FIRST_STRUCTURE = 1 << 40       # beyond the numbers that torch gives to custom functions
 _structures: dict[str, int] = {}
 
@@ -353,6 +354,8 @@ class PartialBackward:
         try:
             return list(ctx.saved_tensors)
         except RuntimeError:
+            if not CAN_UNPACK_ONE:
+                raise
             found: list[Any] = [None] * self.graph.num_saved_tensors
             for place in self.read:
                 found[place] = self._unpack(ctx, place)

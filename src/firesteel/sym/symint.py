@@ -81,6 +81,9 @@ class SymNode:
     def hint(self) -> Any:
         return self.env.hint(self.value) if self.has_hint() else None
 
+    def require_hint(self, fallback: Any = None) -> Any:       # torch 2.11 asks
+        return self.env.hint(self.value) if fallback is None or self.has_hint() else fallback
+
     def has_hint(self) -> bool:
         return self.env.has_hint(self.value)
 
