@@ -21,6 +21,7 @@ from firesteel.table import Table
 
 V = TypeVar("V")
 FACETS: list[Facet] = []
+_collectives: dict[int, str | None] = {}        # by id: operators live for ever, and hashing one costs a microsecond
 
 
 def find(name: str) -> OpOverload | None:
@@ -66,6 +67,18 @@ class Facet(Table[V]):
             name = f"{op._schema.name}.{op._overloadname}"
             return next((value for start, value in self.patterns.items() if name.startswith(start)), None)
         return found
+
+
+COLLECTIVES: Facet[str] = Facet("collective")       # "start" or "wait"
+
+
+def collective(target: Any) -> str | None:
+    """Is it a call that all ranks of a process group make?  It is made once, whoever reads its result, and starts keep the program's order."""
+    if type(target) is not OpOverload:
+        return None
+    if id(target) not in _collectives:
+        _collectives[id(target)] = COLLECTIVES.of(target)
+    return _collectives[id(target)]
 
 
 def _module_being_imported() -> str:

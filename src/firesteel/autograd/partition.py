@@ -47,6 +47,7 @@ from firesteel.graph.passes import moved
 from firesteel.graph.random_state import operators as random_state
 from firesteel.graph.random_state import state_spec
 from firesteel.graph.spec import contiguous_strides
+from firesteel.operators import collective
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
 
@@ -164,7 +165,8 @@ def descendants(roots: Sequence[Node], reads: dict[Node, list[Node]]) -> set[Nod
 
 def has_effect(node: Node) -> bool:
     """Must the call be made even if its result is not read?  Eager draws random numbers then too, and where the program says so."""
-    return op_class(node) == "random" or isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+    return op_class(node) == "random" or isinstance(node.target, torch._ops.OpOverload) and (
+        not node.target._schema.returns or collective(node.target) is not None)
 
 
 def is_drawn_late(node: Node) -> bool:

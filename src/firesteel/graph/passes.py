@@ -22,6 +22,7 @@ from firesteel.graph.build import append_call
 from firesteel.graph.ops import facts
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.spec import Spec
+from firesteel.operators import collective
 from firesteel.table import Table
 
 aten = torch.ops.aten
@@ -70,7 +71,8 @@ def is_removable(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return True
-    return bool(target._schema.returns) and not target._schema.is_mutable and not (facts(target).random and config.eager_rng)
+    drawn = facts(target).random and config.eager_rng
+    return bool(target._schema.returns) and not target._schema.is_mutable and not drawn and collective(target) is None
 
 
 # ---------------------------------------------------------------- equal nodes
@@ -118,7 +120,7 @@ def is_mergeable(node: Node) -> bool:
     if "unbacked" in node.meta:     # each has symbols of its own
         return False
     if isinstance(target, OpOverload):
-        return not facts(target).random and not target._schema.is_mutable and bool(target._schema.returns)
+        return not facts(target).random and not target._schema.is_mutable and bool(target._schema.returns) and collective(target) is None
     return True
 
 

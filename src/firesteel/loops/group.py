@@ -35,6 +35,7 @@ from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unu
 from firesteel.loops.ops import ITEMSIZE
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
+from firesteel.operators import collective
 from firesteel.sym.expr import postorder
 
 CHECK = torch.ops.aten._assert_scalar.default
@@ -149,7 +150,7 @@ class Grouper:
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.told: dict[str, int] = {}              # symbol that only run time knows -> the step after which it may be used
-        self.last_draw: int | None = None           # the last step that draws random numbers
+        self.last_in_order: int | None = None       # the last step that draws random numbers or starts a collective
         self.dead = 0                               # bits of the steps whose results nobody reads
 
     def run(self) -> Program:
@@ -173,9 +174,9 @@ class Grouper:
                 tellers = {self.told[name] for name in used}
                 self.told.update(dict.fromkeys(used, number))
                 self.writer.update({name: number for name, writer in self.writer.items() if writer in tellers})
-        if step.call and draws(step.call.target):     # each draw mutates a generator, which is no buffer
-            direct.update(() if self.last_draw is None else (self.last_draw,))
-            self.last_draw = number
+        if step.call and keeps_order(step.call.target):       # each draw mutates a generator, which is no buffer; ranks meet in one order
+            direct.update(() if self.last_in_order is None else (self.last_in_order,))
+            self.last_in_order = number
         self.told.update(dict.fromkeys(step.bound_symbols(self.program.buffers), number))
         for name in writes:
             if name in self.rewritten:
@@ -273,7 +274,7 @@ class Grouper:
     def _takes_memory(self, group: Group) -> bool:
         """Is it a library call, or a kernel that would hold much memory longer if it ran early?"""
         if group.last.nest is None:
-            return True
+            return group.last.call is None or collective(group.last.call.target) != "start"      # what runs meanwhile comes after it
         written = sum(self._bytes(name) for name in group.writes)
         return written > EARLY_BYTES and written > sum(self._bytes(name) for name in group.reads if self.program.buffers[name].kind == "temp")
 
@@ -304,8 +305,8 @@ class Grouper:
 
 
 @functools.cache
-def draws(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+def keeps_order(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags or collective(target) == "start"
 
 
 def _checks(group: Group) -> bool:

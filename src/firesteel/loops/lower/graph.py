@@ -20,9 +20,10 @@ from firesteel.errors import InternalError
 from firesteel.loops.access import step_symbols
 from firesteel.loops.ir import Buffer, Extern, Given, Program, ProgramStep
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
-from firesteel.loops.lower.library import lower_call
+from firesteel.loops.lower.library import is_view, lower_call
 from firesteel.loops.lower.value import Operand, TensorSpec, spec_of
 from firesteel.loops.ops import SHORT, literal
+from firesteel.operators import collective
 from firesteel.sym.expr import Expr, as_expr, as_size, free_symbols, make, ne, postorder
 from firesteel.sym.meaning import meaning
 from firesteel.sym.symint import SYMBOLIC, from_sym
@@ -31,7 +32,7 @@ from firesteel.targets import on_host
 
 def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
     """The Program of a functional ATen graph."""
-    nodes = list(gm.graph.nodes)
+    nodes = with_late_waits(list(gm.graph.nodes))
     wanted = needed(nodes)
     walk = Walk(gm, wanted)
     position = 0
@@ -53,7 +54,8 @@ def has_effects(target: Any) -> bool:
     if found is None:
         found = False
         if isinstance(target, torch._ops.OpOverload):
-            found = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns
+            found = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns \
+                or collective(target) is not None
         _has_effects[target] = found
     return found
 
@@ -66,6 +68,37 @@ def needed(nodes: Sequence[Node]) -> set[Node]:
             wanted.add(node)
             wanted.update(node._input_nodes)
     return wanted
+
+
+def with_late_waits(nodes: list[Node]) -> list[Node]:
+    """Waits for collectives, and views and copies of their results, stand before the first node that computes with them.  None moves behind a write:
+    it may be to memory that the collective reads."""
+    if not any(collective(node.target) == "wait" for node in nodes):
+        return nodes
+    order: list[Node] = []
+    held: dict[Node, None] = {}
+
+    def put(node: Node) -> None:
+        held.pop(node, None)
+        for read in node._input_nodes:
+            if read in held:
+                put(read)
+        order.append(node)
+    for node in nodes:
+        moved = is_view(node.target) or node.target is torch.ops.aten.clone.default
+        if node.users and (collective(node.target) == "wait" or moved and any(read in held for read in node._input_nodes)):
+            held[node] = None
+            continue
+        if node.op == "call_function" and writes(node.target):
+            for waiting in list(held):
+                if waiting in held:
+                    put(waiting)
+        put(node)
+    return order
+
+
+def writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 class NodeFacts:

@@ -20,12 +20,12 @@ LIBRARY: Facet[bool] = Facet("library call")
 
 OUT_VARIANTS: Facet[OpOverload] = Facet("variant that writes into memory of ours")
 
-_is_view: dict[Any, bool] = {}
+_known_views: dict[Any, bool] = {}
 
 
 def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> Any:
     """The operator itself.  A view operator is a window on its argument's storage, described by its Spec."""
-    if _returns_view(target):
+    if is_view(target):
         return _window(b, out, args[0])
     count(target)
     variant = OUT_VARIANTS.get(target)
@@ -60,13 +60,13 @@ def operator_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _returns_view(target: Any) -> bool:
+def is_view(target: Any) -> bool:
     """Does every result alias an argument that is not written?"""
-    found = _is_view.get(target)
+    found = _known_views.get(target)
     if found is None:
         returns = target._schema.returns if isinstance(target, OpOverload) else ()
         found = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        _is_view[target] = found
+        _known_views[target] = found
     return found
 
 

@@ -1,0 +1,173 @@
+"""torch.distributed in captured programs: process groups are constants, their rank, size and name facts; collectives are nodes.
+
+Each row of `COLLECTIVES` is the Python that a function of torch.distributed means: a functional collective starts, and its result is written to the
+tensor that eager writes.  The wait stands there too; where it takes place, the scheduler decides (`loops/lower/graph.py: with_late_waits`).
+An asynchronous one returns a work object that has nothing left to wait for.  Autograd sees none of it, as in eager.
+
+    work = dist.all_reduce(x, async_op=True)    # x.detach().copy_(wait_tensor(all_reduce(x.detach(), "sum", "0")))
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firesteel.capture.builder import BASES, guarded
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Machine
+from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
+from firesteel.capture.values.functions import Args, Handler, Kwargs
+
+c10d: Any = getattr(torch.distributed, "distributed_c10d", None)        # a torch without distributed has none
+ops: Any = torch.ops._c10d_functional
+
+
+# -- process groups -------------------------------------------------------------------------------------------------------
+class GroupValue(FixedObject):
+    """A ProcessGroup: which one it is, is guarded, and what is asked of it never changes."""
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return GroupFact(self, name) if name in ("rank", "size", "name") else super().getattr(m, name)
+
+
+class GroupFact(MethodOfOwner):
+    """group.rank"""
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        return m.fresh(m.run_real(getattr(self.owner.obj, self.name)))
+
+
+# -- collectives ----------------------------------------------------------------------------------------------------------
+class FinishedWork:
+    """What an asynchronous collective of a graph returns."""
+
+    def __init__(self, tensors: list[Tensor]):
+        self.tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> None:
+        return None
+
+    synchronize = block_current_stream = exception
+
+    def result(self) -> list[Tensor]:
+        return self.tensors
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(self.tensors)
+        return future
+
+
+def write(target: Tensor, made: Tensor, async_op: bool) -> FinishedWork | None:
+    target.detach().copy_(ops.wait_tensor(made).view(target.shape))
+    return FinishedWork([target]) if async_op else None
+
+
+def outside(group: Any, name: str) -> bool:
+    """Has this rank no part in it?"""
+    if not c10d._rank_not_in_group(group):
+        return False
+    c10d._warn_not_in_group(name)
+    return True
+
+
+def all_reduce(tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_single_tensor(tensor, "tensor")
+    if outside(group, "all_reduce"):
+        return None
+    group = group or c10d._get_default_group()
+    return write(tensor, ops.all_reduce(tensor.detach(), reduction(op), group.group_name), async_op)
+
+
+def reduction(op: Any) -> str:
+    return "sum" if op is None else op.name.lower()
+
+
+def broadcast(tensor: Tensor, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> FinishedWork | None:
+    group = group or c10d._get_default_group()
+    group_src = c10d._canonicalize_group_rank(group, src, group_src, return_global=False)
+    c10d._check_single_tensor(tensor, "tensor")
+    if outside(group, "broadcast"):
+        return None
+    return write(tensor, ops.broadcast(tensor.detach(), group_src, group.group_name), async_op)
+
+
+def all_gather_single(output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_single_tensor(input_tensor, "input_tensor")
+    c10d._check_single_tensor(output_tensor, "output_tensor")
+    if outside(group, "all_gather_single"):
+        return None
+    group = group or c10d._get_default_group()
+    return write(output_tensor, ops.all_gather_into_tensor(input_tensor.detach(), group.size(), group.group_name), async_op)
+
+
+def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_tensor_list(tensor_list, "tensor_list")
+    c10d._check_single_tensor(tensor, "tensor")
+    if outside(group, "all_gather"):
+        return None
+    group = group or c10d._get_default_group()
+    made = ops.wait_tensor(ops.all_gather_into_tensor(tensor.detach().reshape(1, *tensor.shape), group.size(), group.group_name))
+    for target, part in zip(tensor_list, made.unbind()):
+        target.detach().copy_(part)
+    return FinishedWork(tensor_list) if async_op else None
+
+
+def reduce_scatter_single(output: Tensor, input: Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_single_tensor(output, "output")
+    c10d._check_single_tensor(input, "input")
+    if outside(group, "reduce_scatter_single"):
+        return None
+    group = group or c10d._get_default_group()
+    return write(output, ops.reduce_scatter_tensor(input.detach(), reduction(op), group.size(), group.group_name), async_op)
+
+
+def reduce_scatter(output: Tensor, input_list: list[Tensor], op: Any = None, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_tensor_list(input_list, "input_list")
+    return reduce_scatter_single(output, torch.stack([part.detach() for part in input_list]), op, group, async_op)
+
+
+def all_to_all_single(output: Tensor, input: Tensor, output_split_sizes: list[int] | None = None, input_split_sizes: list[int] | None = None,
+                      group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_single_tensor(output, "output")
+    c10d._check_single_tensor(input, "input")
+    if outside(group, "all_to_all_single"):
+        return None
+    group = group or c10d._get_default_group()
+    received = output_split_sizes or [output.shape[0] // group.size()] * group.size()
+    sent = input_split_sizes or [input.shape[0] // group.size()] * group.size()
+    return write(output, ops.all_to_all_single(input.detach(), received, sent, group.group_name), async_op)
+
+
+def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> FinishedWork | None:
+    if outside(group, "barrier"):
+        return None
+    group = group or c10d._get_default_group()
+    torch.ops.firesteel.barrier(group.group_name)
+    return FinishedWork([]) if async_op else None
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (
+    all_reduce, broadcast, all_gather_single, all_gather, reduce_scatter_single, reduce_scatter, all_to_all_single, barrier)}
+COLLECTIVES |= {"all_gather_into_tensor": all_gather_single, "reduce_scatter_tensor": reduce_scatter_single}
+
+
+def captured(fn: Callable[..., Any]) -> Handler:
+    return lambda m, args, kwargs: m.constant_object(fn).call(m, args, kwargs)
+
+
+if c10d is not None:
+    BASES.add(c10d.ProcessGroup, guarded("identity", GroupValue))
+    for _name, _fn in COLLECTIVES.items():
+        if hasattr(c10d, _name):
+            CALLS.add(getattr(c10d, _name), captured(_fn))

@@ -1,0 +1,155 @@
+"""Collectives in compiled functions."""
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ranks import compared
+
+import firesteel as fs
+
+RANK = dist.get_rank()
+X = torch.arange(12.).reshape(4, 3) + RANK
+OTHER = dist.new_group([0, 1])
+
+
+def program_all_reduce():
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)
+        return y + 1
+    return compared(f, X)
+
+
+def program_all_reduce_of_an_argument():
+    def f(x):
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=OTHER)
+        return x + 1, x
+    return compared(f, X)
+
+
+def program_asynchronous():
+    def f(x):
+        y = x * 2
+        work = dist.all_reduce(y, async_op=True)
+        z = torch.tanh(x)
+        done = work.wait()
+        return y + z, done
+    return compared(f, X, tolerance=1e-6)
+
+
+def program_waits_are_late():
+    """Between the start and the wait lies what does not read the result."""
+    def f(x, w):
+        y = x * 2
+        dist.all_reduce(y)
+        z = torch.mm(w, w)
+        return y + z.sum()
+    with fs.config.patch(keep_stages=True):
+        compiled = fs.compile(f)
+        compiled(X.clone(), torch.ones(5, 5))
+    entry = only_entry(compiled)
+    plan = next(record.product for record in entry.stages if record.stage.name == "plan")
+    return {"calls": [step.step.call.target._schema.name for step in plan.steps if hasattr(step, "step") and step.step.call]}
+
+
+def only_entry(compiled):
+    entry, = [entry for region in compiled.__firesteel_root__.all_regions() for entry in region.variants()]
+    return entry
+
+
+def program_work_leaves():
+    def f(x):
+        y = x * 2
+        return y, dist.all_reduce(y, async_op=True)
+
+    def g(x):
+        y, work = f(x)
+        work.wait()
+        return y
+    return compared(g, X, compiled=lambda g: lambda x: (lambda made: (made[1].wait(), made[0])[1])(fs.compile(f)(x)))
+
+
+def program_all_gather():
+    def f(x):
+        whole = torch.empty(2 * x.shape[0], x.shape[1])
+        parts = [torch.empty_like(x) for _ in range(2)]
+        dist.all_gather_into_tensor(whole, x * 2)
+        dist.all_gather(parts, x + 1)
+        return whole.relu(), parts[0] - parts[1]
+    return compared(f, X)
+
+
+def program_reduce_scatter():
+    def f(x):
+        half = torch.empty(x.shape[0] // 2, x.shape[1])
+        dist.reduce_scatter_tensor(half, x * 2, op=dist.ReduceOp.SUM)
+        part = torch.empty_like(half)
+        dist.reduce_scatter(part, list(x.chunk(2)))
+        return half.relu(), part
+    return compared(f, X)
+
+
+def program_all_to_all():
+    def f(x):
+        got = torch.empty_like(x)
+        dist.all_to_all_single(got, x * 2)
+        return got + 1
+    return compared(f, X)
+
+
+def program_broadcast_and_barrier():
+    def f(x):
+        y = x + dist.get_rank() * dist.get_world_size()
+        dist.broadcast(y, 1)
+        dist.barrier()
+        return y * 2
+    return compared(f, X)
+
+
+def program_functional():
+    def f(x):
+        y = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+        z = functional.all_gather_tensor(x, 0, OTHER)
+        return y + 1, functional.reduce_scatter_tensor(z, "sum", 0, dist.group.WORLD)
+    return compared(f, X)
+
+
+def program_functional_gradients():
+    def f(x):
+        y = functional.all_gather_tensor_autograd(x.sin(), 0, dist.group.WORLD)
+        z = functional.reduce_scatter_tensor_autograd(y * y, "sum", 0, dist.group.WORLD)
+        (z * (RANK + 1)).sum().backward()
+        return z, x.grad
+    return compared(f, X.clone().requires_grad_(), tolerance=1e-6)
+
+
+def program_gradients_past_a_collective():
+    """What a collective writes has eager's gradient: that of the value before."""
+    def f(x):
+        y = x * 3
+        dist.all_reduce(y)
+        (y * y.detach()).sum().backward()
+        return y, x.grad
+    return compared(f, X.clone().requires_grad_())
+
+
+def program_sizes_that_change():
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)
+        whole = torch.empty(2 * x.shape[0], x.shape[1])
+        dist.all_gather_into_tensor(whole, y)
+        return whole.sum(0)
+    results = [f(X[:n].clone()) for n in (2, 3, 4)]
+    compiled = fs.compile(f, dynamic=True, fullgraph=True)
+    made = [compiled(X[:n].clone()) for n in (2, 3, 4)]
+    only_entry(compiled)
+    return {"equal": all(map(torch.equal, results, made))}
+
+
+def program_unread_results_are_not_dropped():
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)          # nobody reads it; the other rank waits for it
+        dist.all_reduce(x)
+        return x
+    return compared(f, X)

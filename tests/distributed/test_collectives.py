@@ -1,0 +1,33 @@
+"""Collectives are nodes of the graph: two ranks over gloo, against eager."""
+import pathlib
+
+import pytest
+import torch
+from ranks import run_ranks
+
+HERE = pathlib.Path(__file__).parent
+pytestmark = pytest.mark.skipif(not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs gloo")
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_ranks(HERE / "programs_collectives.py")
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_leaves", "all_gather", "reduce_scatter", "all_to_all",
+                                  "broadcast_and_barrier", "functional", "gradients_past_a_collective", "unread_results_are_not_dropped"])
+def test_one_graph_with_the_values_of_eager(results, name):
+    assert results[name] == {"equal": True, "graphs": 1, "breaks": []}
+
+
+def test_functional_gradients(results):
+    assert results["functional_gradients"] == {"equal": True, "graphs": 1, "breaks": []}
+
+
+def test_sizes_that_change(results):
+    assert results["sizes_that_change"] == {"equal": True}
+
+
+def test_waits_are_late(results):
+    calls = results["waits_are_late"]["calls"]
+    assert calls == ["_c10d_functional::all_reduce", "aten::mm", "_c10d_functional::wait_tensor"]
