@@ -13,8 +13,8 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # what each layer may import, besides itself
 BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method"}
-# what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither
-CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions"}
+# what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built
+CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "graph.build"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(CALLS, BASE | CALLS | {"sym"}),
@@ -138,6 +138,7 @@ calls = {
     "sizes": lambda: fs.compile(lambda x: x.view(-1, 2).softmax(0), dynamic=True)(torch.randn(6, 4)),
     "recurrent": lambda: fs.compile(torch.nn.LSTM(4, 4))(torch.randn(2, 3, 4)),
     "region": lambda: fs.compile(lambda x: checkpoint(layer, x, use_reentrant=False))(torch.randn(2, 4)),
+    "captured backward": lambda: fs.compiled_autograd()(lambda: layer(torch.randn(2, 4)).sum().backward())(),
 }
 for name, call in calls.items():
     call()

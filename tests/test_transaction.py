@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 
@@ -228,3 +229,19 @@ def test_at_the_limit_an_interrupted_variant_is_made_by_the_next_call():
         compiled(x, 4), compiled(x, 5)
         (region,) = compiled.__firesteel_root__.all_regions()
         assert len(region.entries) == 3
+
+
+def test_full_collections_wait_until_a_graph_is_compiled():
+    before, seen = gc.get_threshold(), []
+
+    def backend(gm, inputs):
+        seen.append(gc.get_threshold()[2])
+        if len(seen) > 1:
+            raise ValueError("no")
+        return gm.forward
+
+    fs.compile(torch.sin, backend=backend)(torch.ones(2))
+    assert seen[0] == transaction.NEVER and gc.get_threshold() == before
+    with pytest.raises(fs.errors.BackendError):
+        fs.compile(torch.cos, backend=backend)(torch.ones(2))
+    assert gc.get_threshold() == before

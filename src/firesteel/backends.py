@@ -16,6 +16,7 @@ from firesteel import pipeline
 from firesteel.autograd import aot
 from firesteel.autograd.budget import Budget
 from firesteel.errors import BackendError, FiresteelError, UserError
+from firesteel.graph.build import write_code
 from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.layouts import channels_last
 from firesteel.graph.tracing_context import with_tracing_context
@@ -49,7 +50,7 @@ def aot_eager_partitioned(gm: torch.fx.GraphModule, example_inputs: list) -> Cal
 @BACKENDS.row("eager")
 def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """The captured graph, run as it is."""
-    return gm.forward
+    return write_code(gm).forward
 
 
 PARTITIONED = {"native": (pipeline.compile_native, channels_last), "aot_eager": (aot.nop, None), "aot_eager_partitioned": (aot.nop, None)}
@@ -73,12 +74,13 @@ OURS = frozenset(BACKENDS[name] for name in BACKENDS)
 
 def checked(backend: Backend) -> Backend:
     """The backend, whose failures reach the user as a BackendError that names it."""
-    compiler = backend if backend in OURS or isinstance(backend, BudgetBackend) else with_tracing_context(backend)
+    ours = backend in OURS or isinstance(backend, BudgetBackend)
+    compiler = backend if ours else with_tracing_context(backend)
 
     @functools.wraps(backend, updated=())
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
         try:
-            compiled = compiler(gm, example_inputs)
+            compiled = compiler(gm if ours else write_code(gm), example_inputs)
         except FiresteelError:
             raise
         except Exception as e:

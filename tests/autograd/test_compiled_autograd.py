@@ -1,6 +1,7 @@
 """Backwards captured from the autograd engine: values, `.grad`, hooks and errors are the eager engine's, and equal graphs are captured once."""
 import contextlib
 import logging
+import operator
 import os
 import threading
 import weakref
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.utils.checkpoint
-from backward_programs import counted, difference, forget, grads, run, seeded
+from backward_programs import compare, counted, difference, forget, grads, seeded
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
 import firesteel as fs
@@ -774,7 +775,7 @@ def test_what_is_no_compiler_is_refused():
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("seed", range(FUZZ))
 def test_random_graphs_with_hooks(seed, backend):
-    assert difference(run(seed, backend=backend), run(seed, captured=True, backend=backend)) is None
+    assert compare(seed, backend) is None
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
@@ -861,7 +862,8 @@ def test_accumulation_with_and_without_the_gradient_that_is_there():
 def test_arithmetic_of_the_engine_on_sizes():
     capture = BackwardCapture(lambda graph: None)
     _, _, (size,), _ = capture.begin_capture([], [3], [], [[], [], []])
-    assert capture.node(size * 2 + 1).format_node().endswith("(%mul, 1), kwargs = {})")
+    total = capture.node(size * 2 + 1)
+    assert (total.target, total.args[0].target, total.args[1]) == (operator.add, operator.mul, 1)
     capture.close()
 
 

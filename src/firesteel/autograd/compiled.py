@@ -15,9 +15,10 @@ What always holds
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from firesteel.artifacts import counters
 from firesteel.autograd import backward_calls as calls
 from firesteel.autograd.backward_calls import BackwardOp
 from firesteel.autograd.function import InlinedBackward
+from firesteel.graph.build import append_call
 from firesteel.graph.sizenodes import size_function
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr
@@ -46,26 +48,37 @@ class Refused(Exception):
     """This backward is the eager engine's."""
 
 
+class DescribedCall:
+    """A call of the graph that is described, before it is known where its engine node stands.  Its arguments are other calls, and constants."""
+
+    __slots__ = ("target", "args", "origin")
+
+    def __init__(self, target: Any, args: tuple, origin: int = -1):
+        self.target, self.args = target, args       # the name of one of the five lists, an attribute's behind a point, or a function
+        self.origin = origin                        # which of the engine's nodes makes it; -1: none
+
+
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A backward as a graph of the five lists, its nodes in the order of the door."""
-    graph: Graph
+    """A backward as calls on the five lists, its nodes in the order of the door."""
+    calls: list[DescribedCall]
+    outputs: list[Any]          # calls, and None
     root: torch.nn.Module
     names: tuple[str, ...]      # of the engine's nodes
     dynamic: bool               # are there sizes that change between calls?
     first_order: bool           # it cannot be differentiated: compiled backwards or saved-tensor hooks are part of it
-    observable: bool            # is there more than one call of code of the user's, so that their order matters?
+
+    @functools.cached_property
+    def observable(self) -> bool:
+        """Is there more than one call of code of the user's, so that their order matters?"""
+        return sum(call.target in calls.OF_THE_USER for call in self.calls) > 1
 
     def module(self, ranks: Sequence[int] | None) -> GraphModule:
-        """The graph with the engine's nodes in the order of these ranks."""
-        graph = Graph()
-        graph.output(graph.graph_copy(self.graph, {}))
-        sum_gradients(graph, ranks)
-        if ranks is not None:
-            order_nodes(graph, ranks)
-        drop_unread(graph)
-        graph.lint()
-        gm = GraphModule(self.root, graph, "CapturedBackward")
+        """The graph with the engine's nodes in the order of these ranks; the calls of one node stay as they are among themselves."""
+        rank = (lambda origin: origin) if ranks is None else (lambda origin: origin if origin < 0 else ranks[origin])
+        summed, sums = sum_gradients(self.calls, rank)
+        ordered = sorted(summed, key=lambda call: rank(call.origin))
+        gm = GraphModule(self.root, graph_of(read_calls(ordered, self.outputs, sums), self.outputs, sums), "CapturedBackward")
         gm.meta["boxed"] = True         # the first list may be emptied: nobody else holds what was saved
         artifacts.log("autograd", lambda: "captured backward\n" + annotated(gm, self.names, ranks))
         return gm
@@ -76,12 +89,12 @@ class BackwardCapture:
 
     def __init__(self, finish: Callable[[CapturedGraph], tuple[Callable, Any]]):
         self.finish = finish
-        self.graph = Graph()
+        self.calls: list[DescribedCall] = []
         self.root = torch.nn.Module()
         self.env = ShapeEnv()
-        self.nodes: dict[int, Node] = {}            # by the id of a stand-in
+        self.made: dict[int, DescribedCall] = {}             # by the id of a stand-in
         self.kept: list[torch.Tensor] = []          # stand-ins, kept so that no other object gets their id
-        self.sizes: dict[Expr, Node] = {}
+        self.sizes: dict[Expr, DescribedCall] = {}
         self.origin = -1                            # which of the engine's nodes is described; -1: none yet
         self.names: list[str] = []
         self.first_order = False                    # can the results of the graph not be differentiated?
@@ -94,7 +107,7 @@ class BackwardCapture:
                       *rest: Any) -> tuple[str, list, list, list]:
         counters["compiled_autograd"]["captures"] += 1
         self.modes.enter_context(ZerosMode(self))
-        self.lists = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
+        self.lists = {name: DescribedCall(name, ()) for name in PLACEHOLDERS}
         self.dynamic = bool(sizes)
         stand_ins = [self.stand_in(self.item("inputs", i)) for i in range(len(inputs))]
         return ("0", stand_ins, [self.symbol("sizes", i, value) for i, value in enumerate(sizes)],
@@ -104,13 +117,11 @@ class BackwardCapture:
         self.modes.close()
         if self.refusal is not None:
             raise Refused(self.refusal)
-        self.graph.output([self.node(out) for out in outputs])
-        observable = sum(node.op == "call_function" and node.target in calls.OF_THE_USER for node in self.graph.nodes) > 1
-        return self.finish(CapturedGraph(self.graph, self.root, tuple(self.names), self.dynamic, self.first_order, observable))
+        return self.finish(CapturedGraph(self.calls, self.node(outputs), self.root, tuple(self.names), self.dynamic, self.first_order))
 
     def close(self) -> None:
         self.modes.close()
-        self.nodes.clear()
+        self.made.clear()
         self.kept.clear()
 
     def set_node_origin(self, name: str, index: int, function: Any) -> None:
@@ -121,27 +132,24 @@ class BackwardCapture:
         """All reasons for captures of this structure, the last one for this capture; given where `Reasons` listens."""
         artifacts.log("autograd", lambda: f"captures a backward: {in_words(reasons[-1])}")
 
-    # ------------------------------------------------------------ stand-ins and nodes
+    # ------------------------------------------------------------ stand-ins and calls
 
-    def call(self, fn: Callable, *args: Any) -> Node:
-        node = self.graph.call_function(fn, tuple(self.node(arg) for arg in args))
-        node.meta["origin"] = self.origin
-        return node
+    def call(self, fn: Callable, *args: Any) -> DescribedCall:
+        call = DescribedCall(fn, self.node(args), self.origin)
+        self.calls.append(call)
+        return call
 
-    def item(self, name: str, place: int) -> Node:
+    def item(self, name: str, place: int) -> DescribedCall:
         return self.call(operator.getitem, self.lists[name], place)
 
-    def items(self, node: Node, count: int) -> list[Node]:
-        return [self.call(operator.getitem, node, i) for i in range(count)]
-
-    def stand_in(self, node: Node) -> torch.Tensor:
+    def stand_in(self, call: DescribedCall) -> torch.Tensor:
         made = torch.empty(0)
-        self.nodes[id(made)] = node
+        self.made[id(made)] = call
         self.kept.append(made)
         return made
 
-    def stand_ins(self, node: Node, count: int) -> list[torch.Tensor]:
-        return [self.stand_in(item) for item in self.items(node, count)]
+    def stand_ins(self, call: DescribedCall, count: int) -> list[torch.Tensor]:
+        return [self.stand_in(self.call(operator.getitem, call, i)) for i in range(count)]
 
     def symbol(self, name: str, place: int, value: int | float) -> Any:
         expr = self.env.create_symbol(value, f"{name}[{place}]", lo=None, dtype="f64" if isinstance(value, float) else "i64")
@@ -151,7 +159,7 @@ class BackwardCapture:
     def node(self, value: Any) -> Any:
         """A value that the engine hands over, as the graph has it."""
         if isinstance(value, torch.Tensor):
-            found = self.nodes.get(id(value))
+            found = self.made.get(id(value))
             return self.constant(value) if found is None else found
         if isinstance(value, SYMBOLIC):
             return self.size(from_sym(value))
@@ -168,11 +176,11 @@ class BackwardCapture:
             found = self.sizes[size] = self.call(size_function(size), *(self.size(arg) for arg in size.args))
         return found
 
-    def constant(self, tensor: torch.Tensor) -> Node:
+    def constant(self, tensor: torch.Tensor) -> DescribedCall:
         """A tensor that belongs to the structure: a function of C++ holds it."""
         name = f"constant{len(self.root._buffers)}"
         self.root.register_buffer(name, tensor)
-        return self.graph.get_attr(name)
+        return DescribedCall(f".{name}", ())
 
     # ------------------------------------------------------------ derivatives
 
@@ -256,6 +264,10 @@ class ZerosMode(TorchDispatchMode):
         super().__init__()
         self.capture = capture
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False        # as in AbstractMode
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten.zeros.default:
             return func(*args, **(kwargs or {}))
@@ -270,42 +282,63 @@ def contributions(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     raise AssertionError("sum_gradients replaces it")
 
 
-def sum_gradients(graph: Graph, ranks: Sequence[int] | None) -> None:
-    """Adds gradients in the order in which they arrive."""
-    for node in [n for n in graph.nodes if n.target is contributions]:
-        if not any(user.target is contributions for user in node.users):
-            parts = sorted(parts_of(node), key=lambda part: rank_of(part, ranks))
-            with graph.inserting_before(node):
-                total = parts[0]
-                for part in parts[1:]:
-                    total = graph.call_function(calls.add_gradients, (total, part))
-                    total.meta["origin"] = part.meta["origin"]
-            node.replace_all_uses_with(total)
-    for node in reversed([n for n in graph.nodes if n.target is contributions]):
-        graph.erase_node(node)
+def sum_gradients(described: Sequence[DescribedCall], rank: Callable[[int], int]) -> tuple[list[DescribedCall], dict[DescribedCall, DescribedCall]]:
+    """(The calls with gradients added in the order in which they arrive, contributions -> their sum)."""
+    inner = {arg for call in described if call.target is contributions for arg in call.args}
+    result: list[DescribedCall] = []
+    sums: dict[DescribedCall, DescribedCall] = {}
+    for call in described:
+        if call.target is not contributions:
+            result.append(call)
+        elif call not in inner:
+            total, *parts = sorted(parts_of(call), key=lambda part: rank(part.origin))
+            for part in parts:
+                total = DescribedCall(calls.add_gradients, (total, part), part.origin)
+                result.append(total)
+            sums[call] = total
+    return result, sums
 
 
-def parts_of(node: Any) -> list[Node]:
-    return [part for arg in node.args for part in parts_of(arg)] if node.target is contributions else [node]
+def parts_of(call: DescribedCall) -> list[DescribedCall]:
+    return [part for arg in call.args for part in parts_of(arg)] if call.target is contributions else [call]
 
 
-def rank_of(node: Node, ranks: Sequence[int] | None) -> int:
-    origin = node.meta.get("origin", -1)
-    return origin if ranks is None or origin < 0 else ranks[origin]
+def read_calls(ordered: Sequence[DescribedCall], outputs: Sequence[Any], sums: Mapping[DescribedCall, DescribedCall]) -> list[DescribedCall]:
+    """Without items of the five lists that nobody reads, and size arithmetic that only the engine looked at."""
+    read, kept = set(), []
+
+    def reads(value: Any) -> None:
+        if isinstance(value, DescribedCall):
+            read.add(sums.get(value, value))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                reads(item)
+    reads(outputs)
+    for call in reversed(ordered):
+        if call in read or call.target is not operator.getitem and call.target not in SIZE_CALLS:
+            kept.append(call)
+            reads(call.args)
+    return kept[::-1]
 
 
-def order_nodes(graph: Graph, ranks: Sequence[int]) -> None:
-    """Puts the calls of each of the engine's nodes at its rank; among themselves they stay as they are."""
-    output = graph.output_node()
-    for node in sorted((n for n in graph.nodes if n.op == "call_function"), key=lambda n: rank_of(n, ranks)):
-        output.prepend(node)
+def graph_of(ordered: Sequence[DescribedCall], outputs: Sequence[Any], sums: Mapping[DescribedCall, DescribedCall]) -> Graph:
+    graph = Graph()
+    nodes: dict[Any, Node] = {name: graph.placeholder(name) for name in PLACEHOLDERS}
 
-
-def drop_unread(graph: Graph) -> None:
-    """Items of the five lists that nobody reads, and size arithmetic that only the engine looked at."""
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and node.target in (operator.getitem, *SIZE_CALLS):
-            graph.erase_node(node)
+    def arg(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(arg(item) for item in value)
+        if not isinstance(value, DescribedCall):
+            return value
+        key = value.target if isinstance(value.target, str) else sums.get(value, value)
+        if key not in nodes and isinstance(key, str):
+            nodes[key] = graph.get_attr(key[1:])
+        return nodes[key]
+    for call in ordered:
+        node = nodes[call] = append_call(graph, call.target, arg(call.args), {})
+        node.meta["origin"] = call.origin
+    graph.output(arg(outputs))
+    return graph
 
 
 SIZE_CALLS = (operator.add, operator.mul, operator.sub, operator.floordiv, operator.eq, operator.ne, operator.lt, operator.le)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from firesteel import transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
+from firesteel.graph.passes import frozen
 from firesteel.graph.sizenodes import size_function
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import interpret, is_recording
@@ -91,15 +92,18 @@ class TrainingGraph:
     def structure(self) -> int:
         """A number that functions of the same backward share, so that equal models do."""
         if self.number is None:
-            self.number = _structures.setdefault(self._text(), FIRST_STRUCTURE + len(_structures))
+            self.number = _structures.setdefault(self._structure(), FIRST_STRUCTURE + len(_structures))
         return self.number
 
-    def _text(self) -> str:
-        nodes = self.backward_graph.graph.nodes
+    def _structure(self) -> Hashable:
+        """Equal for functions whose backwards compute the same."""
+        nodes = list(self.backward_graph.graph.nodes)
         if any(node.op == "get_attr" for node in nodes):        # it holds tensors of its own
-            return f"graph {id(self)}"
+            return id(self)
+        place = {node: number for number, node in enumerate(nodes)}
         given = [str(getattr(node.meta["val"], "spec", type(node.meta["val"]))) for node in nodes if node.op == "placeholder"]
-        return "\n".join((self.backward_graph.code, *given, f"{self.tangents} {self.gradients} {self.reaches}"))
+        return (*((node.target, frozen(node.args, place), frozen(node.kwargs, place)) for node in nodes if node.op != "placeholder"),
+                *given, f"{self.tangents} {self.gradients} {self.reaches}")
 
     def part(self, arrived: int) -> PartialBackward | None:
         """The backward of the tangents that arrived; None where all did."""
@@ -123,7 +127,7 @@ class TrainingGraph:
 
 CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")      # torch 2.11 unpacks all saved tensors or none
 FIRST_STRUCTURE = 1 << 40       # beyond the numbers that torch gives to custom functions
-_structures: dict[str, int] = {}
+_structures: dict[Hashable, int] = {}
 
 
 def plain_call(compiled: Compiled) -> Compiled:

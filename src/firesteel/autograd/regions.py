@@ -23,6 +23,8 @@ from torch._higher_order_ops import wrap
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from firesteel.graph.build import make_module
+
 REGION_CALL = wrap.tag_activation_checkpoint
 Tags = dict[str, Any]
 
@@ -61,7 +63,7 @@ class RegionModule(GraphModule):
 def module_of(graph: Graph, name: str) -> GraphModule:
     """The module over captured nodes; the bodies of its regions are its attributes."""
     held = bodies(graph.nodes)
-    return (RegionModule if held else GraphModule)(held, graph, name)
+    return RegionModule(held, graph, name) if held else make_module(graph, {}, name)
 
 
 def bodies(nodes: Iterable[Node]) -> dict[str, Any]:

@@ -69,6 +69,13 @@ class LazyModule(_LazyGraphModule):
     forward = _lazy_forward
 
 
-def make_module(graph: Graph, attributes: Mapping[str, Any]) -> GraphModule:
+def make_module(graph: Graph, attributes: Mapping[str, Any], name: str = "GraphModule") -> GraphModule:
     """A GraphModule over a graph.  Printing its code or calling it generates the code; passing it on does not."""
-    return LazyModule(dict(attributes), graph)
+    return LazyModule(dict(attributes), graph, name)
+
+
+def write_code(gm: GraphModule) -> GraphModule:
+    """The module with its code generated, for who keeps its `forward`."""
+    if isinstance(gm, LazyModule):
+        gm.real_recompile()
+    return gm

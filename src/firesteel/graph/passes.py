@@ -9,7 +9,7 @@ while fs.config.eager_rng holds, removed: eager would have drawn them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -127,17 +127,17 @@ def is_mergeable(node: Node) -> bool:
 def _key(node: Node) -> tuple:
     """Equal for equal computations, but not for those of two checkpointed regions: shared, the value would have to be kept for the second."""
     target = node.target if isinstance(node.target, str) else id(node.target)
-    return target, _frozen(node.args), _frozen(node.kwargs), node.meta.get("phase") if node.op == "get_attr" else node.meta.get("region")
+    return target, frozen(node.args), frozen(node.kwargs), node.meta.get("phase") if node.op == "get_attr" else node.meta.get("region")
 
 
-def _frozen(value: Any) -> Any:
-    """A hashable twin; numbers keep their type (1, 1.0 and True are different arguments)."""
+def frozen(value: Any, names: Mapping[Node, Any] | None = None) -> Any:
+    """A hashable twin; numbers keep their type (1, 1.0 and True are different arguments), nodes may get names."""
     if isinstance(value, Node):
-        return value
+        return value if names is None else names[value]
     if isinstance(value, (list, tuple)):
-        return tuple(_frozen(v) for v in value)
+        return tuple(frozen(v, names) for v in value)
     if isinstance(value, dict):
-        return tuple((k, _frozen(v)) for k, v in value.items())
+        return tuple((k, frozen(v, names)) for k, v in value.items())
     return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value
 
 
