@@ -49,6 +49,22 @@ def test_a_view_of_a_written_tensor_goes_into_a_stretch():
     torch.testing.assert_close(run(fs.compile(program)), run(program))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "native"])
+def test_a_stretch_in_which_the_program_has_turned_gradients_on(backend):
+    """The caller records none; a result that the graph goes on with cuts it in the midst of the block."""
+    def program(x):
+        with torch.enable_grad():
+            y = x.sin()
+            z = y.cos()
+        return y, z
+
+    x = torch.randn(3, requires_grad=True)
+    with torch.no_grad():
+        results = fs.compile(program, backend=backend)(x)
+    for found, expected in zip(results, program(x)):
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x, retain_graph=True), torch.autograd.grad(expected.sum(), x, retain_graph=True))
+
+
 # -- literals that a later stretch reads as numbers -----------------------------------------------------------------------
 SEEDED = torch.Generator()
 

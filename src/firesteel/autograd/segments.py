@@ -119,7 +119,7 @@ def is_item_read(node: Node) -> bool:
 
 
 # -- stretches ----------------------------------------------------------------------------------------------------------
-StateCall = tuple[Any, tuple[Any, ...]]     # a function and its arguments
+StateCall = tuple[Any, tuple[Any, ...], tuple[Any, Any]]     # a function, its arguments, and the meta of such a node: (state, as it was at first)
 
 
 class SymbolPlace(NamedTuple):
@@ -161,8 +161,8 @@ def with_states(parts: list[list[Node]]) -> list[Stretch]:
         for node in part:
             if "state" in node.meta:
                 key, first = node.meta["state"]
-                began = current[key][1] if key in current else (node.target, (*node.args[:-1], first))
-                current[key] = ((node.target, node.args), began)
+                began = current[key][1] if key in current else (node.target, (*node.args[:-1], first), (key, first))
+                current[key] = ((node.target, node.args, began[2]), began)
         found.append(Stretch(before, part, [began for _, began in current.values()]))
     return found
 
@@ -278,11 +278,11 @@ def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequenc
         for flip in functions:
             copies[node] = graph.call_function(flip, (copies[node],))
             copies[node].meta = dict(node.meta)
-    for fn, args in stretch.before:
-        graph.call_function(fn, args).meta["val"] = None
+    for fn, args, state in stretch.before:
+        graph.call_function(fn, args).meta.update(val=None, state=state)
     for node in stretch.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    for fn, args in stretch.behind:
-        graph.call_function(fn, args).meta["val"] = None
+    for fn, args, state in stretch.behind:
+        graph.call_function(fn, args).meta.update(val=None, state=state)
     graph.output(tuple(copies[node] for node in writes))
     return module_of(graph, "Segment")
