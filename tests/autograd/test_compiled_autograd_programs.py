@@ -2,6 +2,7 @@
 import copy
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -264,6 +265,20 @@ def test_checkpoints(reentrant):
 
 
 # -- models -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_that_takes_weak_references(reentrant):
+    def fn():
+        refs, x = [], torch.randn(3, 4, requires_grad=True)
+
+        def body(t):
+            y = t.sin()
+            refs.append(weakref.ref(y))
+            return y.cos()
+        checkpoint(body, x, use_reentrant=reentrant).sum().backward()
+        return [x.grad, len(refs)]
+    check(fn)
+
+
 def test_recurrent_network():
     class Model(nn.Module):
         def __init__(self):
@@ -489,6 +504,19 @@ def test_gradients_that_were_there_before_an_error_stay():
         with pytest.raises(ValueError, match="no more"):
             (h * v).sum().backward()
         return [x.grad, w.grad, v.grad, log]
+    check(fn)
+
+
+def test_effects_before_an_index_that_is_out_of_range_stay():
+    def fn():
+        log, a, b = [], torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        place = torch.tensor([7])
+        h = a.sin()
+        h.register_hook(lambda g: g + g[place].sum())
+        b.register_hook(lambda g: log.append(g.clone()))
+        with pytest.raises(IndexError) as caught:
+            (h * 1 + b.cos()).sum().backward()
+        return [str(caught.value), a.grad, b.grad, log]
     check(fn)
 
 

@@ -241,7 +241,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         if stop is not None or region.resumes:
             mark_held(used)
         if m.record.call_count():
-            careful = region.owns_inputs and bool(m.effects.entries) and calls_the_user(graph)
+            careful = region.owns_inputs and bool(m.effects.entries) and any(map(may_refuse_data, graph.graph.nodes))
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
@@ -261,9 +261,22 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     return RegionCode(guard, run, graph, broke, not (region.root.fullgraph and stop is not None), boxed)
 
 
-def calls_the_user(graph: torch.fx.GraphModule) -> bool:
-    """Is an operator or a function of the user's among its calls, which may raise what nobody can know before?"""
-    return any(is_operator_of_the_user(node.target) or getattr(node.target, "calls_the_user", False) for node in graph.graph.nodes)
+def may_refuse_data(node: torch.fx.Node) -> bool:
+    """May the call raise what nobody can know before?  Operators and functions of the user's may, and calls that take integers as places or
+    factor a matrix; derivatives take what the forward has checked."""
+    theirs = getattr(node.target, "calls_the_user", None)
+    if theirs is not None or node.op not in ("call_function", "call_method"):
+        return bool(theirs)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return is_operator_of_the_user(node.target) or any(word in name for word in REFUSING) or any(map(is_integer, node.all_input_nodes))
+
+
+REFUSING = ("linalg", "cholesky", "inverse", "multinomial")
+
+
+def is_integer(node: torch.fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and not (val.dtype.is_floating_point or val.dtype.is_complex or val.dtype is torch.bool)
 
 
 def as_given(world: TensorWorld, used: list[GraphInput]) -> None:
