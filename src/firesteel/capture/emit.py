@@ -231,8 +231,8 @@ class RunEmitter:
 def boxed_graph_call(e: RunEmitter, callable_: Any, inputs: list[GraphInput], stolen: Source | None) -> list[str]:
     """The same for a graph that takes its inputs in one list and frees them: nothing else holds those that are not needed later."""
     names = [e.source(i.source) for i in inputs]
-    later = "\n".join(e.lines)
-    unused = [name for name in dict.fromkeys(names) if not re.search(rf"\b{name}\b", later)]
+    later = set(re.findall(r"\w+", "\n".join(e.lines)))
+    unused = [name for name in dict.fromkeys(names) if name not in later]
     emptied = [f"{e.source(stolen)}.clear()"] if stolen is not None else []
     return [f"graph_inputs = [{', '.join(names)}]", *emptied, *([f"del {', '.join(unused)}"] if unused else []),
             f"{results_text(e)}{e.constants.bind(callable_, 'graph')}(graph_inputs)"]

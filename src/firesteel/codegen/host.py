@@ -339,8 +339,8 @@ class _Writer:
 
     def _unbox(self) -> list[str]:
         """The inputs are this function's alone, so that each can be freed; those that nobody reads go at once."""
-        text = "\n".join(self.lines)
-        used = [name if re.search(rf"\b{name}\b", text) else "_" for name in self.parameters]
+        named = set(re.findall(r"\bx\d+\b", "\n".join(self.lines)))
+        used = [name if name in named else "_" for name in self.parameters]
         unread = ["_ = None"] * ("_" in used)
         return [f"{', '.join(used)}, = box", "box.clear()", *unread] if used else []
 

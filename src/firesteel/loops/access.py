@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from firesteel.loops.ir import Buffer, Program, ProgramStep, View
-from firesteel.sym.expr import Expr, postorder
+from firesteel.sym.expr import Expr, bits, postorder
 
 
 def load_index(load: Expr) -> tuple[Expr, ...]:
@@ -30,4 +30,4 @@ def output_buffers(program: Program) -> set[str]:
 def symbols(values: Iterable[Any]) -> tuple[str, ...]:
     """Names of the symbols in Exprs (plain numbers have none), in order of appearance."""
     roots = [value for value in values if isinstance(value, Expr)]
-    return tuple(dict.fromkeys(node.attr for node in postorder(*roots) if node.op == "symbol"))
+    return tuple(dict.fromkeys(node.attr for node in postorder(*roots, only=bits("symbol")) if node.op == "symbol"))

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firesteel.loops.ir import check_index, zero
+from firesteel.loops.ir import CHECKING, check_index, zero
 from firesteel.loops.ops import S, literal
 from firesteel.sym.expr import Expr, make, postorder
 
 
 def keep_checks(value: Expr, index: Iterable[Expr | int]) -> Expr:
     """The value, made to depend on every check_index of `index` that it does not hold."""
-    wanted = [node for part in index if type(part) is Expr for node in postorder(part) if node.op == "check_index"]
+    wanted = [node for part in index if type(part) is Expr for node in postorder(part, only=CHECKING) if node.op == "check_index"]
     if not wanted:
         return value
-    held = set(postorder(value))
+    held = set(postorder(value, only=CHECKING))
     for check in dict.fromkeys(wanted):
         if check not in held:
             value = make("where", value.dtype, (S.eq(as_choice(check), 1), value, zero(value.dtype)))

@@ -30,13 +30,12 @@ import torch
 
 from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
-from firesteel.loops.ir import Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
+from firesteel.loops.ir import CHECKING, Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
 from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unused
 from firesteel.loops.ops import ITEMSIZE
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
 from firesteel.operators import collective
-from firesteel.sym.expr import postorder
 
 CHECK = torch.ops.aten._assert_scalar.default
 MOST_STATEMENTS = 96
@@ -310,7 +309,7 @@ def keeps_order(target: Any) -> bool:
 
 
 def _checks(group: Group) -> bool:
-    return any(node.op == "check_index" for s in group.statements for node in postorder(*s.exprs()))
+    return any(expr.holds & CHECKING for s in group.statements for expr in s.exprs())
 
 
 def _bits(bits: int) -> Iterator[int]:

@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from firesteel.config import config
 from firesteel.loops import access, cost
 from firesteel.loops.checks import keep_checks
-from firesteel.loops.ir import LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, zero
+from firesteel.loops.ir import AXES, LOADING, LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, axes_of, zero
 from firesteel.loops.simplify import map_nest, simplify_nest
-from firesteel.sym.expr import Expr, make, postorder, rebuild
+from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
 FAULTS = ("floordiv", "mod", "fmod", "check_index")
+ROUNDING = bits("to")
 
 
 class Fuel:
@@ -113,7 +114,7 @@ class _Inliner:
                 use.broadcast |= not points <= {part.attr for part in index}
             else:
                 use.partial = True
-                use.broadcast |= not points <= {node.attr for node in postorder(*index) if node.op == "axis"}
+                use.broadcast |= not points <= axes_of(*index)
 
     def run(self) -> Program:
         steps: list[ProgramStep] = []
@@ -131,7 +132,7 @@ class _Inliner:
         if taken:
             self.moved = False
             memo: dict[Expr, Expr] = {}
-            new = map_nest(nest, lambda expr: rebuild(expr, self._change, memo))
+            new = map_nest(nest, lambda expr: rebuild(expr, self._change, memo, LOADING | ROUNDING))
             if self.moved:
                 new = simplify_nest(new)
             origins = dict.fromkeys([origin for name in taken for origin in self.origins[name]] + [*nest.origin])
@@ -199,11 +200,11 @@ class _Inliner:
         value = definition.value
         if changed:
             self.moved = True
-            value = rebuild(value, lambda node, args: changed.get(node), {})
+            value = rebuild(value, lambda node, args: changed.get(node), {}, AXES)
         value = keep_checks(value, index)
         if load.op == "masked":
             mask, other = load.args[:2]
-            return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}), other))
+            return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}, LOADING), other))
         return value
 
 

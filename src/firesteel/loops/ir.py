@@ -47,7 +47,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from firesteel.sym.expr import Expr, Size, as_expr, const, make, postorder
+from firesteel.sym.expr import Expr, Size, as_expr, bits, const, make, postorder
 from firesteel.targets import CPU
 
 BufferKind = Literal["input", "temp", "output", "constant"]
@@ -304,11 +304,12 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------- leaves
 
 LOADS = ("load", "masked")
+LOADING, CHECKING, AXES, ACCUMULATORS = bits(*LOADS), bits("check_index"), bits("axis"), bits("acc")      # for `Expr.holds`
 
 
 def all_loads(exprs: Iterable[Expr]) -> list[Expr]:
     """Distinct loads, plain and masked, those in the indices of others included."""
-    return [node for node in postorder(*exprs) if node.op in LOADS]
+    return [node for node in postorder(*exprs, only=LOADING) if node.op in LOADS]
 
 
 def axis(name: str) -> Expr:
@@ -334,12 +335,17 @@ def check_index(index: Expr, size: Size, strict: bool = False) -> Expr:
 
 def names_by_data(index: tuple[Expr, ...]) -> bool:
     """Does data say the place, so that points may collide there?"""
-    return any(node.op == "check_index" for node in postorder(*index))
+    return any(part.holds & CHECKING for part in index)
+
+
+def axes_of(*exprs: Expr) -> set[str]:
+    """Names of the axes that they depend on."""
+    return {node.attr for node in postorder(*exprs, only=AXES) if node.op == "axis"}
 
 
 def idle_axes(index: tuple[Expr, ...], axes: tuple[Axis, ...]) -> set[str]:
     """The axes of more than one point that an index does not depend on."""
-    used = {node.attr for node in postorder(*index) if node.op == "axis"}
+    used = axes_of(*index)
     return {axis.name for axis in axes if not (type(axis.extent) is int and axis.extent <= 1)} - used
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from firesteel.loops import access, cost
-from firesteel.loops.ir import Axis, Nest, ProgramStep, Reduce, Store, all_loads, axis
+from firesteel.loops.ir import ACCUMULATORS, AXES, Axis, Nest, ProgramStep, Reduce, Store, all_loads, axes_of, axis
 from firesteel.loops.phases import Statement
 from firesteel.loops.simplify import Simplifier, divides
 from firesteel.sym.expr import Expr, Size, as_expr, as_size, make, postorder, rebuild
@@ -84,9 +84,10 @@ class Renaming:
         self.accumulators = accumulators or {}
         self.memo: dict[Expr, Expr] = {axis(old): axis(new) for old, new in axes.items() if old != new}
         self.nothing = not self.memo and not self.accumulators
+        self.touched = AXES | ACCUMULATORS
 
     def expr(self, expr: Expr) -> Expr:
-        return expr if self.nothing else rebuild(expr, self._change, self.memo)
+        return expr if self.nothing else rebuild(expr, self._change, self.memo, self.touched)
 
     def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if node.op == "acc" and node.attr in self.accumulators:
@@ -221,7 +222,7 @@ class Matcher:
         change = Renaming(match.names)
         for _, store, loads in self._produced():
             held = [(place, part) for place, part in enumerate(store.index)
-                    if any(node.op == "axis" and node.attr in match.rows for node in postorder(part))]
+                    if not match.rows.keys().isdisjoint(axes_of(part))]
             for load in loads:
                 for place, part in held:
                     theirs = change.expr(load.args[place])
@@ -258,7 +259,7 @@ def split_group(group: Group, name: str, divisor: Size) -> Group:
     memo: dict[Expr, Expr] = {axis(name): as_expr(axis(name) * divisor + axis(rest))}
 
     def new(expr: Expr) -> Expr:
-        return simplifier.value(rebuild(expr, lambda node, args: None, memo))
+        return simplifier.value(rebuild(expr, lambda node, args: None, memo, AXES))
 
     def changed(what: Reduce | Store) -> Reduce | Store:
         if isinstance(what, Reduce):

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops import cost
-from firesteel.loops.inline import widened
-from firesteel.loops.ir import Axis, Buffer, Phase, Reduce, Store, acc, axis
+from firesteel.loops.inline import ROUNDING, widened
+from firesteel.loops.ir import ACCUMULATORS, AXES, LOADING, Axis, Buffer, Phase, Reduce, Store, acc, axis
 from firesteel.sym.expr import Expr, Size, postorder, rebuild
 
 
@@ -58,7 +58,7 @@ def _without_equal_reductions(statements: list[Statement]) -> list[Statement]:
 
 
 def _rebuilt(what: Reduce | Store, memo: dict[Expr, Expr]) -> Reduce | Store:
-    value = rebuild(what.value, lambda node, args: None, memo)
+    value = rebuild(what.value, lambda node, args: None, memo, ACCUMULATORS)
     return Reduce(what.name, what.op, value, what.dtype) if isinstance(what, Reduce) else Store(what.buffer, what.index, value, what.mode)
 
 
@@ -82,7 +82,7 @@ class _Arranger:
     def _level(self, statement: Statement) -> int:
         level = 0
         here: list[str] = []
-        for node in postorder(*statement.exprs()):
+        for node in postorder(*statement.exprs(), only=ACCUMULATORS | LOADING):
             if node.op == "acc" and node.attr in self.reduced:
                 level = max(level, self.levels[self.reduced[node.attr]] + 1)
             elif node.op in ("load", "masked") and node.attr in self.stored:
@@ -120,7 +120,7 @@ class _Arranger:
             if node.op == "load" and node.attr in self.values[level] and self._same_place(node, reader):
                 return self.values[level][node.attr]
             return widened(node, args)
-        return rebuild(expr, change, self.memos[level])
+        return rebuild(expr, change, self.memos[level], LOADING | ROUNDING)
 
     def _resolve_values(self) -> None:
         """values[level][buffer] for all levels from the buffer's own on, in the order of the statements."""
@@ -161,7 +161,7 @@ class _Arranger:
             if (what.name if isinstance(what, Reduce) else what.buffer) not in needed:
                 continue
             alive.append(number)
-            nodes = postorder(*final[number].exprs(), known=seen)
+            nodes = postorder(*final[number].exprs(), known=seen, only=ACCUMULATORS | LOADING)
             seen.update(nodes)
             needed.update(node.attr for node in nodes if node.op in ("acc", "load", "masked"))
         return alive[::-1]
@@ -187,7 +187,7 @@ def _renamed(phase: Phase, names: dict[str, str]) -> Phase:
     memo: dict[Expr, Expr] = {axis(old): axis(new) for old, new in names.items()}
 
     def new(expr: Expr) -> Expr:
-        return rebuild(expr, lambda node, args: None, memo)
+        return rebuild(expr, lambda node, args: None, memo, AXES)
 
     return Phase(phase.kind, tuple([Axis(names.get(a.name, a.name), a.extent) for a in phase.axes]),
                  tuple([Reduce(r.name, r.op, new(r.value), r.dtype) for r in phase.reduces]),

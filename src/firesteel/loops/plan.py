@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops import access
-from firesteel.loops.ir import Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, idle_axes, names_by_data
+from firesteel.loops.ir import Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, axes_of, idle_axes, names_by_data
 from firesteel.loops.ops import ITEMSIZE
-from firesteel.sym.expr import Expr, Size, postorder
+from firesteel.sym.expr import Expr, Size
 from firesteel.sym.poly import Poly, poly
 from firesteel.targets import has_arena
 
@@ -221,7 +221,7 @@ def _address(index: tuple[Expr, ...], buffer: Buffer) -> Poly:
 def _same_row(nest: Nest, index: tuple[Expr, ...], written: tuple[Expr, ...]) -> bool:
     """Are only elements loaded that the same point of the parallel axes writes?"""
     rows = {axis.name for axis in nest.axes if axis.extent != 1}
-    parts = [(part, own) for part, own in zip(index, written) if any(node.attr in rows for node in postorder(part, own) if node.op == "axis")]
+    parts = [(part, own) for part, own in zip(index, written) if not rows.isdisjoint(axes_of(part, own))]
     return all(part is own and own.op == "axis" for part, own in parts) and rows == {own.attr for _, own in parts}
 
 

@@ -20,13 +20,29 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from firesteel.loops.access import load_index
-from firesteel.loops.ir import LOADS, Axis, Nest, Phase, Program, Reduce, Store, all_loads, idle_axes, names_by_data
-from firesteel.sym.expr import Expr, Size, as_expr, as_size, const, context_of, make, postorder, rebuild
+from firesteel.loops.ir import (
+    ACCUMULATORS,
+    AXES,
+    CHECKING,
+    LOADING,
+    LOADS,
+    Axis,
+    Nest,
+    Phase,
+    Program,
+    Reduce,
+    Store,
+    all_loads,
+    idle_axes,
+    names_by_data,
+)
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, bits, const, context_of, make, postorder, rebuild
 from firesteel.sym.poly import from_poly, plus, poly
 from firesteel.sym.rewrite import Context
 
 ZERO = const(0)
 PLAIN = ("axis", "const", "symbol")
+MASKED, DIVIDING, WITH_INDICES = bits("masked"), bits("floordiv", "mod"), bits("load", "masked", "where", "check_index")
 MOST_SPLITS = 8     # of one nest
 
 
@@ -63,15 +79,16 @@ class Simplifier:
     def __init__(self, axes: list[Axis], unit: Collection[Expr] = ()):
         self.context = context_of({axis.value: (0, axis.extent - 1) for axis in axes if axis.value not in unit})
         self.memo: dict[Expr, Expr] = dict.fromkeys(unit, ZERO)
+        self.touched = WITH_INDICES | AXES if unit else WITH_INDICES
 
     def value(self, expr: Expr) -> Expr:
-        return rebuild(expr, self._change, self.memo)
+        return rebuild(expr, self._change, self.memo, self.touched)
 
     def index(self, expr: Expr) -> Expr:
         return expr if expr.op in PLAIN else as_expr(self.context.simplify(expr))
 
     def condition(self, expr: Expr) -> Expr:
-        return rebuild(self.index(expr), lambda node, args: _without_remainder(self.context, args) if node.op == "le" else None, {})
+        return rebuild(self.index(expr), lambda node, args: _without_remainder(self.context, args) if node.op == "le" else None, {}, bits("le"))
 
     def _change(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         row = _CHANGES.get(node.op)
@@ -110,7 +127,7 @@ _CHANGES = {"load": Simplifier._load, "masked": Simplifier._masked, "where": Sim
 
 def _of_axes(expr: Expr) -> bool:
     """Is it made of axes, symbols and constants alone?"""
-    return not any(node.op in LOADS or node.op in ("acc", "check_index") or node.dtype not in ("i64", "bool") for node in postorder(expr))
+    return not expr.holds & (LOADING | ACCUMULATORS | CHECKING) and all(node.dtype in ("i64", "bool") for node in postorder(expr))
 
 
 def _without_remainder(context: Context, args: tuple[Expr, ...]) -> Expr | None:
@@ -143,8 +160,11 @@ def has_indices_to_simplify(nest: Nest) -> bool:
     """Is there an index other than axes and constants?  Most nests have none, and are left as they are."""
     if not all(part.op in PLAIN for store in nest.stores() for part in store.index):
         return True
-    return any(node.op == "masked" or node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args)
-               for node in postorder(*nest.exprs()))
+    exprs = nest.exprs()
+    if any(expr.holds & MASKED for expr in exprs):
+        return True
+    return any(node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args)
+               for node in postorder(*exprs, only=LOADING | CHECKING))
 
 
 def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None,
@@ -196,7 +216,7 @@ def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
     axes = {axis.value: axis for axis in nest.axes}
     axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
     indices = [part for store in nest.stores() for part in store.index] + [part for load in all_loads(nest.exprs()) for part in load_index(load)]
-    for node in postorder(*indices, below=lambda node: node.args if node.op not in LOADS else ()):
+    for node in postorder(*indices, below=lambda node: node.args if node.op not in LOADS else (), only=DIVIDING):
         if node.op in ("floordiv", "mod") and node.args[0] in axes:
             axis, divisor = axes[node.args[0]], as_size(node.args[1])
             if divides(divisor, axis.extent):
@@ -217,7 +237,7 @@ def _split(nest: Nest, axis: Axis, divisor: Size) -> Nest:
     while rest.name in taken:
         rest = Axis(rest.name + "_", divisor)
     memo: dict[Expr, Expr] = {axis.value: as_expr(axis.value * divisor + rest.value)}
-    new = map_nest(nest, lambda expr: rebuild(expr, lambda node, args: None, memo))
+    new = map_nest(nest, lambda expr: rebuild(expr, lambda node, args: None, memo, AXES))
 
     def apart(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple([part for a in axes for part in ((Axis(a.name, a.extent // divisor), rest) if a.name == axis.name else (a,))])

@@ -32,9 +32,9 @@ from firesteel.sym.meaning import MATH_FUNCTIONS, meaning
 from firesteel.sym.node import (  # noqa: F401  (the public names of the node)
     Expr,
     Size,
-    arguments,
     as_expr,
     as_size,
+    bits,
     const,
     free_symbols,
     is_const,
@@ -377,7 +377,7 @@ def substitute(expr: Any, values: Mapping[Expr, Any]) -> Any:
         return expr
     done: dict[Expr, Any] = dict(values)
     # a whole sum at once, unless a sum or product inside of one is itself to be replaced
-    below = parts if not any(key.op in SUMS for key in values) else arguments
+    below = parts if not any(key.op in SUMS for key in values) else operator.attrgetter("args")
     for node in postorder(expr, known=done, below=below):
         done[node] = _replaced(node, done, below(node))
     return as_size(done[expr])

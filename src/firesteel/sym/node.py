@@ -8,7 +8,6 @@ those of the object, at C speed.  Every op has a fixed number of arguments: a su
 """
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Callable, Container, Reversible
 from typing import TYPE_CHECKING, Any, Union, final
@@ -18,13 +17,15 @@ Size = Union[int, "Expr"]
 
 @final
 class Expr:
-    """A node; made by `make` alone.  `_order` and `_poly` are caches of `order` below and of `sym.poly`."""
+    """A node; made by `make` alone.  `holds` has the bits (see `bits`) of the operators at and below it; `_order` and `_poly` are caches of
+    `order` below and of `sym.poly`."""
 
-    __slots__ = ("op", "dtype", "args", "attr", "_order", "_poly")
+    __slots__ = ("op", "dtype", "args", "attr", "holds", "_order", "_poly")
     op: str
     dtype: str
     args: tuple[Expr, ...]
     attr: Any
+    holds: int
     _order: tuple[int, str, int]
     _poly: dict
 
@@ -62,7 +63,20 @@ class Expr:
 
 
 _nodes: dict[tuple, Expr] = {}
-_set_op, _set_dtype, _set_args, _set_attr, set_order, set_poly = (vars(Expr)[slot].__set__ for slot in Expr.__slots__)
+_bits: dict[str, int] = {}
+
+
+def bits(*ops: str) -> int:
+    """A set of operators: one bit each.  `node.holds & bits("load")`: is there a load at or below the node?"""
+    found = 0
+    for op in ops:
+        if op not in _bits:
+            _bits[op] = 1 << len(_bits)
+        found |= _bits[op]
+    return found
+
+
+_set_op, _set_dtype, _set_args, _set_attr, _set_holds, set_order, set_poly = (vars(Expr)[slot].__set__ for slot in Expr.__slots__)
 
 
 def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
@@ -78,6 +92,10 @@ def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> 
         _set_dtype(node, dtype)
         _set_args(node, args)
         _set_attr(node, attr)
+        holds = bits(op)
+        for arg in args:
+            holds |= arg.holds
+        _set_holds(node, holds)
         node = _nodes.setdefault(key, node)
     return node
 
@@ -108,39 +126,47 @@ def is_const(value: object) -> bool:
     return type(value) is not Expr or value.op == "const"
 
 
-arguments = operator.attrgetter("args")
+EVERY = -1      # bits of all operators
 
 
-def postorder(*roots: Any, known: Container[Any] = frozenset(), below: Callable[[Expr], Reversible[Expr]] = arguments) -> list[Expr]:
+def postorder(*roots: Any, known: Container[Any] = frozenset(), below: Callable[[Expr], Reversible[Expr]] | None = None,
+              only: int = EVERY) -> list[Expr]:
     """Every node below (and with) the roots once, arguments before users.  Plain numbers among the roots are skipped, and so are `known`
-    nodes with what only they need.  `below` says what a node needs.  Not recursive: a sum, or a chain of fused operators, may be
-    deeper than Python's stack."""
+    nodes with what only they need, and subtrees that hold no operator of `only`.  `below` says what a node needs, if not its arguments.
+    Not recursive: a sum, or a chain of fused operators, may be deeper than Python's stack."""
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack: list[Any] = [root for root in reversed(roots) if type(root) is Expr]
     while stack:
         node = stack.pop()
-        if type(node) is tuple:         # its arguments are done
-            order.append(node[0])
-        elif node not in seen and node not in known:
+        if node is None:                # the arguments of the next are done
+            order.append(stack.pop())
+        elif node not in seen and node.holds & only and node not in known:
             seen.add(node)
-            parts = below(node)
+            parts = node.args if below is None else below(node)
             if parts:
-                stack.append((node,))
-                stack += reversed(parts)
+                stack += (node, None, *reversed(parts))
             else:
                 order.append(node)
     return order
 
 
-def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr]) -> Expr:
+def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None], memo: dict[Expr, Expr], only: int = EVERY) -> Expr:
     """`root` with every node replaced by change(node, new arguments), or by the same node over those where that gives None.  `memo`
-    holds what was replaced before, or is to be."""
-    for node in postorder(root, known=memo):
-        args = tuple([memo[arg] for arg in node.args])
-        new = change(node, args)
-        memo[node] = new if new is not None else witharguments(node, args)
-    return memo[root]
+    holds what was replaced before, or is to be.  Subtrees that hold no operator of `only` stay as they are."""
+    stack = [root] if root.holds & only else []
+    while stack:
+        node = stack[-1]
+        if node not in memo:
+            missing = [arg for arg in node.args if arg.holds & only and arg not in memo]
+            if missing:
+                stack += reversed(missing)
+                continue
+            args = tuple([memo.get(arg, arg) for arg in node.args])
+            new = change(node, args)
+            memo[node] = new if new is not None else witharguments(node, args)
+        stack.pop()
+    return memo.get(root, root)
 
 
 def witharguments(node: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -150,7 +176,7 @@ def witharguments(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def free_symbols(*roots: object) -> set[Expr]:
     """The `symbol` leaves below the roots."""
-    return {node for node in postorder(*roots) if node.op == "symbol"}
+    return {node for node in postorder(*roots, only=bits("symbol")) if node.op == "symbol"}
 
 
 def order(node: Expr) -> tuple[int, str, int]:
