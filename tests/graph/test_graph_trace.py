@@ -16,6 +16,7 @@ from firesteel.graph.rules.base import RULES
 from firesteel.graph.spec import spec_of
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify
+from firesteel.ops.normalise import refuse_rms_norm
 
 aten = torch.ops.aten
 TABLES = {"plain": None, "core": core_decompositions(), "all": DECOMPOSITIONS}
@@ -336,3 +337,13 @@ def test_rms_norm_as_the_kernel_of_a_gpu():
     out, _ = DECOMPOSITIONS[torch.ops.aten._fused_rms_norm.default](small, [8], None, None)
     assert out.is_contiguous() and out.dtype is torch.bfloat16
     torch.testing.assert_close(out, torch.full((2, 8), (1 + 0.119) ** -0.5, dtype=torch.bfloat16), rtol=0.02, atol=0)
+
+
+def test_sizes_of_rms_norm_on_a_gpu_may_be_bits_of_symbols():
+    """torch compares symbolic sizes with the input's, then hands them to an operator of plain ints."""
+    x = spec_of(torch.randn(3, 8))
+    refuse_rms_norm(x, [-2 ** 63 + 4096], None, None)
+    refuse_rms_norm(x, [8], None, None)
+    for wrong in (7, -1):
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            refuse_rms_norm(x, [wrong], None, None)

@@ -29,6 +29,7 @@ from firesteel import transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
+from firesteel.autograd.groups import groups_of, in_groups
 from firesteel.graph.passes import frozen
 from firesteel.graph.sizenodes import size_function
 from firesteel.graph.tensor import AbstractTensor
@@ -86,14 +87,14 @@ class TrainingGraph:
     packs: list[Pack | None] | None = None  # how its results are put together, where gradients are tensor subclasses
     backward: Compiled | None = None
     parts: dict[int, PartialBackward] = field(default_factory=dict)     # bit set of tangents that arrived -> the backward of these
-    number: int | None = None               # of its backward's structure
+    numbers: dict[int, int] = field(default_factory=dict)   # of its backward's structure, by groups (groups.py)
     lock: transaction.Lock = field(default_factory=transaction.Lock)
 
-    def structure(self) -> int:
+    def structure(self, group: int = -1) -> int:
         """A number that functions of the same backward share, so that equal models do."""
-        if self.number is None:
-            self.number = _structures.setdefault(self._structure(), FIRST_STRUCTURE + len(_structures))
-        return self.number
+        if group not in self.numbers:
+            self.numbers[group] = _structures.setdefault((group, self._structure()), FIRST_STRUCTURE + len(_structures))
+        return self.numbers[group]
 
     def _structure(self) -> Hashable:
         """Equal for functions whose backwards compute the same."""
@@ -234,6 +235,8 @@ def training(graph: TrainingGraph) -> Callable:
     assemble, function = plan.assemble, make_function(graph)
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
+    if len(groups := groups_of(graph)) > 1:
+        apply = in_groups(apply, graph, function, groups)
     if graph.severed:
         apply = detaching(apply, graph.severed)
     if len(plan.recorded_values()) < plan.num_values:
@@ -501,7 +504,7 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
             fitted += [fit(part, strides) for part, strides in zip(parts_of(tangent), expected.parts)]
             continue
         if tangent is None:
-            about = ctx._input_metadata[expected.value]
+            about = getattr(ctx, "looks", ctx._input_metadata)[expected.value]
             tangent = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
         else:
             if not has_storage(tangent) or is_wrapper(tangent):

@@ -175,7 +175,12 @@ def fused_rms_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, eps
 @refuses("_fused_rms_norm")
 def refuse_rms_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, eps: float | None) -> None:
     must_be_float(x, "rms_norm", torch.complex64, torch.complex128)
-    _normalized(x, normalized, weight)
+    _normalized(x, _without_symbols(x, normalized), weight)
+
+
+def _without_symbols(x: Spec, normalized: Sequence[Size]) -> Sequence[Size]:
+    """The schema has plain ints: torch, which has compared them with the input's sizes before, hands on the bits of symbolic ones."""
+    return [own if type(size) is int and size < -2 ** 62 else size for own, size in zip(x.shape[len(x.shape) - len(normalized):], normalized)]
 
 
 @decomposition("_fused_rms_norm")
@@ -194,7 +199,7 @@ def fused_rms_norm_backward(grad: Spec, x: Spec, normalized, rstd: Spec, weight:
 @refuses("_fused_rms_norm_backward")
 def refuse_rms_norm_backward(grad: Spec, x: Spec, normalized: Sequence[Size], rstd: Spec, weight: Spec | None, mask: Any) -> None:
     _like_input(grad, x)
-    _normalized(x, normalized, weight, rstd)
+    _normalized(x, _without_symbols(x, normalized), weight, rstd)
 
 
 @decomposition("_fused_rms_norm_backward")

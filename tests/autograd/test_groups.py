@@ -1,0 +1,118 @@
+"""Results without a common input are results of different autograd functions: a backward of some does not reach what made the inputs of others."""
+import gc
+import weakref
+
+import pytest
+import torch
+
+import firesteel as fs
+
+
+@fs.disable
+def by_eager(x):
+    return x.sin()
+
+
+def dead_clamp(x):
+    t = by_eager(x)
+    x[..., 1:].add_(-0.02)
+    r = x.logsumexp(1, keepdim=True)
+    t.clamp_(-1.5, 1.5)
+    return r
+
+
+def two_ways(a, b):
+    return a.exp() * 2, (b * 3).sin()
+
+
+def crossed(a, b):
+    """Each saves a result of the other."""
+    x, y = a.exp(), b.exp()
+    return x * y.detach(), y * x.detach(), x, y
+
+
+def made_of(*leaves):
+    return [leaf * 1 for leaf in leaves]
+
+
+def leaves(count=2, shape=(4, 5)):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(count)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_overwritten_input_of_an_operator_of_eager(dynamic):
+    compiled = fs.compile(dead_clamp, dynamic=dynamic)
+    for shape in ((4, 5), (4, 7)):
+        (one,), (two,) = leaves(1, shape), leaves(1, shape)
+        dead_clamp(*made_of(one)).sum().backward()
+        compiled(*made_of(two)).sum().backward()
+        torch.testing.assert_close(two.grad, one.grad)
+
+
+@pytest.mark.parametrize("program", [two_ways, crossed])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)])
+def test_gradients_of_some_results(program, wanted):
+    """Twice over the same graph, then with create_graph."""
+    found = []
+    for run in (program, fs.compile(program)):
+        given = leaves()
+        results = run(*made_of(*given))
+        loss = sum(results[k].sum() for k in wanted)
+        first = torch.autograd.grad(loss, given, allow_unused=True, retain_graph=True)
+        again = torch.autograd.grad(loss, given, allow_unused=True, create_graph=True)
+        second = torch.autograd.grad(sum((g ** 2).sum() for g in again if g is not None), given, allow_unused=True)
+        found.append([*first, *again, *second])
+    for want, got in zip(*found):
+        assert (want is None) == (got is None)
+        torch.testing.assert_close(got, want)
+
+
+def test_leaves_make_one_node():
+    compiled = fs.compile(two_ways)
+    x, y = compiled(*leaves())
+    assert x.grad_fn is y.grad_fn
+    x, y = compiled(*made_of(*leaves()))
+    assert x.grad_fn is not y.grad_fn
+
+
+def test_symbolic_sizes():
+    compiled = fs.compile(crossed, dynamic=True)
+    for shape in ((4, 5), (3, 6)):
+        one, two = leaves(2, shape), leaves(2, shape)
+        crossed(*made_of(*one))[1].sum().backward()
+        compiled(*made_of(*two))[1].sum().backward()
+        assert two[0].grad is None
+        torch.testing.assert_close(two[1].grad, one[1].grad)
+
+
+def test_compiled_autograd():
+    compiled = fs.compile(crossed)
+    for wanted in ((0,), (1,), (0, 1, 2)):
+        one, two = leaves(), leaves()
+        sum(crossed(*made_of(*one))[k].sum() for k in wanted).backward()
+        with fs.compiled_autograd():
+            sum(compiled(*made_of(*two))[k].sum() for k in wanted).backward()
+        for want, got in zip(one, two):
+            assert (want.grad is None) == (got.grad is None)
+            torch.testing.assert_close(got.grad, want.grad)
+
+
+def test_nothing_holds_itself():
+    """Results that another group saved are saved without their history: no circle."""
+    results = fs.compile(crossed)(*made_of(*leaves()))
+    alive = [weakref.ref(result) for result in results]
+    gc.disable()
+    try:
+        del results
+        assert not any(ref() is not None for ref in alive)
+    finally:
+        gc.enable()
+
+
+def test_a_saved_result_that_was_overwritten_is_noticed():
+    results = fs.compile(crossed)(*made_of(*leaves()))
+    with torch.no_grad():
+        results[3].add_(1)      # y, which the first product reads
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        results[0].sum().backward()
