@@ -105,3 +105,14 @@ def take_transforms() -> Taken:
     """The transforms of torch.func that are running."""
     c = _C._functorch
     return Taken(c.peek_interpreter_stack, c.pop_dynamic_layer_stack, c.push_dynamic_layer_stack, operator.itemgetter(slice(1, 2)))
+
+
+def has_history(tensor: torch.Tensor) -> bool:
+    """Is it a result of an operator?  To ask that of a view taken under no_grad, whose base was written since with recording on, is an error; where
+    nothing is recorded, eager does not ask."""
+    try:
+        return not tensor.is_leaf
+    except RuntimeError:
+        if torch.is_grad_enabled():
+            raise
+        return False

@@ -364,6 +364,55 @@ def _written_with_bits(x, z):
     return x * 1, z * 1
 
 
+@found("part of a conjugate of an input that begins inside of its storage, written", (((1, 4), (3, 4)), torch.complex64, "offset", "inner"),
+       (((3,), (5,)), torch.complex64, "window"))
+def _written_part_of_a_conjugate(z, w):
+    z.conj().imag.add_(1)
+    w.conj().imag.mul_(2)
+    z.mul_(2)
+    return z * 2, torch.view_as_real(w) + 1
+
+
+@found("difference of a view and itself, summed with another gradient", (((17, 1), (17, 4)), f32, "stepped", "inner"))
+def _difference_of_a_view(x):
+    x.reshape(-1)[1:].add_(-0.75)
+    t = x - x
+    r = F.rms_norm(t, t.shape[-1:])
+    x.reshape(-1)[1:].add_(1.5)
+    return r
+
+
+@fs.disable
+def normalised(x):
+    return F.rms_norm(x, x.shape[-1:])
+
+
+@found("overwritten input of an operator whose result no gradient reaches", (((8, 6), (8, 8)), f64, "contiguous", "inner"))
+def _dead_result(x):
+    t = normalised(x)
+    x[..., 1:].add_(-0.02)
+    r = x.logsumexp(1, keepdim=True)
+    t.clamp_(-1.5, 1.5)
+    return r
+
+
+def _window_under_no_grad(x):
+    t = x.as_strided((2, 2), (1, 1))
+    x.transpose(-3, 0)[0].add_(-0.75)
+    pooled = F.avg_pool1d(x, 2)
+    for i in range(t.shape[0] % 4):
+        t[i] *= i - 0.25
+    return pooled, t
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_window_under_no_grad(dynamic):
+    """A view without a history, whose base was written: eager does not ask for its history where nothing is recorded."""
+    inputs = [(((16, 16, 3), (7, 7, 3)), f64, "transposed", "inner")]
+    difference = check_functions(lambda i, where: make(inputs, i, where), _window_under_no_grad, dynamic=dynamic, grad=False)
+    assert difference is None, difference
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", FOUND)

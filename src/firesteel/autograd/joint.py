@@ -41,6 +41,7 @@ from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
 from firesteel.sym.symint import SYMBOLIC
+from firesteel.torchstate import has_history
 
 UNTRACEABLE = (DataAccess, DataDependentError, NotImplementedError)     # what tracing raises for programs that it cannot follow
 
@@ -86,7 +87,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
     world = TraceWorld(_env_of(inputs), decompositions)
     leaves = [_add_input(world, value, f"primals_{i}") for i, value in enumerate(inputs)]
     asked = [isinstance(v, torch.Tensor) and v.requires_grad for v in inputs]     # now: a write may give one a history
-    made = [isinstance(v, torch.Tensor) and v.requires_grad and not v.is_leaf for v in inputs]      # asked of a view, its trace may be asked too
+    made = [isinstance(v, torch.Tensor) and v.requires_grad and has_history(v) for v in inputs]      # asked of a view, its trace may be asked too
     with tracing(world), torch.set_grad_enabled(recording):
         with timed("trace_forward"):
             leaves = [_as_taken(leaf, value) for leaf, value in zip(leaves, inputs)]

@@ -171,7 +171,7 @@ class TraceOutcome:
             self.plan.rises[index] = tensor._version - before.version
 
     def _write(self, index: int, tensor: torch.Tensor, before: Before) -> None:
-        recorded = tensor.requires_grad and tensor.grad_fn is not before.history
+        recorded = tensor.requires_grad and not is_stale(tensor) and tensor.grad_fn is not before.history
         rise = tensor._version - before.version
         how = "grad" if recorded else "no_grad" if rise else "data"
         self.plan.writes.append(Write(index, self._add_tensor(tensor, tensor if recorded else None, Origin("input", index)), how))

@@ -43,7 +43,7 @@ from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, w
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import LazyModule, append_call
-from firesteel.graph.passes import moved
+from firesteel.graph.passes import counted_in, moved
 from firesteel.graph.random_state import operators as random_state
 from firesteel.graph.random_state import state_spec
 from firesteel.graph.spec import contiguous_strides
@@ -434,9 +434,9 @@ def _copy_of(base: Node, spec: Any) -> tuple[Any, tuple]:
     return torch.ops.aten.copy.default, (base, base)
 
 
-def _from_start(value: Any, start: Any) -> Any:
-    """A value, or a view of it, that lay from `start` on and lies at the front of a storage now."""
-    return value if type(start) is int and start == 0 else moved(value, -start)
+def _from_start(value: Any, start: Any, dtype: torch.dtype | None) -> Any:
+    """A value, or a view of it, that lay from `start` elements of `dtype` on and lies at the front of a storage now."""
+    return value if dtype is None or type(start) is int and start == 0 else moved(value, -start, dtype)
 
 
 class GraphCopier:
@@ -491,14 +491,14 @@ class GraphCopier:
             return node
         spec = getattr(base.meta["val"], "spec", None)
         copy = append_call(self.graph, *_copy_of(self.copies[base], spec), {})
-        start = spec.offset if spec is not None else 0      # the copy begins at the front of its own storage
-        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": _from_start(base.meta["val"], start)}
+        start, dtype = (spec.offset, spec.dtype) if spec is not None else (0, None)      # the copy begins at the front of its own storage
+        copy.meta = {key: value for key, value in base.meta.items() if key != "mutated"} | {"val": _from_start(base.meta["val"], start, dtype)}
         for view in views:
             rest, options = map_arg((view.args[1:], view.kwargs), self.copies.__getitem__)
             if view.target is torch.ops.aten.as_strided.default and isinstance(rest[2], int) and isinstance(start, int):
-                rest = (rest[0], rest[1], rest[2] - start)
+                rest = (rest[0], rest[1], rest[2] - counted_in(view.meta["val"].dtype, start, dtype or view.meta["val"].dtype))
             copy = append_call(self.graph, view.target, (copy, *rest), options)
-            copy.meta = dict(view.meta) | {"val": _from_start(view.meta["val"], start)}
+            copy.meta = dict(view.meta) | {"val": _from_start(view.meta["val"], start, dtype)}
         self.copies[copy] = copy
         return copy
 

@@ -29,6 +29,7 @@ from firesteel.graph.tensor import AbstractTensor
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym
+from firesteel.torchstate import has_history
 
 
 def is_seam(node: Node) -> bool:
@@ -262,7 +263,7 @@ def example(node: Node, literal: torch.Tensor | None) -> Any:
 def may_be_written(node: Node) -> bool:
     """May a later stretch overwrite it, before the backward of an earlier one runs?  Not a leaf, as parameters are."""
     val = node.meta.get("val")
-    return isinstance(val, torch.Tensor) and not (node.op == "placeholder" and val.requires_grad and val.is_leaf)
+    return isinstance(val, torch.Tensor) and not (node.op == "placeholder" and val.requires_grad and not has_history(val))
 
 
 def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequence[Callable]]) -> GraphModule:

@@ -44,6 +44,7 @@ from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.targets import on_host
+from firesteel.torchstate import has_history
 
 aten = torch.ops.aten
 _make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass     # sizes are also Exprs, and numbers torch takes for them
@@ -148,7 +149,7 @@ class AbstractWorld:
             wrapped = bare_view(wrapped, tensor)
         elif tensor.requires_grad:
             wrapped.requires_grad_(True)
-            if not tensor.is_leaf:      # a result of an operator, which may be written in place
+            if has_history(tensor):      # a result of an operator, which may be written in place
                 with torch.enable_grad():
                     wrapped = ResultOfOperator.apply(wrapped, fresh)
         for mark in ("_is_param", "_is_buffer"):
@@ -209,7 +210,7 @@ class AbstractWorld:
 
 def is_bare_view(tensor: torch.Tensor) -> bool:
     """Is it a view without a history?  Eager has sentences of its own for writes to such a tensor."""
-    return tensor._is_view() and (not tensor.requires_grad or tensor.is_leaf)
+    return tensor._is_view() and not (tensor.requires_grad and has_history(tensor))
 
 
 def bare_view(plain: AbstractTensor, example: torch.Tensor) -> torch.Tensor:

@@ -178,7 +178,7 @@ def _move_views(node: Node, base: Any) -> bool:
     if any(view.target is aten.as_strided.default for view in views):
         return False
     for view in views:
-        view.meta["val"] = moved(view.meta["val"], shift)
+        view.meta["val"] = moved(view.meta["val"], shift, base.dtype)
     return True
 
 
@@ -191,11 +191,16 @@ def _views_of(node: Node) -> list[Node]:
     return found
 
 
-def moved(value: Any, shift: Any) -> Any:
-    """A value, or several, at another place of the storage."""
+def moved(value: Any, shift: Any, dtype: torch.dtype) -> Any:
+    """A value, or several, at another place of the storage: `shift` elements of `dtype` further."""
     if isinstance(value, (list, tuple)):
-        return type(value)(moved(v, shift) for v in value)
-    return value.world.make(value.spec._replace(offset=value.spec.offset + shift))
+        return type(value)(moved(v, shift, dtype) for v in value)
+    return value.world.make(value.spec._replace(offset=value.spec.offset + counted_in(value.spec.dtype, shift, dtype)))
+
+
+def counted_in(wanted: torch.dtype, count: Any, dtype: torch.dtype) -> Any:
+    """So many elements of `dtype`, in elements of another."""
+    return count if wanted.itemsize == dtype.itemsize else count * dtype.itemsize // wanted.itemsize
 
 
 @NOOPS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.expand.default, aten.view.default, aten._unsafe_view.default,

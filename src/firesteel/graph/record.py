@@ -97,12 +97,10 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 def _as_in_graph(world: TraceWorld, fact: Facts, views: list[AbstractTensor], args: tuple, kwargs: dict, node: Any) -> list[AbstractTensor]:
     """The views as the graph has them: a value that replaced an input's content begins at another place of its storage than the input
     does, and one that was computed where eager sets a bit has strides of its own."""
-    have, base = spec_of_node(node), args[0].spec
-    if have.strides != base.strides:
-        specs = call_rule(fact, (node.meta["val"], *args[1:]), kwargs)
-        return [world.make(spec) for spec in (specs if type(specs) is list else [specs])]
-    shift = have.offset - base.offset
-    return views if type(shift) is int and shift == 0 else [world.make(v.spec._replace(offset=v.spec.offset + shift)) for v in views]
+    if spec_of_node(node) == args[0].spec:
+        return views
+    specs = call_rule(fact, (node.meta["val"], *args[1:]), kwargs)
+    return [world.make(spec) for spec in (specs if type(specs) is list else [specs])]
 
 
 def laid_as_eager(world: TraceWorld, args: tuple) -> tuple:
