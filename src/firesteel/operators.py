@@ -37,7 +37,7 @@ class Facet(Table[V]):
     def __init__(self, name: str):
         super().__init__(name, "ops/")
         self.homes: dict[Any, str] = {}
-        self.missing: set[str] = set()          # names that this torch does not know
+        self.missing: dict[str, V] = {}        # rows of names that torch does not know, or not yet
         self.patterns: dict[str, V] = {}       # "aten::sum.", "aten::linalg_": beginnings of names
         FACETS.append(self)
 
@@ -56,7 +56,7 @@ class Facet(Table[V]):
                 elif (op := find(name)) is not None:
                     self.add(op, value)
                 else:
-                    self.missing.add(name)
+                    self.missing[name] = value
             return value
         return register
 
@@ -67,6 +67,14 @@ class Facet(Table[V]):
             name = f"{op._schema.name}.{op._overloadname}"
             return next((value for start, value in self.patterns.items() if name.startswith(start)), None)
         return found
+
+
+def complete(op: OpOverload) -> None:
+    """Adds the rows of an operator that did not exist when they were written: some modules of torch define theirs when they are imported."""
+    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    for facet in FACETS:
+        if name in facet.missing:
+            facet.add(op, facet.missing.pop(name))
 
 
 COLLECTIVES: Facet[str] = Facet("collective")       # "start" or "wait"

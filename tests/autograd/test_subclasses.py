@@ -58,7 +58,20 @@ def written(x):
     return x.cos()
 
 
+class Part(torch.autograd.Function):
+    """A part of a wrapper, as DTensor.to_local gives it: a view of it, with a history of its own."""
+
+    @staticmethod
+    def forward(ctx, both):
+        return both.a.view_as(both.a)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return TwoTensor(grad * 1, grad * 1)
+
+
 PROGRAMS = {
+    "a part with a history": (lambda x: Part.apply(x), lambda: [two(3, requires_grad=True)]),
     "pointwise": (lambda x: x.sin() * 2, lambda: [two(3, 4, requires_grad=True)]),
     "with a plain one": (lambda x, w: F.relu(x @ w), lambda: [two(3, 4, requires_grad=True), leaf(4, 5)]),
     "two": (lambda x, y: torch.cat([x, y]).softmax(-1), lambda: [two(3, 4, requires_grad=True), two(2, 4, requires_grad=True, seed=2)]),

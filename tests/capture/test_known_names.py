@@ -74,7 +74,8 @@ def test_tables_of_modules():
 
 
 # operators of other torch versions
-ELSEWHERE: set[str] = set()
+# and those that a module of torch defines when it is imported
+ELSEWHERE: set[str] = {"_c10d_functional::_wrap_tensor_autograd"}
 
 
 @pytest.mark.parametrize("facet", FACETS, ids=lambda facet: facet.name)
@@ -84,7 +85,7 @@ def test_operators(facet):
     for written in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):
         functional_form(written)
     known = [name if "." in name else f"{name}." for name in torch._C._dispatch_get_all_op_names()]
-    assert facet.missing <= ELSEWHERE
+    assert facet.missing.keys() <= ELSEWHERE
     assert [start for start in facet.patterns if not any(name.startswith(start) for name in known)] == []
 
 

@@ -88,7 +88,10 @@ def main(path):
                 result = {"error": traceback.format_exc()[-2500:]}
             if dist.get_rank() == 0:
                 print("RESULT " + json.dumps([name[len("program_"):], result]), flush=True)
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)         # gloo's threads may abort a process that ends in the usual way
 
 
 if __name__ == "__main__":

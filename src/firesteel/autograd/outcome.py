@@ -235,6 +235,7 @@ class TraceOutcome:
             return self._fresh(output, origin)
         if cell in self.owner and is_wrapper(self.inputs[self.owner[cell]]):
             self._refuse("aliasing_subclasses", f"output {origin.place} shares memory with a part of input {self.owner[cell]}")
+            return Constant(None)
         if cell not in self.owner and cell not in self.rooted:
             self._root(cell)
         if is_stale(output):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from firesteel.capture.builder import BASES, guarded
-from firesteel.capture.meanings import CALLS
+from firesteel.capture.meanings import CALLABLES, CALLS, PYTHON_MODULES, breaks
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
 from firesteel.capture.values.functions import Args, Handler, Kwargs
@@ -171,3 +171,11 @@ if c10d is not None:
     for _name, _fn in COLLECTIVES.items():
         if hasattr(c10d, _name):
             CALLS.add(getattr(c10d, _name), captured(_fn))
+
+
+# -- modules around modules: what they do before and after a forward runs as it is, one break each; the module between is one graph ------
+for _name in ("_runtime_utils", "_fully_shard._fsdp_common", "_fully_shard._fsdp_state", "_fully_shard._fsdp_param_group"):
+    PYTHON_MODULES.add(f"torch.distributed.fsdp.{_name}", breaks("outside"))
+if c10d is not None:
+    for _fn in (torch.nn.parallel.DistributedDataParallel._pre_forward, torch.nn.parallel.DistributedDataParallel._post_forward):
+        CALLABLES.add(_fn, breaks("outside"))

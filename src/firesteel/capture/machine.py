@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from firesteel.autograd.regions import Tags, nested
-from firesteel.capture import builder_rare, collectives, opcodes_statements, polyfills, torch_objects  # noqa: F401  importing them registers their rows
+from firesteel.capture import builder_rare, collectives, dtensors, opcodes_statements, polyfills, torch_objects  # noqa: F401  importing them registers their rows
 from firesteel.capture.builder import is_trusted_scope
 from firesteel.capture.effects import Effects
 from firesteel.capture.frames import PROLOGUE, Discard, Frame, restore_frame, trace_line

@@ -6,6 +6,8 @@ outside of it, on the wrapper.  So a wrapper enters a graph as its parts, and le
     parts_of(t)                     # [t.a, t.b], and the parts of those that are wrappers themselves
     pack = pack_of(t)               # how t is made of them; None for a plain tensor
     pack.build(iter(new_parts))     # a tensor of the same kind
+
+Parts that are no tensors (the mesh of a DTensor) are constants: the objects themselves, wherever the class wants them back.
 """
 from __future__ import annotations
 
@@ -29,12 +31,22 @@ def has_wrapper(types: Iterable[type]) -> bool:
     return any(map(is_wrapper_class, types))
 
 
+def taken_apart(value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
+    """The parts of a wrapper that are tensors, those that are not, and its context."""
+    names, context = value.__tensor_flatten__()
+    parts = {name: getattr(value, name) for name in names}
+    tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+    return tensors, {name: part for name, part in parts.items() if name not in tensors}, context
+
+
 @dataclass(frozen=True)
 class Pack:
-    """How a tensor is made of its parts.  `size` and `strides` are the wrapper's; None where they are symbols, and then those of its first part."""
+    """How a tensor is made of its parts; `others` are those that are no tensors.
+    `size` and `strides` are the wrapper's; None where they are symbols, and then those of its first part."""
     cls: Any
     context: Any
     names: tuple[str, ...]
+    others: dict[str, Any]
     inner: tuple[Pack | None, ...]
     size: tuple[int, ...] | None
     strides: tuple[int, ...] | None
@@ -42,33 +54,38 @@ class Pack:
     def build(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
         made = {name: next(parts) if pack is None else pack.build(parts) for name, pack in zip(self.names, self.inner)}
         first = made[self.names[0]]
-        return self.cls.__tensor_unflatten__(made, self.context, self.size or first.shape, self.strides or first.stride())
+        return self.cls.__tensor_unflatten__({**made, **self.others}, self.context, self.size or first.shape, self.strides or first.stride())
 
     def like(self, other: Pack | None) -> bool:
         """The same kind of wrapper, whatever its sizes?"""
-        return other is not None and (self.cls, self.context, self.names) == (other.cls, other.context, other.names) and all(
+        return other is not None and self._make() == other._make() and all(
             mine is None and theirs is None or mine is not None and mine.like(theirs) for mine, theirs in zip(self.inner, other.inner))
+
+
+    def _make(self) -> tuple[Any, ...]:
+        return self.cls, self.context, self.names, self.others
 
 
 def pack_of(value: Any) -> Pack | None:
     if not is_wrapper(value):
         return None
-    names, context = value.__tensor_flatten__()
+    tensors, others, context = taken_apart(value)
     size, strides = ((tuple(n) if all(type(s) is int for s in n) else None) for n in (value.shape, value.stride()))
-    return Pack(type(value), context, tuple(names), tuple(pack_of(getattr(value, name)) for name in names), size, strides)
+    return Pack(type(value), context, tuple(tensors), others, tuple(map(pack_of, tensors.values())), size, strides)
 
 
 def parts_of(value: Any) -> list[Any]:
     """The plain tensors in a value; a value that is no wrapper is its own part."""
     if not is_wrapper(value):
         return [value]
-    return [part for name in value.__tensor_flatten__()[0] for part in parts_of(getattr(value, name))]
+    return [part for whole in taken_apart(value)[0].values() for part in parts_of(whole)]
 
 
 def rebuilt(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
     """The same wrapper over changed parts."""
-    names, context = value.__tensor_flatten__()
-    return type(value).__tensor_unflatten__({name: change(name, getattr(value, name)) for name in names}, context, value.shape, value.stride())
+    tensors, others, context = taken_apart(value)
+    changed = {name: change(name, part) for name, part in tensors.items()}
+    return type(value).__tensor_unflatten__({**changed, **others}, context, value.shape, value.stride())
 
 
 def pack_all(packs: Sequence[Pack | None], parts: Iterable[Any]) -> list[Any]:

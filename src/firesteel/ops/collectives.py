@@ -11,7 +11,7 @@ import torch
 from firesteel.graph.autofunctional import library
 from firesteel.graph.spec import Spec, make_spec
 from firesteel.operators import COLLECTIVES
-from firesteel.ops.block import operator, rule
+from firesteel.ops.block import decomposition, operator, rule
 from firesteel.sym.expr import Size
 
 STARTS = " ".join(f"_c10d_functional::{name}" for name in (
@@ -43,6 +43,12 @@ def all_reduce(x: Spec, how: Any, group: Any) -> Spec:
 @rule("_c10d_functional::wait_tensor")
 def wait_tensor(x: Spec) -> Spec:
     return x
+
+
+@decomposition("_c10d_functional::_wrap_tensor_autograd")
+def decompose_wrap(x: torch.Tensor) -> torch.Tensor:
+    """In eager a tensor that waits at its first use."""
+    return torch.ops._c10d_functional.wait_tensor.default(x)
 
 
 @rule("_c10d_functional::all_gather_into_tensor")

@@ -51,8 +51,10 @@ def wrapper_attribute(m: Machine, owner: Any, name: str) -> Value | None:
     attribute = next((vars(cls)[name] for cls in added if name in vars(cls)), MISSING)
     if isinstance(attribute, (types.FunctionType, property, classmethod, staticmethod)):
         return bind(m, attribute, owner, type(made), name)
-    found = vars(made).get(name, attribute)
-    return ConstValue(found) if found is not MISSING and is_constant_object(found) else None
+    found = getattr(made, name) if isinstance(attribute, types.MemberDescriptorType) else vars(made).get(name, attribute)
+    if found is MISSING or isinstance(found, torch.Tensor):
+        return None
+    return ConstValue(found) if is_constant_object(found) else m.constant_object(found)     # the guards on how it is made tell it
 
 
 def guard_parts(m: Machine, tensor: torch.Tensor, source: Source) -> None:
@@ -60,6 +62,9 @@ def guard_parts(m: Machine, tensor: torch.Tensor, source: Source) -> None:
     m.guard(Guard(source, "wrapper", (tuple(names), context)))
     for name in names:
         part = getattr(tensor, name)
+        if not isinstance(part, torch.Tensor):
+            m.guard(Guard(source.attr(name), "identity", part))
+            continue
         m.guard(Guard(source.attr(name), "part", TensorFacts.of(part)))
         if is_wrapper_class(type(part)):
             guard_parts(m, part, source.attr(name))

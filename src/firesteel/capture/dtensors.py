@@ -1,0 +1,68 @@
+"""DTensor in captured programs: placements and meshes are constants; conversions between local and distributed tensors are one node each.
+
+A DTensor is a tensor around a tensor (`values/wrappers.py`).  Its methods that communicate are not executed symbolically: the node calls them on the
+abstract tensor, where torch's own dispatch writes functional collectives into the graph, and its own autograd functions differentiate them.
+
+    DTensor.from_local(x, mesh, [Shard(0)])     # a node: a function of x alone, which keeps the mesh and the placements
+"""
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+
+from firesteel.capture.builder import BASES, WRAPPERS, guarded, wrap_fixed
+from firesteel.capture.meanings import BY_NAME
+from firesteel.capture.protocols import Machine
+from firesteel.capture.values.base import FixedObject, Value
+from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.functions import Args, Handler, Kwargs
+from firesteel.capture.values.torch_calls import call_graph
+from firesteel.errors import Break
+
+HOME = "torch.distributed.tensor._api"
+Placement: Any = getattr(getattr(torch._C, "_distributed", None), "Placement", None)
+DeviceMesh: Any = getattr(getattr(torch.distributed, "device_mesh", None), "DeviceMesh", None)
+
+if DeviceMesh is not None:
+    WRAPPERS.add(DeviceMesh, wrap_fixed)      # it is a context manager too, which has a row among the bases
+if Placement is not None:
+    BASES.add(Placement, guarded("equals", FixedObject))
+
+
+@INSTANTIATE.row("placement")
+def new_placement(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """Shard(0)"""
+    if Placement is None or not issubclass(cls, Placement):
+        return None
+    return m.constant_object(m.run_real(cls, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()}))
+
+
+class WithConstants:
+    """A function of a tensor, together with arguments that a graph cannot hold."""
+
+    def __init__(self, fn: Any, constants: dict[str, Any]):
+        self.fn, self.constants = fn, constants
+        self.__name__, self.__qualname__, self.__module__ = fn.__name__, fn.__qualname__, __name__
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        return self.fn(tensor, **self.constants)
+
+
+def conversion(name: str) -> Handler:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        fn = getattr(sys.modules[HOME].DTensor, name)
+        tensor, *given = inspect.signature(fn).bind(*args, **kwargs).arguments.items()
+        constants = {key: m.known(value) for key, value in given}
+        if name == "from_local" and constants.get("device_mesh") is None:
+            raise Break("call", name="DTensor.from_local with the mesh of the context")
+        if "async_op" in constants:
+            constants["async_op"] = False       # waits are late in any case
+        return call_graph(m, "call_function", WithConstants(fn, constants), [tensor[1]], {})
+    return call
+
+
+for _name in ("from_local", "to_local", "redistribute", "full_tensor"):
+    BY_NAME.add(f"{HOME}.DTensor.{_name}", conversion(_name))

@@ -1,0 +1,157 @@
+"""DTensor, tensor parallelism, FSDP and DDP around compiled modules, and inside of them."""
+import torch
+import torch.distributed as dist
+from ranks import compared
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import firesteel as fs
+
+RANK = dist.get_rank()
+MESH = init_device_mesh("cpu", (2,))
+WHOLE = torch.arange(16.).reshape(4, 4) - 4
+PART = distribute_tensor(WHOLE, MESH, [Shard(0)])
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, unused=False):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.unused = nn.Linear(2, 2) if unused else None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def trained(make, compile=fs.compile, same_data=False, step=None):
+    """A model, made twice from the same numbers: output and gradients after two steps, compiled and not."""
+    def steps(around):
+        torch.manual_seed(0)
+        model = make()
+        call = around(model)
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0 if same_data else RANK))
+        if step is not None:
+            return step(call, model, x)
+        for _ in range(2):
+            model.zero_grad()
+            out = call(x)
+            out.square().mean().backward()
+        return out, [p.grad for p in model.parameters() if p.grad is not None]
+    return compared(lambda: steps(lambda model: model), compiled=lambda eager: lambda: steps(compile), tolerance=1e-5)
+
+
+def program_operators():
+    return compared(lambda t: torch.tanh(t @ t.t()) * 2, PART, tolerance=1e-6)
+
+
+def program_conversions():
+    def f(x):
+        t = DTensor.from_local(x, MESH, [Shard(0)])
+        if t.placements != (Shard(0),):
+            return x
+        return t.redistribute(placements=[Replicate()]).to_local() + 1, t.sum().full_tensor()
+    return compared(f, WHOLE)
+
+
+def program_gradients_of_dtensors():
+    def f(x):
+        t = DTensor.from_local(x, MESH, [Shard(0)])
+        (t * t.sum()).sum().full_tensor().backward()
+        return x.grad
+    return compared(f, WHOLE.clone().requires_grad_())
+
+
+def program_tensor_parallel():
+    return trained(lambda: parallelize_module(Block(), MESH, {"up": ColwiseParallel(), "down": RowwiseParallel()}), same_data=True)
+
+
+def sharded():
+    model = Net()
+    for layer in model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def by_layer(model):
+    for layer in model.layers:
+        layer.forward = fs.compile(layer.forward, fullgraph=True)
+    return model
+
+
+def program_fsdp2():
+    return trained(sharded)
+
+
+def program_fsdp2_by_layer():
+    return trained(sharded, by_layer)
+
+
+def program_fsdp1():
+    return trained(lambda: FullyShardedDataParallel(Net(), device_id=torch.device("cpu")))
+
+
+def program_ddp():
+    return trained(lambda: DistributedDataParallel(Net()))
+
+
+def program_ddp_around_compiled():
+    def compile(model):
+        model.module = fs.compile(model.module, fullgraph=True)
+        return model
+    return trained(lambda: DistributedDataParallel(Net()), compile)
+
+
+def program_ddp_static_graph():
+    return trained(lambda: DistributedDataParallel(Net(), static_graph=True))
+
+
+def program_ddp_unused_parameters():
+    return trained(lambda: DistributedDataParallel(Net(unused=True), find_unused_parameters=True))
+
+
+def halved(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0] / 2)
+
+
+def program_ddp_communication_hook():
+    def make():
+        model = DistributedDataParallel(Net())
+        model.register_comm_hook(None, halved)
+        return model
+    return trained(make)
+
+
+def program_ddp_no_sync():
+    def step(call, model, x):
+        with model.no_sync():
+            call(x).square().mean().backward()
+        alone = [p.grad.clone() for p in model.parameters()]
+        call(x).square().mean().backward()
+        return alone, [p.grad for p in model.parameters()]
+    return trained(lambda: DistributedDataParallel(Net()), step=step)
+
+
+def program_zero():
+    def step(call, model, x):
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            call(x).square().mean().backward()
+            optimizer.step()
+        return list(model.parameters())
+    return trained(lambda: DistributedDataParallel(Net()), step=step)
