@@ -65,9 +65,9 @@ def is_disabled(x):
 
 def data_branch(x):
     y = x + 1
-    if y.sum() > 0:                                     # data decides
+    if y.sum() > 0:                                     # data decides on the shape
         return y * 2
-    return y * 3
+    return y[0] * 3
 
 
 def data_scalar(x):

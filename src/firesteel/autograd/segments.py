@@ -21,6 +21,7 @@ import torch.fx
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, inside_bodies
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
@@ -70,7 +71,7 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
     tell_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
-    steps = [make_step(part, [node for node in part.nodes if node in given], None if any(map(seams, part.nodes)) else backend) for part in parts]
+    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes))) for part in parts]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = results_of(gm)
     last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
@@ -120,9 +121,6 @@ def is_item_read(node: Node) -> bool:
 
 
 # -- stretches ----------------------------------------------------------------------------------------------------------
-StateCall = tuple[Any, tuple[Any, ...], tuple[Any, Any]]     # a function, its arguments, and the meta of such a node: (state, as it was at first)
-
-
 class SymbolPlace(NamedTuple):
     """A symbol, and the node that tells it: a number, or dimension `dim` of a tensor."""
     node: Node
@@ -179,7 +177,8 @@ def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
         for symbol, size in _told_by(node, env):
             tellers.setdefault(symbol, size)
     for part in parts:
-        used = free_symbols(*(env.simplify(size) for node in (*part.reads, *part.nodes) for size in sizes_in(node.meta.get("val"))))
+        used = free_symbols(*(env.simplify(size) for node in (*part.reads, *part.nodes, *inside_bodies(part.nodes))
+                              for size in sizes_in(node.meta.get("val"))))
         told = {symbol for node in part.reads for symbol, _ in _told_by(node, env)}
         inside = set(part.nodes)
         sizes = [tellers[symbol] for symbol in sorted(used - told, key=str) if symbol in tellers]
@@ -231,15 +230,33 @@ def bits(node: Node) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor and node.op != "placeholder" else []
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable] | None) -> SegmentStep:
-    """No backend: it runs as it is."""
-    if backend is None:
-        return SeamStep(as_module(stretch, writes, {}).forward, stretch, writes)
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool) -> SegmentStep:
+    """A seam runs as it is, but for the bodies of branches."""
+    if seam:
+        return SeamStep(seam_module(stretch, writes, backend).forward, stretch, writes)
     flips = {node: found for node in stretch.reads if (found := bits(node))}
     literals = literals_read(stretch)
     examples = [*(example(node, literals.get(node)) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
     compiled = backend(as_module(stretch, writes, flips), examples)
     return SegmentStep(compiled, stretch, writes, [(place, flips[node]) for place, node in enumerate(stretch.reads) if node in flips])
+
+
+def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable]) -> GraphModule:
+    if not any(map(has_bodies, stretch.nodes)):
+        return as_module(stretch, writes, {})
+
+    def compiler(body: GraphModule) -> Callable:
+        if has_seams(body):
+            return compile_in_segments(body, backend)
+        inputs = body.graph.find_nodes(op="placeholder")
+        calls = any(node.op not in ("placeholder", "output") for node in body.graph.nodes)
+        return backend(body, [node.meta["val"] for node in inputs]) if calls else body.forward
+    bare = Stretch([], stretch.nodes, [])       # the bodies set the states of torch themselves
+    bare.sizes = stretch.sizes
+    module = as_module(bare, writes, {})
+    compile_bodies(list(module.graph.nodes), compiler, module.graph.find_nodes(op="placeholder")[len(bare.reads):], stretch.before, stretch.behind)
+    module.recompile()
+    return module
 
 
 def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:

@@ -143,6 +143,13 @@ class Effects:
     def mark(self) -> tuple[int, int]:
         return len(self.entries), len(self._undo)
 
+    def undo_since(self, mark: tuple[int, int]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        return self._undo[mark[1]:]
+
+    def overlays(self) -> list[tuple[Value, dict[str, Value]]]:
+        """Every object on which attributes were stored here, with these."""
+        return list(self._attributes.values())
+
     def rollback(self, mark: tuple[int, int]) -> None:
         entries, undo = mark
         while len(self._undo) > undo:

@@ -17,11 +17,20 @@ from collections.abc import Callable
 from typing import Any
 
 from firesteel.autograd.regions import Tags, nested
-from firesteel.capture import builder_rare, collectives, dtensors, opcodes_statements, polyfills, torch_objects  # noqa: F401  importing them registers their rows
+from firesteel.capture import (  # noqa: F401  importing them registers their rows
+    builder_rare,
+    collectives,
+    dtensors,
+    joins,
+    opcodes_statements,
+    polyfills,
+    torch_objects,
+)
 from firesteel.capture.builder import is_trusted_scope
 from firesteel.capture.effects import Effects
 from firesteel.capture.frames import PROLOGUE, Discard, Frame, restore_frame, trace_line
 from firesteel.capture.guards import Guard
+from firesteel.capture.instr import Instr
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.reader import Reader, is_variable
@@ -78,16 +87,22 @@ class SymbolicMachine(Reader):
         self.modes, self.leaves = Modes(), Leaves()
         self.draws: tuple[Any, ...] = ()                # see values/python_random.py
         self.part: Callable[[Any], Any] | None = None   # see parts.py; None: the graph is not to be split
+        self.unjoined: frozenset[int] = frozenset()     # steps at which branches are not joined (joins.py)
+        self.joining = 0                                # how many branches are being joined
+        self.aliases: list[Any] = []                    # (step, tensors with their versions) of branches whose results may be inputs
+        self.exit: Callable[[int], Any] | None = None   # writes how the program leaves the graph (translate.py)
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
-    def run(self, base: int = 0) -> Value:
-        """Executes until the frame at `base` has returned; its result."""
+    def run(self, base: int = 0, until: tuple[Frame, int] | None = None) -> Value:
+        """Executes until the frame at `base` has returned, or a frame has come to an instruction; the result of the frame at `base`."""
         outer, self.base = self.base, base
         try:
             frames = self.frames
             while len(frames) > base:
                 frame = frames[-1]
+                if until is not None and frame is until[0] and frame.pc == until[1]:
+                    break
                 instr = frame.program[frame.pc]
                 frame.pc += 1
                 self.steps += 1
@@ -264,6 +279,9 @@ class SymbolicMachine(Reader):
         except Break:
             self.rollback(mark)
             raise
+
+    def join(self, frame: Frame, instr: Instr) -> bool:
+        return joins.join(self, frame, instr, frame.stack[-1])
 
     def truth_now(self, value: Value) -> bool:
         return value.truth(self)

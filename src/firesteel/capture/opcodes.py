@@ -431,7 +431,12 @@ def op_jump(m: Machine, f: Frame, i: Instr) -> None:
 
 def _jump_if(wanted: bool) -> Handler:
     def handler(m: Machine, f: Frame, i: Instr) -> None:
-        answer = m.truth_now(f.stack[-1])
+        try:
+            answer = m.truth_now(f.stack[-1])
+        except Break as stop:
+            if stop.kind != "data_branch" or not m.join(f, i):
+                raise
+            return
         f.stack.pop()
         if answer == wanted:
             f.pc = i.target.index

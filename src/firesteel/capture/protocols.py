@@ -15,6 +15,7 @@ from firesteel.autograd.regions import Tags
 from firesteel.capture.effects import Effects
 from firesteel.capture.frames import Frame
 from firesteel.capture.guards import Guard
+from firesteel.capture.instr import Instr
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import Recorder
 from firesteel.capture.services import Leaves, Modes, States
@@ -34,6 +35,8 @@ class FrameRunner(Protocol):
     part: Callable[[Any], Any] | None
 
     def enter(self, fn: Any, slots: Kwargs) -> Value: ...
+    def run(self, base: int = 0, until: tuple[Frame, int] | None = None) -> Value: ...
+    def join(self, frame: Frame, instr: Instr) -> bool: ...
     def run_whole(self, fn: Any, slots: Kwargs) -> Value: ...
     def call_now(self, fn: Value, args: Args, kwargs: Kwargs) -> Value: ...
     def call_returning(self, fn: Value, args: Args, kwargs: Kwargs, result: Value) -> Value: ...
@@ -134,6 +137,10 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     modes: Modes
     leaves: Leaves
     draws: tuple[Any, ...]
+    unjoined: frozenset[int]
+    joining: int
+    aliases: list[Any]
+    exit: Callable[[int], Any] | None
 
 
 class Emitter(Protocol):

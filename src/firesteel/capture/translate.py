@@ -13,16 +13,18 @@ import torch
 
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, note_break, timed
-from firesteel.capture.breaks import Action, FramesState, action_of, current_state, exit_state, handler_state, write_generators
+from firesteel.autograd.branches import Left, inside_bodies
+from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.eager_errors import eager_error
 from firesteel.capture.emit import RunEmitter, boxed_graph_call, careful_graph_call, graph_call
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
+from firesteel.capture.joins import Unjoinable, refuse_written
 from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.overlap import overlap_guards
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
-from firesteel.capture.source import Item, Local
+from firesteel.capture.source import Item, Local, build_function
 from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
@@ -94,9 +96,11 @@ def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
     """Captures a region for these inputs."""
     break_at: frozenset[int] = frozenset()
     real_leaves: frozenset[int] = frozenset()
+    unjoined: frozenset[int] = frozenset()
     for _ in range(RESTARTS):
         m = SymbolicMachine(region.root.make_world, region.policy, break_at)
         m.leaves.real, m.part = real_leaves, None if region.root.fullgraph else region.root.part
+        m.unjoined, m.exit = unjoined, exit_writer(region, m)
         transaction.on_failure(m.close)
         try:
             with outside_inference(), outside_transforms():
@@ -105,6 +109,10 @@ def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
             _write(region, m, e, outcome)
             refuse_shared(m, e)
             refuse_turned(m, e)
+            refuse_written(m)
+        except Unjoinable as branch:
+            unjoined |= {branch.step}
+            continue
         except LeavesRegion as needed:
             real_leaves |= {needed.birth}
             continue
@@ -212,6 +220,34 @@ def _write_eager_rest(region: Captures, m: SymbolicMachine, e: RunEmitter) -> No
     e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
 
 
+def exit_writer(region: Captures, m: SymbolicMachine) -> Callable[[int], tuple[RunEmitter, list[torch.fx.Node]]]:
+    """Writes how the program leaves the graph at the branch where it stands, to go on in eager at another instruction; the tensors it needs."""
+    def write(index: int) -> tuple[RunEmitter, list[torch.fx.Node]]:
+        e = RunEmitter(m)
+        m.effects.emit(e)
+        write_generators(e, m)
+        state = exit_state(e, m, Exit(index, 1))
+        _write_states(m, e)
+        e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
+        return e, e.outputs
+    return write
+
+
+def with_exits(e: RunEmitter, graph: torch.fx.GraphModule, lines: list[str]) -> list[str]:
+    """The lines that call a graph, and go on elsewhere where the program leaves it."""
+    nodes = list(graph.graph.nodes)
+    exits = list(dict.fromkeys(node.target.exit for node in (*nodes, *inside_bodies(nodes)) if hasattr(node.target, "exit")))
+    if not exits:
+        return lines
+    found = ["left = None", "try:", *(f"    {line}" for line in lines), f"except {e.helper(Left)} as error:", "    left = error"]
+    for leave in exits:
+        given = [e.source(source) for source in leave.sources]
+        function = build_function("leave", [*leave.sources.values(), *(f"g_{n}" for n in range(len(leave.outputs)))], leave.lines, leave.constants,
+                                  "<firesteel leave>")
+        found.append(f"if left is not None and left.exit is {e.constant(leave)}: return {e.helper(function)}({', '.join([*given, '*left.values'])})")
+    return found
+
+
 def _target(region: Captures, e: RunEmitter, state: FramesState) -> str:
     return e.constants.bind(region.root.continuation(state.spec), "continuation")
 
@@ -245,9 +281,10 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
-            lines += boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
+            called = boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
                 careful_graph_call(e, compiled, used, region) if careful and not m.modes.outer else \
                 graph_call(e, run_without_modes(compiled) if m.modes.outer else compiled, graph, used)
+            lines += with_exits(e, graph, called)
         else:
             graph = None
     compile_text = region.root.native_compiler()

@@ -20,7 +20,7 @@ import torch
 from torch.autograd.variable import Variable
 
 from firesteel.autograd.backwards import History, fresh_gradient, gradients, history_of, lies_like
-from firesteel.autograd.seams import SEAMS, retain_here
+from firesteel.autograd.seams import is_seam_function, retain_here
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
@@ -68,7 +68,7 @@ def cuts_history(nodes: list[torch.fx.Node]) -> bool:
     """Is there a seam behind something that has a history?"""
     tracked = False
     for node in nodes:
-        if node.op == "call_function" and node.target in SEAMS and node.target is not retain_here and tracked:
+        if node.op == "call_function" and is_seam_function(node.target) and node.target is not retain_here and tracked:
             return True
         val = node.meta.get("val")
         tracked = tracked or isinstance(val, torch.Tensor) and val.grad_fn is not None

@@ -1,0 +1,122 @@
+"""Branches: one call of a captured graph with two bodies, of which data known only at run time chooses one.
+
+A branch is a seam (autograd/seams.py): the host code reads the condition between two compiled graphs and calls one body.  Each body is a
+captured graph of its own over values of the graph around it, and gives a tuple; here both are compiled, forward and backward.  Gradients
+pass through the body that ran.  A backend that runs the graph as it is needs to know nothing: a branch is a function of real tensors.
+
+    branch(condition, x, w)         # bodies[bool(condition)](x, w)
+
+A branch of which one way only raises is a check: a seam that leaves the whole graph, and the run function goes on at the check in eager.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from firesteel.autograd.regions import module_of
+
+StateCall = tuple[Any, tuple[Any, ...], tuple[Any, Any]]     # a function, its arguments, and the meta of such a node: (state, as it was at first)
+Bodies = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def branch_of(when_false: Callable[..., Any], when_true: Callable[..., Any]) -> Callable[..., Any]:
+    bodies = (when_false, when_true)
+
+    def branch(condition: Any, *inputs: Any) -> Any:
+        return bodies[bool(condition)](*inputs)
+
+    branch.bodies, branch.made_for_real = bodies, True      # type: ignore[attr-defined]
+    return branch
+
+
+def loop_of(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+    """A loop whose condition is data: as long as it holds of (carried values, inputs), the body gives the next carried values."""
+    bodies = (condition, body)
+
+    def loop(count: int, *values: Any) -> Any:
+        carried, inputs = values[:count], values[count:]
+        while condition(*carried, *inputs)[0]:
+            carried = body(*carried, *inputs)
+        return tuple(carried)
+
+    loop.bodies, loop.made_for_real = bodies, True          # type: ignore[attr-defined]
+    return loop
+
+
+class Left(BaseException):
+    """The program leaves the graph at a check: where to go on, with which values of the graph.  No Exception: nobody else catches it."""
+
+    def __init__(self, exit: Any, values: tuple[Any, ...]):
+        self.exit, self.values = exit, values
+
+
+def check_of(exit: Any, leaves: bool) -> Callable[..., Any]:
+    """A condition under which the program goes on in the graph, and else at `exit`."""
+    def check(condition: Any, *values: Any) -> None:
+        if bool(condition) == leaves:
+            raise Left(exit, values)
+
+    check.exit, check.made_for_real = exit, True            # type: ignore[attr-defined]
+    return check
+
+
+MAKERS = {"branch": branch_of, "loop": loop_of}
+
+
+def has_bodies(node: Node) -> bool:
+    return node.op == "call_function" and hasattr(node.target, "bodies")
+
+
+def inside_bodies(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes of the bodies of the calls among the nodes, nested ones too."""
+    for node in nodes:
+        for body in getattr(node.target, "bodies", ()) if node.op == "call_function" else ():
+            yield from body.graph.nodes
+            yield from inside_bodies(body.graph.nodes)
+
+
+def compile_bodies(nodes: Sequence[Node], compiler: Callable[[GraphModule], Callable], sizes: Sequence[Node], before: Sequence[StateCall],
+                   behind: Sequence[StateCall]) -> None:
+    """Gives each call among the nodes the compiled bodies.  They take `sizes` too, and run under the states of torch that `before` sets."""
+    for node in nodes:
+        if has_bodies(node):
+            target: Any = node.target
+            node.args = (*node.args, *sizes)
+            node.target = MAKERS[target.__name__](*(compiler(as_graph(body, sizes, before, behind)) for body in target.bodies))
+
+
+def as_graph(body: GraphModule, sizes: Sequence[Node], before: Sequence[StateCall], behind: Sequence[StateCall]) -> GraphModule:
+    """The body with further inputs and under states of torch."""
+    if not before and not sizes:
+        return body
+    graph = Graph()
+    inputs = body.graph.find_nodes(op="placeholder")
+    copies = {node: graph.node_copy(node) for node in inputs}
+    for size in sizes:
+        graph.placeholder(size.name).meta["val"] = size.meta["val"]
+    _set_states(graph, before)
+    for node in body.graph.nodes:
+        if node.op == "output":
+            _set_states(graph, behind)
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return module_of(graph, "Body")
+
+
+def _set_states(graph: Graph, calls: Sequence[StateCall]) -> None:
+    for fn, args, state in calls:
+        graph.call_function(fn, args).meta.update(val=None, state=state)
+
+
+def joined_like(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that is described as the results of both bodies are; None where these differ."""
+    with torch.enable_grad():
+        made = (one if one.requires_grad or not other.requires_grad else other).clone()
+    return made if facts(made) == facts(one) == facts(other) else None
+
+
+def facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.layout, tensor.is_conj(), tensor.is_neg()

@@ -1,0 +1,382 @@
+"""`if` on data: both ways are executed symbolically, and become one call of the graph (autograd/branches.py).
+
+The ways are followed from the jump to the place where they meet, or until the function returns.  What each records is taken out of the graph
+and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.
+
+What always holds: where the ways cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
+breaks, raises, changes an object that was there before or the states of torch, or where they leave different things that are not tensors.
+A way that writes a tensor made before leaves abstract tensors changed: the capture then starts again with a break here (`Unjoinable`).
+A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
+
+    if x.sum() > 0: y = x.sin()             # branch(gt, x); y = getitem(branch, 0)
+    else: y = x.cos()
+
+Where one way only raises, the branch is a check, and that way runs in eager from there (`exit_writer` of translate.py).
+
+    if not (x > 0).all(): raise ValueError(f"{x} is not positive")          # check(all, x)
+"""
+from __future__ import annotations
+
+import gc
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from firesteel.autograd.branches import branch_of, check_of, joined_like
+from firesteel.autograd.regions import module_of
+from firesteel.capture.control_flow import EXIT, meeting_place, only_raises
+from firesteel.capture.frames import Frame, restore_frame
+from firesteel.capture.instr import Instr
+from firesteel.capture.liveness import live_slots
+from firesteel.capture.protocols import Machine
+from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, UserRaise, Value
+from firesteel.capture.values.const import ConstValue
+from firesteel.capture.values.containers import ListValue, TupleValue
+from firesteel.capture.values.functions import CellValue
+from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.tensor import TensorValue, wrap_output
+from firesteel.capture.values.torch_calls import run_abstract
+from firesteel.capture.values.wrappers import is_wrapper_class
+from firesteel.errors import Break
+
+Node = torch.fx.Node
+DEPTH = 6       # of branches inside of branches
+
+
+class NotJoined(Exception):
+    """The ways cannot be joined."""
+
+
+class Unjoinable(Exception):
+    """Found out too late to go back: the capture starts again without joining at this step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+
+# -- a way ------------------------------------------------------------------------------------------------------------
+@dataclass
+class Way:
+    """What one way left, and its nodes, copied before the capture goes back."""
+    graph: torch.fx.Graph
+    lifted: dict[Node, Node]                    # nodes outside -> placeholders
+    copies: dict[Node, Node]
+    slots: dict[str, Any]
+    stack: list[Any]
+    cells: dict[int, tuple[CellValue, Any]]
+
+
+class AtJump:
+    """The capture at the jump: what may not be changed by a way."""
+
+    def __init__(self, m: Machine, f: Frame, stack: list[Value]):
+        self.m, self.f, self.stack = m, f, stack
+        self.slots, self.pc, self.old_stack = dict(f.slots), f.pc, list(f.stack)
+        self.known = reachable([m.modes, m.leaves, m, *(part for one in m.frames for part in (one, one.slots, one.stack, one.closure)),
+                                *m.known_values(Value), *m.effects.overlays()])
+        self.versions = [(t, t._version, t.requires_grad) for t, _ in m.record.tensors.values()]
+        self.states, self.asserts = m.states.changed(), assert_count(m)
+
+    def unchanged(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[int, tuple[CellValue, Value]]:
+        """Refuses what changed objects that were there before, but for cells: these, with their contents."""
+        first: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        for fn, args in undo:
+            owner = getattr(fn, "__self__", None)
+            target = args[0] if fn is setattr or owner is None or isinstance(owner, type(gc)) else owner
+            if fn is setattr:
+                first.setdefault((id(target), args[1]), args)
+            elif id(target) in self.known:
+                raise NotJoined
+        cells = {}
+        for (key, name), (target, _, old) in first.items():
+            new = getattr(target, name)
+            if key not in self.known or new is old or not isinstance(target, Value) and new == old:
+                continue
+            if not isinstance(target, CellValue) or name != "content" or new is None:
+                raise NotJoined
+            cells[key] = (target, new)
+        return cells
+
+    def check(self, mark: tuple[Any, ...]) -> dict[int, tuple[CellValue, Value]]:
+        m = self.m
+        written = any(t._version != version or t.requires_grad != tracked for t, version, tracked in self.versions)
+        if written or self.asserts != assert_count(m):
+            raise Unjoinable(m.steps)
+        if len(m.effects.entries) > mark[1][0] or m.states.changed() != self.states or m.handling is not mark[3]:
+            raise NotJoined
+        undo = m.effects.undo_since(mark[1])
+        touched = {id(getattr(fn, "__self__", None)) for fn, _ in undo}
+        if any(id(attributes) in touched and id(target) in self.known for target, attributes in m.effects.overlays()):
+            raise NotJoined
+        return self.unchanged(undo)
+
+    def follow(self, start: int, meet: int) -> Way:
+        m, f = self.m, self.f
+        mark, depth = m.checkpoint(), len(m.frames) - 1
+        restore_frame(f, (start, self.stack, self.slots))
+        try:
+            returned = m.run(depth, None if meet == EXIT else (f, meet))
+            cells = self.check(mark)
+            nodes = m.record.nodes[mark[0][0]:]
+            return self._way(nodes, {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
+                             [returned] if meet == EXIT else f.stack, cells)
+        except (Break, UserRaise):
+            raise NotJoined from None
+        finally:
+            m.frames[depth:] = [f]
+            m.rollback(mark)
+            restore_frame(f, (self.pc, self.old_stack, self.slots))
+
+    def _way(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], cells: dict[int, tuple[CellValue, Value]]) -> Way:
+        graph, lifted, copies = torch.fx.Graph(), {}, {}
+        inside = set(nodes)
+        for read in dict.fromkeys(before for node in nodes for before in node.all_input_nodes if before not in inside):
+            lifted[read] = copies[read] = placeholder_for(graph, read)
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        seen: dict[int, Any] = {}
+        return Way(graph, lifted, copies, {name: self._picture(value, seen) for name, value in slots.items()},
+                   [self._picture(value, seen) for value in stack], {key: (cell, self._picture(value, seen)) for key, (cell, value) in cells.items()})
+
+    def _picture(self, value: Value, seen: dict[int, Any]) -> Any:
+        """A value as it is now: going back undoes changes of what was made on the way."""
+        if id(value) not in seen:
+            seen[id(value)] = self._drawn(value, seen)
+        return seen[id(value)]
+
+    def _drawn(self, value: Value, seen: dict[int, Any]) -> Any:
+        if isinstance(value, TensorValue):
+            return TensorPicture(value, value.node, value.abstract)
+        if value is NULL or id(value) in self.known or value.is_constant() or value.source is not None:
+            return value
+        if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
+            return SequencePicture(type(value), [self._picture(self.m.look(item), seen) for item in value.items])
+        return Other(value)
+
+
+@dataclass(eq=False)
+class TensorPicture:
+    value: TensorValue
+    node: Node
+    abstract: torch.Tensor
+
+
+@dataclass(eq=False)
+class SequencePicture:
+    kind: type
+    items: list[Any]
+
+
+@dataclass(eq=False)
+class Other:
+    """Something that only one way knows."""
+    value: Value
+
+
+def placeholder_for(graph: torch.fx.Graph, node: Node) -> Node:
+    made = graph.placeholder(node.name)
+    val = node.meta.get("val")
+    parameter = isinstance(val, torch.Tensor) and val.is_leaf and val.requires_grad
+    made.meta = dict(node.meta) if parameter else {**node.meta, "held": True}
+    return made
+
+
+def assert_count(m: Machine) -> int:
+    """How many facts about data the program has stated."""
+    return 0 if m.world.env is None else len(m.world.env.asserts)
+
+
+WALKED = (Value, Frame, list, dict, tuple, set)
+
+
+def reachable(roots: Iterable[Any]) -> set[int]:
+    """The ids of the Values, frames and containers that can be reached."""
+    seen: dict[int, Any] = {}
+    todo = list(roots)
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen[id(one)] = one
+            todo += [other for other in gc.get_referents(one) if isinstance(other, WALKED)] if isinstance(one, WALKED) else ()
+    return set(seen)
+
+
+# -- joining ------------------------------------------------------------------------------------------------------------
+class Merge:
+    """The results of the call, in order, and what the program goes on with."""
+
+    def __init__(self, m: Machine, ways: tuple[Way, Way], step: int):
+        self.m, self.ways, self.step = m, ways, step
+        self.results: list[tuple[TensorPicture, TensorPicture]] = []
+        self._seen: dict[tuple[int, int], Any] = {}
+
+    def merged(self, one: Any, other: Any) -> Any:
+        """A Value, or the place of a result, or a picture of these."""
+        if one is other:
+            return one.value if isinstance(one, TensorPicture) else one
+        key = id(one), id(other)
+        if key not in self._seen:
+            self._seen[key] = self._merge(one, other)
+        return self._seen[key]
+
+    def _looked(self, picture: Any) -> Any:
+        """An object of the user's that only one way has looked at."""
+        value = self.m.look(picture) if isinstance(picture, LazyValue) else picture
+        return TensorPicture(value, value.node, value.abstract) if isinstance(value, TensorValue) else value
+
+    def _merge(self, one: Any, other: Any) -> Any:
+        one, other = self._looked(one), self._looked(other)
+        if isinstance(one, TensorPicture) and isinstance(other, TensorPicture):
+            if one.value is other.value and one.node is other.node:
+                return one.value
+            if type(one.abstract) is not type(other.abstract) or is_wrapper_class(type(one.abstract)) or one.value.inference != other.value.inference:
+                raise NotJoined
+            self.results.append((one, other))
+            return len(self.results) - 1
+        if isinstance(one, SequencePicture) and isinstance(other, SequencePicture) and one.kind is other.kind and len(one.items) == len(other.items):
+            return SequencePicture(one.kind, [self.merged(a, b) for a, b in zip(one.items, other.items)])
+        if isinstance(one, ConstValue) and isinstance(other, ConstValue) and is_same(one.constant(), other.constant()):
+            return one
+        raise NotJoined
+
+    def finished(self, nest: Any, made: list[Value]) -> Value:
+        if isinstance(nest, int):
+            return made[nest]
+        return nest.kind([self.finished(item, made) for item in nest.items]) if isinstance(nest, SequencePicture) else nest
+
+    def call(self, condition: Node) -> list[Value]:
+        """The call of the graph; its results."""
+        m = self.m
+        vals = []
+        for pair in self.results:
+            val = run_abstract(m, joined_like, [picture.abstract for picture in pair], {}, "a branch")
+            if val is None:
+                raise NotJoined
+            vals.append(val)
+        passed = [picture.node for pair in self.results for way, picture in zip(self.ways, pair) if picture.node not in way.copies]
+        outside = list(dict.fromkeys([*(node for way in self.ways for node in way.lifted), *passed]))
+        bodies = [self._body(place, way, outside) for place, way in enumerate(self.ways)]
+        out = tuple(vals)
+        self._note_aliases(vals, [node.meta["val"] for node in outside])
+        node = m.record.call_function(branch_of(*bodies), (condition, *outside), {}, out)
+        return [wrap_output(m, val, m.record.call_function(operator.getitem, (node, place), {}, val)) for place, val in enumerate(out)]
+
+    def _note_aliases(self, vals: list[torch.Tensor], inputs: list[Any]) -> None:
+        """Notes which results may share memory with one another or with an input."""
+        m = self.m
+        tensors = [(m.world.memory(t), t) for t in inputs if isinstance(t, torch.Tensor)]
+        found = [t for way in zip(*self.results) for n, picture in enumerate(way)
+                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) for p in way], vals, n)]
+        if found:
+            m.aliases.append((self.step, [(t, t._version) for t in found]))
+
+    def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int], vals: list[torch.Tensor],
+                 n: int) -> list[torch.Tensor]:
+        found = [t for one, t in inputs if one == memory] + [t for k, t in enumerate(vals) if k != n and others[k] == memory]
+        return [vals[n], *found] if found else []
+
+    def _body(self, place: int, way: Way, outside: list[Node]) -> torch.fx.GraphModule:
+        graph = torch.fx.Graph()
+        given = {node: placeholder_for(graph, node) for node in outside}
+        copies = {inner: given[node] for node, inner in way.lifted.items()}
+        for node in way.graph.nodes:
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        wanted = [pair[place].node for pair in self.results]
+        graph.output(tuple(copies[way.copies[node]] if node in way.copies else given[node] for node in wanted))
+        return module_of(graph, "Body")
+
+
+def is_same(one: Any, other: Any) -> bool:
+    return one is other or type(one) is type(other) and one == other and repr(one) == repr(other)
+
+
+def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
+    """Goes on behind the branch, where both ways have been captured; False, with nothing changed, where they cannot be joined."""
+    if is_readable(condition) and _checked(m, f, i, condition):
+        return True
+    if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
+        return False
+    meet = meeting_place(f.code, i.index)
+    if meet is None:
+        return False
+    mark, step = m.checkpoint(), m.steps
+    m.joining += 1
+    try:
+        before = AtJump(m, f, f.stack[:-1])
+        chosen = condition.as_arg(m)[0]
+        jumps, goes_on = before.follow(i.target.index, meet), before.follow(i.index + 1, meet)
+        ways = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
+        return _go_on(m, f, meet, before, Merge(m, ways, step), chosen)
+    except Unjoinable:
+        raise Unjoinable(step) from None
+    except (NotJoined, Break):
+        m.rollback(mark)
+        return False
+    finally:
+        m.joining -= 1
+
+
+def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
+    """A way that only raises is not followed: it runs in eager, from here, when the data says so."""
+    starts = {i.opname == "POP_JUMP_IF_TRUE": i.target.index, i.opname != "POP_JUMP_IF_TRUE": i.index + 1}
+    leaving = [truth for truth, start in starts.items() if only_raises(f.code, start)]
+    if m.exit is None or len(leaving) != 1 or m.draws or m.leaves.filled or m.leaves.turned or m.modes.entered or m.modes.inference:
+        return False
+    mark, pc = m.checkpoint(), f.pc
+    try:
+        f.pc = i.index
+        chosen, (left, nodes) = condition.as_arg(m)[0], m.exit(starts[leaving[0]])
+    except (Break, CannotRebuild):
+        m.rollback(mark)
+        return False
+    finally:
+        f.pc = pc
+    m.record.call_function(check_of(left, leaving[0]), (chosen, *nodes), {}, None)
+    f.stack.pop()
+    f.pc = starts[not leaving[0]]
+    return True
+
+
+def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condition: Node) -> bool:
+    one, other = merge.ways
+    if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys():
+        raise NotJoined
+    stack = [merge.merged(a, b) for a, b in zip(one.stack, other.stack)]
+    slots = {name: merge.merged(value, other.slots[name]) for name, value in one.slots.items()}
+    changed = {key: cell for way in merge.ways for key, (cell, _) in way.cells.items()}
+    contents = {key: merge.merged(*(way.cells[key][1] if key in way.cells else _content(before, cell) for way in merge.ways))
+                for key, cell in changed.items()}
+    made = merge.call(condition)
+    for key, cell in changed.items():
+        m.effects.change(cell, "content", merge.finished(contents[key], made))
+    values = [merge.finished(item, made) for item in stack]
+    if meet == EXIT:
+        m.frames.pop()
+        m.give(f, values[0])
+    else:
+        f.pc, f.stack, f.slots = meet, values, {name: merge.finished(item, made) for name, item in slots.items()}
+    return True
+
+
+def _content(before: AtJump, cell: CellValue) -> Any:
+    if cell.content is None:
+        raise NotJoined
+    return before._picture(before.m.look(cell.content), {})
+
+
+def is_readable(condition: Value) -> bool:
+    """One number, whose truth only run time knows."""
+    return isinstance(condition, SymNumber) or isinstance(condition, TensorValue) and condition.abstract.shape.numel() == 1 \
+        and not is_wrapper_class(type(condition.abstract))
+
+
+def refuse_written(m: Machine) -> None:
+    """No write behind a branch may touch a tensor that is, perhaps, one of its results and one of its inputs."""
+    for step, tensors in m.aliases:
+        if any(t._version != version for t, version in tensors):
+            raise Unjoinable(step)

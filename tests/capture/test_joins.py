@@ -1,0 +1,403 @@
+"""Branches on data: both ways in one graph, values, gradients and effects as in eager."""
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import firesteel as fs
+
+
+def counted(backend="native"):
+    graphs = []
+
+    def compiler(gm, inputs):
+        graphs.append(gm)
+        return fs.backends.lookup_backend(backend)(gm, inputs)
+    return compiler, graphs
+
+
+def same(fn, *rows, grad=True, backend="native", seed=0):
+    """One graph under fullgraph for all rows of arguments; values and gradients of each as in eager."""
+    fs.reset()
+    compiler, graphs = counted(backend)
+    compiled = fs.compile(fn, backend=compiler, fullgraph=True)
+    for row in rows:
+        results = []
+        for f in (fn, compiled):
+            given = [a.detach().clone().requires_grad_(grad and a.is_floating_point()) if isinstance(a, torch.Tensor) else a for a in row]
+            torch.manual_seed(seed)
+            random.seed(seed)
+            out = f(*given)
+            leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+            if leaves:
+                sum(t.sum() * (k + 1) for k, t in enumerate(leaves)).backward()
+            results.append((out, [a.grad for a in given if isinstance(a, torch.Tensor)], [a.detach() for a in given if isinstance(a, torch.Tensor)]))
+        torch.testing.assert_close(results[1], results[0])
+    assert len(graphs) == 1
+    return graphs[0]
+
+
+X = torch.linspace(0.5, 2, 12).reshape(3, 4)
+
+
+def if_else(x):
+    if x.sum() > 0:
+        y = x.sin()
+    else:
+        y = x.cos() * 2
+    return y + 1
+
+
+def only_one_way(x):
+    y = x * 2
+    if x.mean() > 0:
+        y = y.exp()
+    return y - x
+
+
+def expression(x):
+    return (x * 3 if x.max() > 1 else x - 3).relu()
+
+
+def early_return(x):
+    if (x > 0).all():
+        return x.log(), x
+    x = x * 2
+    return x.abs(), x
+
+
+def nested(x):
+    if x.sum() > 0:
+        if x[0, 0] > 0.75:
+            x = x + 1
+        else:
+            x = x - 1
+    else:
+        x = x.neg()
+    return x * x
+
+
+def two_conditions(x):
+    if x.sum() > 0 and x[0, 0] < 10:
+        return x * 2
+    return x / 2
+
+
+def several_results(x):
+    a, b = x, x + 1
+    if x.sum() > 3:
+        a, b = b, a
+        pair = (a, [b])
+    else:
+        pair = (b, [a * 2])
+    return a * 3, b, pair
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        if x.sum() > 0:
+            scale = x.abs().mean()
+        else:
+            scale = x.abs().max()
+    return x * scale
+
+
+def nested_without_gradients(x):
+    with torch.no_grad():
+        if x.sum() > 0:
+            scale = x * 2
+            if x[0, 0] > 0.2:
+                scale = scale + 1
+        else:
+            scale = x.abs()
+    return x * scale
+
+
+def no_grad_inside(x):
+    y = x * 2
+    if x.sum() > 0:
+        with torch.no_grad():
+            y = y * 3
+        y = y + x
+    return y
+
+
+def in_a_function(x):
+    def choose(t):
+        if t.sum() > 0:
+            return t.sin()
+        return t.tanh()
+    return choose(choose(x) - 3)
+
+
+def with_cond(x):
+    return torch.cond(x.sum() > 0, lambda t: t.sin() * 2, lambda t: t.cos() + 1, (x,))
+
+
+def random_in_one_way(x):
+    if x.sum() > 0:
+        return x + torch.rand_like(x)
+    return x
+
+
+def cell_changes(x):
+    y = x
+
+    def use():
+        return y * 2
+    if x.sum() > 0:
+        y = x + 1
+    return use()
+
+
+PROGRAMS = [if_else, only_one_way, expression, early_return, nested, two_conditions, several_results, without_gradients, nested_without_gradients, no_grad_inside,
+            in_a_function, with_cond, random_in_one_way, cell_changes]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_one_graph(program):
+    same(program, (X,), (-X,), (X * 0.1,))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "aot_eager_partitioned"])
+def test_other_backends(backend):
+    same(nested, (X,), (-X,), (X * 0.1,), backend=backend)
+
+
+def test_symbolic_sizes():
+    def f(x, w):
+        h = x @ w
+        if h.sum() > 0:
+            h = torch.cat([h, x]).view(-1, x.shape[1])
+        else:
+            h = torch.cat([x, x])
+        return h.sum(0) * x.shape[0]
+    compiler, graphs = counted()
+    compiled = fs.compile(f, backend=compiler, fullgraph=True, dynamic=True)
+    for n in (3, 5, 7):
+        for sign in (1, -1):
+            x, w = torch.rand(n, 4, requires_grad=True), (torch.rand(4, 4) * sign).requires_grad_()
+            got, want = compiled(x, w), f(x, w)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, w), allow_unused=True), torch.autograd.grad(want.sum(), (x, w), allow_unused=True))
+    assert len(graphs) == 1
+
+
+class Layers(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.layers, self.draw = nn.ModuleList(nn.Linear(4, 4) for _ in range(4)), draw
+
+    def forward(self, x):
+        seen = ()
+        for layer in self.layers:
+            seen += (x,)
+            if self.training and self.draw() < 0.5:
+                continue
+            x = layer(x).relu()
+        return x, seen
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand([]), lambda: random.uniform(0, 1)], ids=["torch", "python"])
+def test_layerdrop(draw):
+    eager = Layers(draw)
+    compiled = copy.deepcopy(eager)
+    compiler, graphs = counted()
+    run = fs.compile(compiled, backend=compiler, fullgraph=True)
+    for seed in range(6):
+        outs = []
+        for f in (eager, run):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            out = f(X)
+            out[0].sum().backward() if out[0].requires_grad else None
+            outs.append(out)
+        torch.testing.assert_close(outs[1], outs[0])
+    torch.testing.assert_close([p.grad for p in compiled.parameters()], [p.grad for p in eager.parameters()])
+    assert len(graphs) == 1
+
+
+def test_the_same_tensor_comes_back():
+    def f(x):
+        if x.sum() > 0:
+            x = x + 1
+        return x
+    compiled = fs.compile(f, fullgraph=True)
+    assert compiled(-X) is not compiled(X)
+    given = -X
+    assert compiled(given) is given
+
+
+def splits(f, *rows):
+    """Not joined: a break, and still eager's values and effects."""
+    compiler, graphs = counted()
+    compiled = fs.compile(f, backend=compiler)
+    for row in rows:
+        one, two = copy.deepcopy(row), copy.deepcopy(row)
+        torch.testing.assert_close(compiled(*two), f(*one))
+        torch.testing.assert_close(two, one, equal_nan=True)
+    return graphs
+
+
+def test_a_later_write_of_what_may_be_the_input():
+    def f(x):
+        y = x
+        if x.sum() > 0:
+            y = x * 2
+        y.add_(1)
+        return y + x
+    splits(f, (X,), (-X,))
+
+
+def test_a_write_in_one_way():
+    def f(x):
+        y = x * 1
+        if x.sum() > 0:
+            y.add_(1)
+        return y * 2
+    splits(f, (X,), (-X,))
+
+
+def test_effects_in_one_way():
+    def f(x, seen):
+        if x.sum() > 0:
+            seen.append(1)
+        return x * len(seen)
+    splits(f, (X, []), (-X, []))
+
+
+def test_lists_and_numbers_that_differ():
+    def f(x):
+        kept, n = [x], 0
+        if x.sum() > 0:
+            kept.append(x + 1)
+            n = n + 1
+        return kept[-1] * 2 + n, len(kept)
+    splits(f, (X,), (-X,))
+
+
+def test_shapes_that_differ():
+    def f(x):
+        if x.sum() > 0:
+            x = x[0]
+        return x * 2
+    splits(f, (X,), (-X,))
+
+
+def test_loops_on_data():
+    def f(x):
+        while x.sum() < 100:
+            x = x * 2
+        return x
+    splits(f, (X,), (X * 7,))
+
+
+def test_a_loop_that_data_ends():
+    def f(x):
+        for _ in range(5):
+            x = x * 2
+            if x.sum() > 60:
+                break
+        return x + 1
+    splits(f, (X,), (X * 7,))
+
+
+def test_gradients_taken_inside():
+    def f(x):
+        w = x.detach().requires_grad_()
+        y = w * 2
+        if x.sum() > 0:
+            y = y.sin()
+        return torch.autograd.grad(y.sum(), w)[0]
+    splits(f, (X,), (-X,))
+
+
+# -- checks -------------------------------------------------------------------------------------------------------------
+def raised(f, *args):
+    try:
+        return f(*args)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def checks(f, *rows, graphs=1):
+    """One graph; errors, values and what is left in the arguments as in eager."""
+    compiler, made = counted()
+    compiled = fs.compile(f, backend=compiler, fullgraph=True)
+    for row in rows:
+        one, two = copy.deepcopy(row), copy.deepcopy(row)
+        want, got = raised(f, *one), raised(compiled, *two)
+        assert type(got) is type(want)
+        if isinstance(want, tuple) and isinstance(want[0], type):
+            assert got == want
+        else:
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(two, one, equal_nan=True)
+    assert len(made) == graphs
+
+
+def test_a_check_with_data_in_its_message():
+    def f(x):
+        if not (x > 0).all():
+            raise ValueError(f"not positive: {x.min()}")
+        return x.log()
+    checks(f, (X,), (-X,), (X * 2,))
+
+
+def test_assert():
+    scope = {"torch": torch}        # pytest rewrites those of this file
+    exec("def f(x):\n    y = x.log()\n    assert torch.isfinite(y).all(), 'not finite'\n    return y + 1", scope)
+    checks(scope["f"], (X,), (-X,))
+
+
+def test_effects_and_writes_before_a_check():
+    def f(x, seen):
+        seen.append(1)
+        x.mul_(2)
+        if x.sum() < 0:
+            raise RuntimeError("negative")
+        seen.append(2)
+        return x + len(seen)
+    checks(f, (X, []), (-X, []))
+
+
+def test_a_check_that_is_caught_inside():
+    def inner(x):
+        if x.sum() < 0:
+            raise RuntimeError("negative")
+        return x + 1
+
+    def f(x):
+        try:
+            y = inner(x * 2)
+        except RuntimeError:
+            y = x * 10
+        return y * 3
+    checks(f, (X,), (-X,))
+
+
+def test_a_check_in_one_way():
+    def f(x):
+        if x[0, 0] > 1:
+            if x.sum() > 40:
+                raise ValueError(f"too much: {x.sum():.2f}")
+            return x * 2
+        return x * 3
+    checks(f, (X,), (X * 2.1,), (X * 4,))
+
+
+def test_checks_of_distributions():
+    def f(mean, scale, value):
+        return torch.distributions.Normal(mean, scale, validate_args=True).log_prob(value)
+    checks(f, (X, X + 1, X + 2), (X, -X, X + 2), (X, X + 1, X - float("nan")), (X, X + 2, X + 3))
+
+
+def test_gradients_through_a_check():
+    def f(x):
+        y = x * x
+        if y.sum() < 0:
+            raise ValueError("never")
+        return y.sin()
+    same(f, (X,), (-X,))
