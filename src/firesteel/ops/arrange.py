@@ -13,8 +13,9 @@ from firesteel.graph.decomp import positions, shaped, wrap
 from firesteel.graph.meta import as_first
 from firesteel.graph.rules.base import check, each, promote, wrap_dim, wrap_dims
 from firesteel.graph.rules.refusals import fits_in, within
-from firesteel.graph.sizes import must, must_match, unbacked
+from firesteel.graph.sizes import must, must_match, same, unbacked, unknown
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, like, suggests_channels_last
+from firesteel.graph.tensor import to_spec
 from firesteel.loops.lower.build import Builder, choose, fits, moved
 from firesteel.loops.lower.value import Index, IndexMap, Operand
 from firesteel.loops.lower.views import reshape_index
@@ -274,8 +275,15 @@ def decompose_pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     return shaped(aten.clone.default(mixed, memory_format=torch.contiguous_format), [*batch, c // (factor * factor), h * factor, w * factor])
 
 
+def _only_copied(x: Spec) -> bool:
+    """Eager's CPU kernel of pixel_unshuffle copies an empty tensor as it is."""
+    return on_host(x) and not unknown(x.numel()) and same(x.numel(), 0)
+
+
 @device_rule("pixel_unshuffle")
 def pixel_unshuffle(x: Spec, factor: int) -> Spec:
+    if _only_copied(x):
+        return fresh(x, x.shape)
     *batch, c, h, w = x.shape
     return fresh(x, (*batch, c * factor * factor, h // factor, w // factor))
 
@@ -290,6 +298,8 @@ def refuse_pixel_unshuffle(x: Spec, factor: int) -> None:
 
 @decomposition("pixel_unshuffle")
 def decompose_pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    if _only_copied(to_spec(x)):
+        return aten.clone.default(x, memory_format=torch.contiguous_format)
     *batch, c, h, w = x.shape
     n = len(batch)
     split = shaped(x, [*batch, c, h // factor, factor, w // factor, factor])
