@@ -24,11 +24,12 @@ class DeviceKind:
     arena: bool                     # temporaries of a call share one allocation, with guard zones; elsewhere the allocator keeps freed memory
     block: int                      # bytes: the allocator gives whole blocks
     wait: Callable[[], Any]         # until the device has done what it was asked for
+    images: tuple[torch.dtype, ...]     # its library convolves images of these channels-last, and copies others into that format
 
 
 KINDS: Table[DeviceKind] = Table("kind of device", "targets.py")
-KINDS.add(CPU, DeviceKind(True, 1, lambda: None))
-KINDS.add(CUDA, DeviceKind(False, 512, torch.cuda.synchronize))
+KINDS.add(CPU, DeviceKind(True, 1, lambda: None, (torch.float32, torch.bfloat16) if torch.backends.mkldnn.is_available() else ()))
+KINDS.add(CUDA, DeviceKind(False, 512, torch.cuda.synchronize, (torch.float16, torch.bfloat16)))
 
 
 def kind_of(device: str | torch.device) -> DeviceKind | None:

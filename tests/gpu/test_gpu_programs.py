@@ -1,6 +1,7 @@
 """The reference programs on a GPU against eager.  Without one: their kernels emulated inside of the CPU's host function."""
 from __future__ import annotations
 
+import copy
 import ctypes
 import pathlib
 import sys
@@ -154,6 +155,25 @@ def test_programs_equal_eager(name, train, dtype, dynamic):
 @pytest.mark.parametrize("name", ["mlp", "gpt", "lstm"])
 def test_programs_in_bfloat16(name, train):
     check(name, train, torch.bfloat16, None, "cuda", programs.SMALL[name][:1])
+
+
+@gpu_only
+@pytest.mark.parametrize("groups", [0, 2], ids=["batch norm", "group norm"])
+def test_images_in_bfloat16(groups):
+    """Convolved channels-last between contiguous inputs and results."""
+    torch.manual_seed(0)
+    norm = lambda: torch.nn.GroupNorm(groups, 16) if groups else torch.nn.BatchNorm2d(16)
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), norm(), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3, padding=1), norm()).cuda()
+    x = torch.randn(4, 16, 12, 12, device="cuda")
+    results = []
+    for dtype, compiled in ((torch.float64, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        twin = copy.deepcopy(model).to(dtype)
+        y = (fs.compile(twin, fullgraph=True) if compiled else twin)(x.to(dtype))
+        y.sin().sum().backward()
+        results.append([y.detach(), *(p.grad for p in twin.parameters())])
+    for exact, eager, ours in zip(*results):
+        assert ours.stride() == eager.stride()
+        assert (ours.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-2 * exact.norm()
 
 
 TIES = {

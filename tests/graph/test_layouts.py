@@ -90,7 +90,8 @@ def images_of(model, x, partition=fs.aot.min_cut_partition):
             if node.target in (aten.convolution.default, aten.convolution_backward.default):
                 seen.extend(arg.meta["val"].spec for arg in node.args[:1 + (node.target is aten.convolution_backward.default)])
         return partition(joint, *args, **kwargs)
-    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=backends.channels_last)
+    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=backends.channels_last,
+                                                             decompositions=backends.core_decompositions())
     fs.compile(model, backend=backend)(x)
     return seen
 
@@ -118,3 +119,9 @@ def test_regions_keep_no_copies():
         x = torch.randn(2, 4, 6, 6)
         expected, found = observed(wrap, model, x), observed(fs.compile(wrap, fullgraph=True), model, x)
         torch.testing.assert_close(found[0][:2], expected[0][:2], rtol=1e-4, atol=1e-4)
+
+
+def test_images_normalised_by_groups_stay_as_they_are():
+    model = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.Conv2d(8, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.SiLU())))
+    seen = images_of(model, torch.randn(2, 8, 12, 12))
+    assert seen and not any(spec.strides == channels_last_strides(spec.shape) for spec in seen)

@@ -265,19 +265,37 @@ def addresses(nest: FlatNest | FlatPhase) -> list[Access]:
 
 
 def order_axes(nest: FlatNest, surveys: Sequence[_Survey]) -> FlatNest:
-    """Parallel axes, the one with the largest step in the widest store (else load) outermost: they then merge and stream."""
-    if len(nest.axes) < 2:
+    """Axes with the largest step in the widest store (else load) outermost: they then merge and stream.  Parallel axes, and those of sweeps that
+    may go in any order."""
+    axes = _by_step(nest.axes, [a for s in surveys for a in s.accesses])
+    phases = tuple(_order_sweep(phase, survey) for phase, survey in zip(nest.phases, surveys, strict=True))
+    if axes is nest.axes and all(new is old for new, old in zip(phases, nest.phases)):
         return nest
-    widest = max((a for s in surveys for a in s.accesses), key=lambda a: (len(a[1].terms), a[3]), default=None)
-    steps: list[Any] = [widest[1].coefficient(a.name) for a in nest.axes] if widest else []
-    if not steps or not all(isinstance(s, int) for s in steps):
-        return nest
+    return FlatNest(axes, phases, nest.dtypes)
+
+
+def _order_sweep(phase: FlatPhase, survey: _Survey) -> FlatPhase:
+    names = {a.name for a in phase.axes}
+    if len(names) < 2 or phase.kind == "scan" or not all(names <= store.private for store in phase.stores):
+        return phase
+    axes = _by_step(phase.axes, survey.accesses)
+    return phase if axes is phase.axes else FlatPhase(phase.kind, axes, phase.reduces, phase.stores)
+
+
+def _by_step(axes: tuple[Axis, ...], accesses: Sequence[Access]) -> tuple[Axis, ...]:
+    if len(axes) < 2 or not accesses:
+        return axes
+    names = {a.name for a in axes}
+    widest = max(accesses, key=lambda a: (sum(name in names for name, _ in a[1].terms), a[3]))
+    steps: list[Any] = [widest[1].coefficient(a.name) for a in axes]
+    if not all(isinstance(s, int) for s in steps):
+        return axes
     # an axis that the widest access does not step along stays where it is relative to its outer neighbour
     for i, step in enumerate(steps):
         if step == 0:
             steps[i] = steps[i - 1] if i else max(steps)
     order = sorted(range(len(steps)), key=lambda i: -abs(steps[i]))
-    return FlatNest(tuple(nest.axes[i] for i in order), nest.phases, nest.dtypes)
+    return axes if order == list(range(len(order))) else tuple(axes[i] for i in order)
 
 
 def merge_axes(nest: FlatNest, surveys: Sequence[_Survey]) -> FlatNest:

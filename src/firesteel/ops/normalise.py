@@ -230,10 +230,16 @@ def refuse_native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n:
             must_match(p.shape[0], c, "Expected weight to be a vector of size equal to the number of channels in input")
 
 
+def _grouped(x: Tensor, n: Any, c: Any, hxw: Any, group: int) -> list[Any]:
+    """The shape with the channels split: a view in every layout, where pixels keep their own dimensions."""
+    return [n, group, c // group, *(x.shape[2:] if x.shape[:2] == (n, c) else [hxw])]
+
+
 @decomposition("native_group_norm")
 def decompose_native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float):
-    wide = shaped(widen(x), [n, group, c // group * hxw])
-    var, mean = _moments(wide, [2])
+    grouped = _grouped(x, n, c, hxw, group)
+    wide = shaped(widen(x), grouped)
+    var, mean = _moments(wide, list(range(2, len(grouped))))
     rstd = aten.rsqrt.default(var + eps)
     normal = shaped((wide - mean) * rstd, list(x.shape))
     channel = [1, c] + [1] * (x.dim() - 2)
@@ -261,20 +267,21 @@ def refuse_group_norm_backward(grad: Spec, x: Spec, mean: Spec, rstd: Spec, weig
 @decomposition("native_group_norm_backward")
 def decompose_native_group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: Any, c: Any, hxw: Any,
                                group: int, mask: Sequence[bool]):
-    per = c // group
-    grouped = [n, group, per, hxw]
-    mean, rstd = (aten.view.default(widen(s), [n, group, 1, 1]) for s in (mean, rstd))
+    grouped = _grouped(x, n, c, hxw, group)
+    pixels = list(range(3, len(grouped)))
+    ones = [1] * len(pixels)
+    mean, rstd = (aten.view.default(widen(s), [n, group, 1, *ones]) for s in (mean, rstd))
     wide = shaped(widen(grad), grouped)
     normal = (shaped(widen(x), grouped) - mean) * rstd
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
-        scaled = wide if weight is None else wide * aten.view.default(widen(weight), [1, group, per, 1])
-        grad_x = in_format_of(cast(shaped(_normal_grad(scaled, normal, rstd, [2, 3]), list(x.shape)), x.dtype), x)
+        scaled = wide if weight is None else wide * aten.view.default(widen(weight), [1, group, c // group, *ones])
+        grad_x = in_format_of(cast(shaped(_normal_grad(scaled, normal, rstd, [2, *pixels]), list(x.shape)), x.dtype), x)
     dtype = x.dtype if weight is None else weight.dtype
     if mask[1]:
-        grad_weight = cast(shaped(aten.sum.dim_IntList(wide * normal, [0, 3]), [c]), dtype)
+        grad_weight = cast(shaped(aten.sum.dim_IntList(wide * normal, [0, *pixels]), [c]), dtype)
     if mask[2]:
-        grad_bias = cast(shaped(aten.sum.dim_IntList(wide, [0, 3]), [c]), dtype)
+        grad_bias = cast(shaped(aten.sum.dim_IntList(wide, [0, *pixels]), [c]), dtype)
     return grad_x, grad_weight, grad_bias
 
 

@@ -18,7 +18,7 @@ from firesteel.loops.lower.build import Builder, fits, supported
 from firesteel.loops.lower.pointwise import truth
 from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.ops import S, compute_dtype, highest, is_float, number, to
+from firesteel.loops.ops import DTYPES, S, compute_dtype, highest, is_float, number, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses, rule, shape
 from firesteel.sym.expr import Expr, Size, as_expr, const, ne
 
@@ -55,10 +55,39 @@ def _simple(b: Builder, out: Any, x: Operand, op: str, dims: Any, keepdim: bool,
         return NotImplemented
     x = b.readable(x)
     sweeps = Sweeps(b, x.shape, dims)
-    total = sweeps.reduce(op, dtype, lambda i: element(x.load(i)))
-    result = sweeps.store(out, finish(total, sweeps.count()), keepdim)
+    count, load = sweeps.count(), lambda i: element(x.load(i))
+    if far := _far_dims(x.spec, sweeps.dims):
+        part = _partial(b, x.spec, op, far, dtype, load)
+        sweeps, load = Sweeps(b, part.shape, dims), part.load
+    result = sweeps.store(out, finish(sweeps.reduce(op, dtype, load), count), keepdim)
     sweeps.emit()
     return result
+
+
+def _partial(b: Builder, x: Spec, op: str, dims: Sequence[int], dtype: str, load: Callable[[Index], Expr]) -> Operand:
+    """A nest that reduces some of the dimensions to size 1."""
+    shape = tuple([1 if d in dims else n for d, n in enumerate(x.shape)])
+    sweeps = Sweeps(b, x.shape, dims)
+    result = sweeps.store(Spec(shape, contiguous_strides(shape), 0, DTYPES[dtype], x.device), sweeps.reduce(op, dtype, load), True)
+    sweeps.emit()
+    assert result is not None
+    return result
+
+
+SHORT_RUN = 64      # elements in a row that are enough for a sweep along them
+
+
+def _far_dims(spec: Spec, dims: set[int]) -> list[int]:
+    """What to reduce first, where one reduced dimension is a short run in memory that a kept one continues: channels of a group, of a
+    channels-last image.  The first sweep then reads memory along both."""
+    if not all(type(n) is int for n in (*spec.shape, *spec.strides)):
+        return []
+    steps = {d: spec.strides[d] for d in range(len(spec.shape)) if spec.shape[d] > 1}
+    swept = sorted((d for d in dims if d in steps), key=steps.__getitem__)
+    if len(swept) < 2 or steps[swept[0]] <= 0 or spec.shape[swept[0]] >= SHORT_RUN:
+        return []
+    run = steps[swept[0]] * spec.shape[swept[0]]
+    return swept[1:] if steps[swept[1]] > run and any(steps[d] == run for d in steps if d not in dims) else []
 
 
 def not_nothing(x: Spec) -> None:
