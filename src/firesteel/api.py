@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import math
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +35,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
             recompile_limit: int | None = None, isolate_recompiles: bool = False, shapes_spec: Any = None) -> Any:
     """Compiles a function or an nn.Module at its first call; with no model, a decorator.
 
-    `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Functions never share variants
-    with another call of fs.compile; modules of one class do, unless `isolate_recompiles`."""
+    `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Modules of one class share
+    variants, and so do functions that differ in floats of their closure or defaults, unless `isolate_recompiles`."""
     check_keywords(mode, options, shapes_spec, recompile_limit)
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable,
@@ -48,7 +49,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
-    return _compile_function(model, settings)
+    return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else _compile_function(model, settings)
 
 
 def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
@@ -76,6 +77,7 @@ def memory_report(compiled: Any) -> MemoryReport:
 def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process, and gives machine code back."""
     entry.reset()
+    _closure_calls.clear()
     for made in _compiled_classes.values():
         if (cls := made()) is not None:
             cls._firesteel_calls.clear()
@@ -122,6 +124,50 @@ def _compile_function(fn: Callable, settings: dict, steals: int | None = None) -
     compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
                                       first_backends=_first_backends(), **{**own, "backend": checked(settings["backend"])})
     return _capturing_backwards(compiled, settings) if settings["backwards"] else compiled
+
+
+# ---------------------------------------------------------------- closures
+
+_closure_calls: dict[Any, Any] = {}     # the latest KEPT
+KEPT = 64
+CROWDED = 4     # variants: a float that differs has become a symbol by then, if it can
+
+
+def held_by(fn: Callable) -> list[Any]:
+    """What a function holds besides its code: contents of its closure, and defaults."""
+    if not isinstance(fn, types.FunctionType):
+        return []
+    cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
+    return [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+
+
+def holds_floats(fn: Callable) -> bool:
+    return any(type(held) is float for held in held_by(fn))
+
+
+def call_closure(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """What is captured for a function that holds floats: it is an argument, so that others of the same code are served too."""
+    return fn(*args, **kwargs)
+
+
+def _compile_closure(fn: Any, settings: dict) -> Callable:
+    """Functions of the same code that differ in floats share compiled code; the guards decide."""
+    key = (fn.__code__, id(fn.__globals__), *(float if type(held) is float else (id(held), type(held)) for held in held_by(fn)), *settings.values())
+    call = _closure_calls.pop(key, None)
+    if call is None or any(len(region.entries) >= CROWDED for region in call.__firesteel_root__.all_regions()):
+        call = _compile_function(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__})
+    _closure_calls[key] = call
+    if len(_closure_calls) > KEPT:
+        del _closure_calls[next(iter(_closure_calls))]
+
+    @functools.wraps(fn)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return call(fn, *args, **kwargs)
+
+    setattr(compiled, marks.COMPILED, fn)
+    compiled.__firesteel_root__ = call.__firesteel_root__       # type: ignore[attr-defined]  # read by fs.explain
+    marks.hide_from_the_peer(compiled)
+    return compiled
 
 
 # ---------------------------------------------------------------- compiled autograd

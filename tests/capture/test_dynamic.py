@@ -171,3 +171,38 @@ def test_modules_do_not_share_what_changed():
             compiled(torch.ones(n))
         counts.append(backend.frame_count)
     assert counts == [2, 2]
+
+
+@pytest.mark.parametrize("make", [lambda v: (lambda x: x * v + v), lambda v: (lambda x, scale=v: x * scale)], ids=["closure", "default"])
+def test_functions_that_differ_in_a_float_share_graphs(make):
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+    x = torch.randn(4)
+    for n in range(12):
+        fn = make(n * 0.31)
+        compiled = fs.compile(fn, backend=backend)
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert len(graphs) <= 3
+    isolated = fs.compile(fn, backend=backend, isolate_recompiles=True)
+    torch.testing.assert_close(isolated(x), fn(x))
+    assert len(graphs) <= 4
+
+
+def test_a_float_that_decides_costs_its_function_nothing():
+    """Each has its own variants where the float cannot be a symbol: none is dropped to eager."""
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    def make(p):
+        return lambda x: torch.full((int(p * 10),), p) + x.sum()
+    x = torch.randn(4)
+    for n in range(1, 13):
+        fn = make(n * 0.1)
+        torch.testing.assert_close(fs.compile(fn, backend=backend)(x), fn(x))
+    assert not fs.counters["recompile_limit"]

@@ -11,11 +11,6 @@ from torch._higher_order_ops.while_loop import while_loop
 import firesteel as fs
 
 
-def cond(x: torch.Tensor) -> Any:
-    y = x + 1
-    return torch.cond(y.sum() > 0, lambda a: a + 1, lambda a: a - 1, (y,))  # here
-
-
 def looped(x: torch.Tensor) -> Any:
     y = x * 2
     return while_loop(lambda a: a.sum() < 30, lambda a: (a + 1,), (y,))  # here
@@ -27,7 +22,7 @@ def new_data(x: torch.Tensor) -> Any:
     return y.detach() + 1
 
 
-PROGRAMS = [cond, looped, new_data]
+PROGRAMS = [looped, new_data]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])

@@ -35,7 +35,7 @@ from firesteel.capture.guard_function import GuardFunction
 from firesteel.capture.limits import advice
 from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.parts import part_of
-from firesteel.capture.policy import SHARED, Records, SymbolPolicy, shared_records
+from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
@@ -101,8 +101,7 @@ class Region:
         self.root, self.name, self.arg_names = root, name, arg_names
         self.entries: list[Entry] = []              # as they were made
         self.order: tuple[Entry, ...] = ()          # as they are tried; replaced as a whole, so that any thread may read it
-        own = getattr(root.fn, "__module__", None) == "firesteel.api"       # that calls modules: one function for all of them
-        self.policy = SymbolPolicy(root.dynamic, Records() if own else shared_records(code_of(root.fn), (type(self), *self.place())))
+        self.policy = SymbolPolicy(root.dynamic, shared_records(root.code, (type(self), *self.place())))
         self.eager_only = False         # nothing of it can be captured
         self._warned = False
         self._general = False           # the variant at the recompile limit is made
@@ -427,8 +426,11 @@ class Root:
 
     def __init__(self, fn: Callable[..., Any], *, backend: Backend, make_world: MakeWorld, fullgraph: bool = False, dynamic: bool | None = None,
                  native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
-                 recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({})):
+                 recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({}),
+                 code: types.CodeType | None = None):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
+        own = getattr(fn, "__module__", None) == "firesteel.api"        # that calls modules: one function for all of them
+        self.code = code if own else code_of(fn)    # whose records of what changed are shared
         self.steals = steals                        # the argument that is a list, which compiled code may empty
         self.native_compiler = native_compiler      # for guards; None while there is none
         self.name = name or getattr(fn, "__qualname__", None) or type(fn).__qualname__
