@@ -1,4 +1,4 @@
-"""Times the five reference programs with eager, torch.compile and firesteel, each in fresh processes.
+"""Times the reference programs with eager, torch.compile and firesteel, each in fresh processes.
 
     python bench/reference.py [--programs gpt,mlp] [--impl eager,torch,firesteel] [--json OUT] [--repeat 3]
 
@@ -21,6 +21,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("pointwise", "mlp", "resnet", "gpt", "lstm")
+MORE = ("unet", "dlrm", "gru", "pairwise", "mobilenet", "convnext", "bert", "vit")
 IMPLS = ("eager", "torch", "firesteel")
 
 
@@ -28,8 +29,9 @@ IMPLS = ("eager", "torch", "firesteel")
 
 def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes: dict) -> dict:
     """One program, one compiler: first call and steady state."""
+    import more_programs
     import programs
-    program = programs.PROGRAMS[name](**sizes)
+    program = (programs.PROGRAMS | more_programs.MORE)[name](**sizes)
     program, sync = on_device(program, device)
     import_start = time.perf_counter()
     fn = compiler(impl)(program.fn)
@@ -159,7 +161,7 @@ def show_stages(rows: list[dict]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=",".join(NAMES))
+    parser.add_argument("--programs", default=",".join(NAMES), help=f"of {', '.join((*NAMES, *MORE))}; more: the last {len(MORE)}")
     parser.add_argument("--modes", default="infer,train")
     parser.add_argument("--impl", default=",".join(IMPLS))
     parser.add_argument("--device", default="cpu")
@@ -173,7 +175,7 @@ def main() -> int:
         print(json.dumps(worker(*json.loads(options.worker))))
         return 0
     rows = []
-    for name in options.programs.split(","):
+    for name in MORE if options.programs == "more" else options.programs.split(","):
         for mode in options.modes.split(","):
             row = {"program": name, "mode": mode}
             for impl in options.impl.split(","):

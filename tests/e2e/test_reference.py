@@ -9,6 +9,7 @@ import firesteel as fs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
+import more_programs  # noqa: E402
 import programs  # noqa: E402
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -92,3 +93,13 @@ def test_one_tensor_as_several_parts_of_a_cat() -> None:
     x = torch.randn(3, 4)
     compiled = fs.compile(lambda a: torch.cat((a, a), -1))
     torch.testing.assert_close(compiled(x), torch.cat((x, x), -1))
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", list(more_programs.MORE))
+def test_more_programs_equal_eager(name, train):
+    expected, program = (more_programs.MORE[name](**more_programs.SMALL[name]) for _ in range(2))
+    compiled = fs.compile(program.fn, fullgraph=True)
+    for got, want in zip(state(program, compiled, train), state(expected, expected.fn, train), strict=True):
+        close(got, want, 1e-4)
+    assert fs.counters["stats"]["unique_graphs"] == 1
