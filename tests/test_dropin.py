@@ -169,3 +169,32 @@ def test_sizes_that_the_peer_made_symbolic():
         compiled(x).backward()
         assert x.grad.tolist() == [n] * n
     assert graphs() == 1
+
+
+def test_torch_jit_trace_sees_the_operators_of_a_compiled_module():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    compiled = fs.compile(model)
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    compiled(x)
+    traced = torch.jit.trace(compiled, x)
+    torch.testing.assert_close(traced(y), model(y))
+    function = fs.compile(lambda a: a.sin() * 2)
+    torch.testing.assert_close(torch.jit.trace(function, x)(y), y.sin() * 2)
+
+
+def test_torch_export_of_a_compiled_module():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    exported = torch.export.export(fs.compile(model), (x,))
+    torch.testing.assert_close(exported.module()(y), model(y))
+
+
+def test_nested_compile_region():
+    @torch.compiler.nested_compile_region
+    def block(x, w):
+        return (x @ w).relu()
+
+    def f(x, w):
+        return block(block(block(x, w), w), w)
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    torch.testing.assert_close(fs.compile(f, fullgraph=True)(x, w), f(x, w))

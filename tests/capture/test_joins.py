@@ -401,3 +401,23 @@ def test_gradients_through_a_check():
             raise ValueError("never")
         return y.sin()
     same(f, (X,), (-X,))
+
+
+# -- questions about data -----------------------------------------------------------------------------------------------
+def test_equal_and_allclose():
+    def f(x, y):
+        z = x * 2
+        if torch.equal(z, y):
+            z = z + 1
+        if not z.allclose(y, atol=0.5):
+            z = z * y
+        return z, torch.equal(x, y)
+    same(f, (X, X * 2), (X, X), (X * 3, X * 2))
+
+
+def test_a_question_with_another_answer_for_the_same_tensor():
+    def f(x):
+        return torch.equal(x, x), torch.allclose(x, x), torch.allclose(x, x, equal_nan=True)
+    compiled = fs.compile(f, fullgraph=True)
+    for x in (X, X * float("nan")):
+        assert compiled(x) == f(x)

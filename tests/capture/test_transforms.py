@@ -177,3 +177,11 @@ def test_a_compiled_function_is_transformed(name: str, backend: str) -> None:
     for breaks in (False, True, False):
         same(TRANSFORMS[name](functools.partial(compiled, breaks=breaks), x), TRANSFORMS[name](functools.partial(fn, breaks=breaks), x))
         same(compiled(x, breaks), fn(x, breaks))
+
+
+def test_linearize():
+    def f(x, v):
+        out, push_forward = torch.func.linearize(lambda a: a.sin() * a.sum(), x * 2)
+        return out, push_forward(v), push_forward(v * 3)
+    x, v = torch.randn(4), torch.randn(4)
+    torch.testing.assert_close(fs.compile(f, fullgraph=True)(x, v), f(x, v))

@@ -42,6 +42,7 @@ from firesteel.capture.values import (  # noqa: F401
     builtin_calls,
     checkpoints,
     classes,
+    comparisons,
     copies,
     data,
     engine_objects,

@@ -70,8 +70,12 @@ def eager_only() -> bool:
 
 
 def is_unusual() -> bool:
-    """Is a call to go another way than to the callable's own compiled code: eagerly, or to a backend that is forced?"""
-    return _state.eager or _stance == "force_eager" or _backend is not None
+    """Is a call to go another way than to the callable's own compiled code: eagerly, which torch.jit.trace must see too, or to a backend
+    that is forced?"""
+    return _state.eager or _stance == "force_eager" or _backend is not None or _is_tracing()
+
+
+_is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 def forced_backend() -> Any:
@@ -280,6 +284,7 @@ def hide_from_the_peer(fn: Any) -> None:
     """torch.compile around a call of this function calls it as it is, and looks at no frame that it calls."""
     # boundary: the mark of torch._dynamo.disable, and the engine's own table of what is skipped
     fn._torchdynamo_disable = True
+    fn._torchdynamo_disable_msg = "it is compiled by firesteel: hand over the module or function that was given to fs.compile"
     setattr(fn, HIDDEN, True)
     if _SKIP is not None:
         _frames.set_code_exec_strategy(fn.__code__, _SKIP)

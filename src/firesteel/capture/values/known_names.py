@@ -46,6 +46,12 @@ for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, mar
     CALLS.add(_fn, answer(None))
 
 
+@BY_NAME.row("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
+def call_region(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """torch.compiler.nested_compile_region: the function itself.  Equal bodies have equal kernels, which are compiled once."""
+    return m.look(args[0]).call(m, args[1:], kwargs)
+
+
 @BY_NAME.row("torch.compiler.is_compiling")
 def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """Yes; but a module's call, told so, would leave out hooks that are to run when forward raises."""

@@ -307,6 +307,34 @@ def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([out.items[0], pull_back, out.items[1]])
 
 
+class PushforwardValue(Value):
+    """The function that torch.func.linearize gives."""
+
+    always_true = True
+
+    def __init__(self, body: Body, primals: tuple[Any, Any]):
+        self.body, self.primals = body, primals
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        given, _ = as_args(m, args, kwargs)
+
+        def push_forward(fn: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+            return torch.func.jvp(fn, primals, tangents)[1]
+        return transformed(m, "jvp", self.body, push_forward, self.primals, given)
+
+
+@BY_NAME.row("torch.func.linearize")
+def call_linearize(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        raise Break("transform", name="by torch.func.linearize with settings of its own")
+    primals, _ = as_args(m, args[1:], {})
+    draws = m.world.draws
+    body = Body(m, m.look(args[0]), args[1:], {}, run_abstract(m, pytree.tree_leaves, [primals[1]], {}, "torch.func.linearize"))
+    if m.world.draws > draws:       # the value and each derivative run the function anew
+        raise Break("transform", name="by torch.func.linearize of a function that draws random numbers")
+    return TupleValue([transformed(m, "linearize_value", body, lambda fn, primals: fn(*primals), primals), PushforwardValue(body, primals)])
+
+
 def known_settings(m: Machine, name: str, kwargs: Kwargs, allowed: tuple[str, ...]) -> dict[str, Any]:
     if kwargs.keys() - set(allowed):
         raise Break("transform", name=f"by torch.func.{name} with settings of its own")
