@@ -155,3 +155,34 @@ def program_zero():
             optimizer.step()
         return list(model.parameters())
     return trained(lambda: DistributedDataParallel(Net()), step=step)
+
+
+def events_of(compile):
+    """In which order pieces of the backward run and buckets are sent."""
+    from firesteel.autograd import pieces
+    events = []
+    advance = pieces.Pieces.compiled
+    pieces.Pieces.compiled = lambda self, number: events.append("piece") or advance(self, number)
+
+    def send(state, bucket):
+        events.append("bucket")
+        return halved(state, bucket)
+    try:
+        model = DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))))      # 1 MiB a layer
+        model.register_comm_hook(None, send)
+        call = compile(model)
+        for _ in range(3):
+            events.clear()
+            call(torch.ones(2, 512)).square().mean().backward()
+    finally:
+        pieces.Pieces.compiled = advance
+    return events
+
+
+def compile_inside(model):
+    model.module = fs.compile(model.module)
+    return model
+
+
+def program_ddp_buckets_leave_early():
+    return {"outside": events_of(fs.compile), "inside": events_of(compile_inside)}

@@ -34,3 +34,9 @@ def test_fsdp2(results):
     assert result["equal"], result
     assert result["graphs"] <= 4 and all("works on the world outside" in text for text in result["breaks"])
     assert results["fsdp2_by_layer"] == {"equal": True, "graphs": 2, "breaks": []}
+
+
+def test_buckets_of_ddp_leave_while_the_backward_runs(results):
+    """The first, of 1 MiB, before the second piece."""
+    for events in results["ddp_buckets_leave_early"].values():
+        assert events[:3] == ["piece", "bucket", "piece"] and events[-1] == "bucket", events

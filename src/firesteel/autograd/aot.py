@@ -68,6 +68,7 @@ class Compilers:
     whole: bool             # the user asked for fullgraph: a backward that cannot be traced is an error
     boxed: bool = False     # the inputs of an inference graph come in one list, which may be emptied
     rewrite: Callable[[GraphModule], Any] | None = None     # of a whole graph, before it is partitioned
+    hands_on: bool = False  # gradients are wanted as they are made
 
     @classmethod
     def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
@@ -94,7 +95,7 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
     that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
                              gm.meta.get("fullgraph", False), rewrite)
-    compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm))
+    compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm), hands_on=gm.meta.get("hands_on", False))
     cuts = results_gone_on_with(gm) if hookable_results and not takes_gradients(gm) else frozenset()
     if cuts or has_seams(gm):
         return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), cuts)
@@ -263,7 +264,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         second_order=SecondOrder(program, joint, compilers, eager),
         unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager,
-        backward_graph=bw, severed=joint.severed, packs=packs))
+        backward_graph=bw, severed=joint.severed, packs=packs, hands_on=compilers.hands_on))
 
 
 def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:

@@ -214,7 +214,10 @@ class PartWriter:
         return node
 
     def finish(self, bw: GraphModule, results: Sequence[Node]) -> GraphModule:
-        given = [self.copies[node] for node in results]
+        return self.module(bw, [self.copies[node] for node in results])
+
+    def module(self, bw: GraphModule, given: Sequence[Node]) -> GraphModule:
+        """The graph with these of its nodes as results."""
         output = self.graph.output(tuple(given))
         output.meta["val"] = tuple(node.meta.get("val") for node in given)
         return LazyModule(bw, self.graph)

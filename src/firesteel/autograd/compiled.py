@@ -213,6 +213,8 @@ class BackwardCapture:
     def proxy_call_backward(self, grads: Sequence[Any], metadata: Sequence[Any], saved: Sequence[Any], place: int, ctx: Any, *rest: Any) -> tuple:
         """A custom function of Python's.  One that we compiled is inlined, from the graph of its backward."""
         graph = getattr(ctx._forward_cls, "compiled", None)
+        if getattr(ctx._forward_cls, "in_pieces", False):
+            self.refusal = "a compiled backward in pieces, which hands gradients on to DistributedDataParallel"
         if graph is None:
             zeros = calls.makes_zeros(ctx)
             if zeros is None:

@@ -30,6 +30,7 @@ from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
 from firesteel.autograd.groups import groups_of, in_groups
+from firesteel.autograd.pieces import handing_on
 from firesteel.graph.passes import frozen
 from firesteel.graph.sizenodes import size_function
 from firesteel.graph.tensor import AbstractTensor
@@ -83,6 +84,7 @@ class TrainingGraph:
     compile_part: Callable[[GraphModule], Compiled]         # compiles the backward of some tangents
     tangent_numbers: list[int]              # for the last inputs of the backward graph: which tangent they are, or are a part of
     saved_results: dict[int, int]           # place among saved tensors -> version, for those that the forward returns too
+    hands_on: bool = False                  # are gradients wanted as they are made?
     severed: tuple[int, ...] = ()           # inputs whose history no result has
     packs: list[Pack | None] | None = None  # how its results are put together, where gradients are tensor subclasses
     backward: Compiled | None = None
@@ -237,6 +239,8 @@ def training(graph: TrainingGraph) -> Callable:
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
     if len(groups := groups_of(graph)) > 1:
         apply = in_groups(apply, graph, function, groups)
+    elif graph.packs is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        apply = handing_on(apply, graph, function, gradients_of)
     if graph.severed:
         apply = detaching(apply, graph.severed)
     if len(plan.recorded_values()) < plan.num_values:
@@ -305,11 +309,14 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
 
         @staticmethod
         def backward(ctx, *tangents):
-            if torch.is_grad_enabled():
-                return second_order_gradients(graph, ctx, tangents)
-            return first_order_gradients(graph, ctx, tangents)
+            return gradients_of(graph, ctx, tangents)
 
     return CompiledFunction
+
+
+def gradients_of(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], take: Callable[[list], Any] | None = None) -> Any:
+    """One gradient an input.  `take` gets the inputs of the backward graph instead, where that is what would run (pieces.py)."""
+    return second_order_gradients(graph, ctx, tangents) if torch.is_grad_enabled() else first_order_gradients(graph, ctx, tangents, take)
 
 
 def with_copies(inputs: Sequence[Any], copied: Sequence[int]) -> tuple:
@@ -318,7 +325,7 @@ def with_copies(inputs: Sequence[Any], copied: Sequence[int]) -> tuple:
         return tuple([t.clone() if i in copied else t for i, t in enumerate(inputs)])
 
 
-def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
+def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], take: Callable[[list], Any] | None = None) -> Any:
     """Runs the backward graph on what was saved; what is freed by torch afterwards is let go before."""
     arrived, fitted = fit_tangents(graph, ctx, tangents)
     if fitted is None:
@@ -337,6 +344,8 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     del fitted
     if part is not None:
         return part.gradients(args, zeros)
+    if take is not None:
+        return take(args)
     results = (graph.backward or graph.ready_backward())(args)
     if graph.packs is None:
         return tuple([None if k is None else results[k] for k in graph.gradients])

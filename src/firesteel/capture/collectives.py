@@ -176,6 +176,8 @@ if c10d is not None:
 # -- modules around modules: what they do before and after a forward runs as it is, one break each; the module between is one graph ------
 for _name in ("_runtime_utils", "_fully_shard._fsdp_common", "_fully_shard._fsdp_state", "_fully_shard._fsdp_param_group"):
     PYTHON_MODULES.add(f"torch.distributed.fsdp.{_name}", breaks("outside"))
+HAND_ON: set[Any] = set()       # code of functions around whose graphs gradients are wanted as they are made
 if c10d is not None:
+    HAND_ON.add(torch.nn.parallel.DistributedDataParallel.forward.__code__)
     for _fn in (torch.nn.parallel.DistributedDataParallel._pre_forward, torch.nn.parallel.DistributedDataParallel._post_forward):
         CALLABLES.add(_fn, breaks("outside"))

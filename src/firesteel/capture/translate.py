@@ -15,6 +15,7 @@ from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
+from firesteel.capture.collectives import HAND_ON
 from firesteel.capture.eager_errors import eager_error
 from firesteel.capture.emit import RunEmitter, boxed_graph_call, careful_graph_call, graph_call
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
@@ -278,6 +279,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             mark_held(used)
         if m.record.call_count():
             careful = region.owns_inputs and bool(m.effects.entries) and any(map(may_refuse_data, graph.graph.nodes))
+            graph.meta["hands_on"] = any(frame.code in HAND_ON for frame in m.frames)
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
