@@ -21,6 +21,7 @@ from firesteel.capture import (  # noqa: F401  importing them registers their ro
     builder_rare,
     collectives,
     dtensors,
+    flex,
     joins,
     opcodes_statements,
     polyfills,
