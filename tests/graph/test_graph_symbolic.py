@@ -7,10 +7,13 @@ import torch.nn.functional as F
 from graph_compare import fresh_copy
 from tracing import trace
 
+import firesteel as fs
 from firesteel.errors import InternalError
+from firesteel.graph import sizes
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.passes import clean
+from firesteel.graph.trace import TraceWorld
 from firesteel.graph.verify import verify
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.symint import to_symint
@@ -110,3 +113,30 @@ def test_a_symbol_from_nowhere_is_an_internal_error():
     stray = world.env.create_symbol(8, "elsewhere")
     with pytest.raises(InternalError, match="not known from any input"):
         trace(lambda x: [torch.zeros(to_symint(stray, world.env))], [world.wrap(torch.randn(3), "x", None)])
+
+
+def normed(x, w):
+    y = F.layer_norm(x.t(), (x.shape[0],)) @ w
+    return y.reshape(-1)[:x.shape[1]].sum(), y.permute(1, 0) * 2, x.split(2)[0].cumsum(0), w.unfold(0, 2, 1)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_nobody_asks_for_sizes_outside_of_an_environment(wanted, monkeypatch):
+    """Who answers is said by each dispatch, and by `asking` elsewhere; here it is forgotten behind each dispatch, so that a question outside fails."""
+    for world in (AbstractWorld, TraceWorld):
+        def run(self, *args, _run=world.run):
+            with sizes.asking(sizes.current.env):
+                return _run(self, *args)
+        monkeypatch.setattr(world, "run", run)
+    monkeypatch.setattr(sizes.current, "env", None)
+    compiled = fs.compile(normed, dynamic=True)
+    for n in (4, 6):
+        found = []
+        for function in (normed, compiled):
+            x, w = (torch.linspace(-1, 2, m * n, dtype=torch.float64).view(n, m).requires_grad_() for m in (5, 3))
+            results = function(x * 1, w * 1)
+            first = torch.autograd.grad(sum(results[k].sum() for k in wanted), (x, w), create_graph=True, allow_unused=True)
+            found.append([*first, *torch.autograd.grad(sum((g * g).sum() for g in first if g is not None), (x, w), allow_unused=True)])
+        for got, want in zip(found[1], found[0]):
+            assert (got is None) == (want is None)
+            torch.testing.assert_close(got, want)
