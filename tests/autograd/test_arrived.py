@@ -139,3 +139,38 @@ def test_ways_of_a_history():
         asked.append(k)
         return torch.autograd.grad(roots[k], (x, y), torch.ones_like(roots[k]), allow_unused=True, retain_graph=True)
     assert engine_reach(roots, (x, y), [0b011, 0b001], alone) == [0b011, 0b101] and asked == [2]
+
+
+def apart(a, b):
+    y = b.exp()
+    return (a.sin() * 2).sum() + (y * 3).sum(), y
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("way", ["grad of a", "grad of b", "backward to a", "backward"])
+def test_gradients_that_are_not_asked_for_need_no_saved_tensor(way, create_graph):
+    """Eager's engine runs what leads to the leaves that it is asked for: an overwritten tensor that only others read does not matter."""
+    def gradient(function):
+        a, b = torch.linspace(0, 1, 3).requires_grad_(), torch.linspace(1, 2, 3).requires_grad_()
+        loss, y = function(a * 1, b * 1)
+        with torch.no_grad():
+            y.add_(1)
+        if way.startswith("grad"):
+            return torch.autograd.grad(loss, a if way[-1] == "a" else b, create_graph=create_graph)[0]
+        loss.backward(inputs=[a] if way[-1] == "a" else None, create_graph=create_graph)
+        return a.grad
+    compiled = fs.compile(apart)
+    if way[-1] == "a":
+        torch.testing.assert_close(gradient(compiled), gradient(apart))
+        return
+    for function in (apart, compiled):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(function)
+
+
+def test_a_second_backward_of_a_freed_graph_is_refused_where_one_leaf_is_asked_for():
+    a, b = torch.ones(3).requires_grad_(), torch.ones(3).requires_grad_()
+    loss, _ = fs.compile(apart)(a, b)
+    torch.autograd.grad(loss, a)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, a)

@@ -4,7 +4,7 @@ Eager's engine does not run what lies behind a result that got no gradient: it d
 overwritten since, and an infinite derivative there does not meet a zero.  So a call of the backward in which tangents are missing runs a
 smaller graph.  A value that depends on missing tangents alone is none: a sum drops it, and what else reads it reads zeros.
 
-    part = backward_of(bw, numbers=[0, 1], arrived=0b01)
+    part = backward_of(bw, numbers=[0, 1], arrived=0b01, asked=[0, 1])
     part.gm         # reads the inputs of bw at places part.reads, gives the results of bw at places part.gives
 
 Which tangents a gradient belongs to is asked of the engine (`engine_reach`): the gradient of `sgn`, or of `y - y`, is zeros to which no
@@ -12,7 +12,7 @@ value of the graph leads.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,16 @@ def spread(nodes: Iterable[Node], bits: dict[Node, int]) -> dict[Node, int]:
     return bits
 
 
-def backward_of(bw: GraphModule, numbers: Sequence[int], arrived: int) -> BackwardPart:
+def backward_of(bw: GraphModule, numbers: Sequence[int], arrived: int, asked: Collection[int | None]) -> BackwardPart:
+    """`asked`: the results that are asked for."""
     with asking(environment(bw.graph.nodes)):       # which layouts are dense may be a question about sizes
-        return _part(bw, numbers, arrived)
+        return _part(bw, numbers, arrived, asked)
 
 
-def _part(bw: GraphModule, numbers: Sequence[int], arrived: int) -> BackwardPart:
+def _part(bw: GraphModule, numbers: Sequence[int], arrived: int, asked: Collection[int | None]) -> BackwardPart:
     bits, results = tangent_bits(bw, numbers), _results(bw)
     none = {node for node, found in bits.items() if found and not found & arrived}
-    gives = tuple(k for k, node in enumerate(results) if node not in none)
+    gives = tuple(k for k, node in enumerate(results) if node not in none and k in asked)
     nodes = list(bw.graph.nodes)[:-1]
     cut = Cut(bw, none)
     cut.need([*(results[k] for k in gives), *(node for node in nodes if node.op == "call_function" and not node.users and node not in none)])

@@ -88,7 +88,7 @@ class TrainingGraph:
     severed: tuple[int, ...] = ()           # inputs whose history no result has
     packs: list[Pack | None] | None = None  # how its results are put together, where gradients are tensor subclasses
     backward: Compiled | None = None
-    parts: dict[int, PartialBackward] = field(default_factory=dict)     # bit set of tangents that arrived -> the backward of these
+    parts: dict[Any, PartialBackward] = field(default_factory=dict)     # see `part`
     numbers: dict[int, int] = field(default_factory=dict)   # of its backward's structure, by groups (groups.py)
     lock: transaction.Lock = field(default_factory=transaction.Lock)
 
@@ -108,13 +108,13 @@ class TrainingGraph:
         return (*((node.target, frozen(node.args, place), frozen(node.kwargs, place)) for node in nodes if node.op != "placeholder"),
                 *given, f"{self.tangents} {self.gradients} {self.reaches}")
 
-    def part(self, arrived: int) -> PartialBackward | None:
-        """The backward of the tangents that arrived; None where all did."""
-        if arrived == (1 << len(self.tangents)) - 1 or self.packs is not None:
+    def part(self, arrived: int, asked: frozenset[int] | None = None) -> PartialBackward | None:
+        """The backward of the tangents that arrived, for the inputs that are asked for, or all; None where it is the whole."""
+        if asked is None and arrived == (1 << len(self.tangents)) - 1 or self.packs is not None:
             return None
-        found = self.parts.get(arrived)
+        found = self.parts.get((arrived, asked))
         if found is None:
-            found = self.parts[arrived] = PartialBackward(self, arrived)
+            found = self.parts[arrived, asked] = PartialBackward(self, arrived, asked)
         return found
 
     def ready_backward(self) -> Compiled:
@@ -332,8 +332,7 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
         return second_order_gradients(graph, ctx, tangents, graph.unstored)
     if not arrived:     # an edge from another compiled function that has no gradient for it: eager's engine would not come here
         return (None,) * len(graph.gradients)
-    part = graph.part(arrived)
-    args: list[Any] = list(ctx.saved_tensors) if part is None else part.saved(ctx)
+    part, args = unpack_saved(graph, ctx, arrived)
     zeros = part.zeros(ctx.inputs) if part is not None else {}
     if not keeps_graph():
         ctx.inputs = None
@@ -352,15 +351,36 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
 
 
-class PartialBackward:
-    """The backward of the tangents that arrived, where not all did: it needs nothing of what eager's engine would not unpack."""
+def unpack_saved(graph: TrainingGraph, ctx: Any, arrived: int) -> tuple[PartialBackward | None, list[Any]]:
+    """(the part of the backward to run, None for all of it; the saved tensors).  Where one was overwritten: the part for gradients that the engine
+    asks for (`torch.autograd.grad` of one leaf), since eager would not unpack what the others read."""
+    part = graph.part(arrived)
+    try:
+        return part, list(ctx.saved_tensors) if part is None else part.saved(ctx)
+    except RuntimeError:
+        part = graph.part(arrived, asked_for(ctx)) if ctx.inputs is not None else None      # no inputs: the graph was freed
+        if part is None:
+            raise
+        return part, part.saved(ctx)
 
-    def __init__(self, graph: TrainingGraph, arrived: int):
+
+def asked_for(ctx: Any) -> frozenset[int]:
+    """The inputs whose gradients the running backward needs."""
+    places = [i for i, value in enumerate(ctx.inputs) if isinstance(value, torch.Tensor)]
+    return frozenset(i for i, (fn, _) in zip(places, ctx.next_functions) if fn is not None and torch._C._will_engine_execute_node(fn))
+
+
+class PartialBackward:
+    """The backward of the tangents that arrived, where not all did, for the inputs `asked`, or all: it needs nothing of what eager's engine would not
+    unpack."""
+
+    def __init__(self, graph: TrainingGraph, arrived: int, asked: frozenset[int] | None):
         self.graph = graph
-        self.part = part = backward_of(graph.backward_graph, graph.tangent_numbers, arrived)
+        gradients = [k if asked is None or i in asked else None for i, k in enumerate(graph.gradients)]
+        self.part = part = backward_of(graph.backward_graph, graph.tangent_numbers, arrived, gradients)
         self.read = [place for place in part.reads if place < graph.num_saved_tensors]
         place_of = {k: place for place, k in enumerate(part.gives)}
-        reached = {i: k for i, k in enumerate(graph.gradients) if k is not None and graph.reaches[k] & arrived}
+        reached = {i: k for i, k in enumerate(gradients) if k is not None and graph.reaches[k] & arrived}
         self.places = [place_of.get(reached[i]) if i in reached else None for i in range(len(graph.gradients))]    # input -> place among results
         self.only_zeros = {i: k for i, k in reached.items() if k not in place_of}       # the engine gets there, on ways along which zeros come
         self.compiled: Compiled | None = None
@@ -556,8 +576,7 @@ def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[to
     arrived = sum(1 << k for k, tangent in enumerate(wanted) if tangent is not None)
     if not arrived:
         return (None,) * len(graph.gradients)
-    part = graph.part(arrived)
-    _ = ctx.saved_tensors if part is None else part.saved(ctx)
+    unpack_saved(graph, ctx, arrived)
     if gradients is None:
         gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
     if not graph.draws_random:
