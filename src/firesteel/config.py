@@ -55,6 +55,7 @@ for _name, _knob in {
     "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time."),
     "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
     "compiled_autograd": Knob(bool, False, "Capture the backwards that compiled callables start from the autograd engine; read by fs.compile."),
+    "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with other ranks', once a function; 0: never."),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),

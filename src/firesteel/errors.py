@@ -68,6 +68,10 @@ class ConstraintViolation(FiresteelError):
     """A size that the user marked as dynamic was fixed by the program."""
 
 
+class DifferentPrograms(FiresteelError):
+    """Ranks of a process group compile different collectives, and would wait for each other for ever."""
+
+
 class DataDependentError(FiresteelError):
     """The program asks a yes/no question about a value that only run time knows."""
 

@@ -153,3 +153,45 @@ def program_unread_results_are_not_dropped():
         dist.all_reduce(x)
         return x
     return compared(f, X)
+
+
+def refused(f):
+    fs.reset()
+    try:
+        fs.compile(f)(X.clone())
+    except fs.errors.FiresteelError as error:
+        return {"type": type(error).__name__, "text": str(error)}
+    return {"type": "none"}
+
+
+def program_other_collectives_on_other_ranks():
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)
+        if dist.get_rank() == 0:
+            dist.all_reduce(y)
+        else:
+            dist.broadcast(y, 0)
+        return y
+    return refused(f)
+
+
+def program_other_sizes_on_other_ranks():
+    def f(x):
+        y = x[:dist.get_rank() + 1] * 2
+        dist.all_reduce(y)
+        return y
+    return refused(f)
+
+
+def program_other_work_on_other_ranks():
+    """All that the ranks do together is the same; one has a break, too."""
+    def f(x):
+        y = x * 2
+        dist.all_reduce(y)
+        if dist.get_rank() == 1:
+            y = y.sin().cos()
+            print("rank 1")
+        dist.all_reduce(y)
+        return y
+    return {name: value for name, value in compared(f, X, tolerance=1e-5).items() if name == "equal"}

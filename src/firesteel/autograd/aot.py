@@ -32,6 +32,7 @@ from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
+from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.seams import runs_users_code
 from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
@@ -171,6 +172,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if joint.refusal is not None:
         return run_by_eager(*joint.refusal, eager)
     stages.done("joint", joint, graph)
+    if graph is not None and "ranks" in graph.meta:
+        compare_ranks(joint.gm, *graph.meta["ranks"])
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled

@@ -5,6 +5,7 @@ hands the graph to the backend (`_compile_graph`) and builds the guard function.
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_
 from firesteel.capture.values.overrides import run_without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
 from firesteel.capture.world import TensorWorld
+from firesteel.config import config
 from firesteel.errors import BackendError, Break, InternalError
 from firesteel.homes import is_operator_of_the_user
 
@@ -279,6 +281,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             mark_held(used)
         if m.record.call_count():
             careful = region.owns_inputs and bool(m.effects.entries) and any(map(may_refuse_data, graph.graph.nodes))
+            if not region.resumes and config.rank_wait > 0 and torch.distributed.is_available() and torch.distributed.is_initialized():
+                graph.meta["ranks"] = place_text(region), stop is None
             graph.meta["hands_on"] = any(frame.code in HAND_ON for frame in m.frames)
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
@@ -298,6 +302,12 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     broke = stop.sentence if stop is not None else ""
     m.release()
     return RegionCode(guard, run, graph, broke, not (region.root.fullgraph and stop is not None), boxed)
+
+
+def place_text(region: Captures) -> str:
+    """Which function it is, on all ranks and machines."""
+    code = region.root.code
+    return f"{region.name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def may_refuse_data(node: torch.fx.Node) -> bool:
