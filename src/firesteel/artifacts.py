@@ -13,9 +13,10 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from firesteel import transaction
+from firesteel.records import dataclass
 
 logger = logging.getLogger("firesteel")
 

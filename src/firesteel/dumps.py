@@ -36,6 +36,7 @@ from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.loops import ir
 from firesteel.loops import plan as planning
+from firesteel.records import dataclass
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, as_expr, const, make, postorder, python_text, symbol
 from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
@@ -332,7 +333,7 @@ def tensor_type_text(value: torch.Tensor) -> str:
 
 # ---------------------------------------------------------------- graphs from text
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TensorType:
     """A tensor as a graph's text tells it."""
     spec: Spec
@@ -375,7 +376,7 @@ def as_autograd_knows(made: torch.Tensor, wanted: Any, fresh: Callable[[], torch
         return made if wanted.is_leaf else ResultOfOperator.apply(made, fresh)
 
 
-@dataclasses.dataclass
+@dataclass
 class ReadGraph:
     """A graph from its text: `settings` are the assignments before it."""
     gm: GraphModule
@@ -482,7 +483,7 @@ class GraphReader:
         return kind.abstract(self.world) if isinstance(kind, TensorType) else to_symint(kind, self.env)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Tagged:
     kind: Any
     tags: dict[str, Any]

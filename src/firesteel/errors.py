@@ -6,8 +6,8 @@ program, or, under fullgraph=True, an `Unsupported` with the same text.  Its kin
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
 
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

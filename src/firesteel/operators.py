@@ -11,7 +11,7 @@ side.  Graph, loops and autograd own their facets and read them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -32,49 +32,64 @@ def find(name: str) -> OpOverload | None:
 
 
 class Facet(Table[V]):
-    """Rows by operator, each with the module in which it was written."""
+    """Rows by operator, kept under its full name ("aten::add.Tensor", "aten::relu"): torch makes an operator when somebody first asks for it, and
+    writing the rows of all would make them all."""
 
     def __init__(self, name: str):
         super().__init__(name, "ops/")
-        self.homes: dict[Any, str] = {}
-        self.missing: dict[str, V] = {}        # rows of names that torch does not know, or not yet
-        self.patterns: dict[str, V] = {}       # "aten::sum.", "aten::linalg_": beginnings of names
+        self.homes: dict[Any, str] = {}         # name, or beginning of names -> the module in which its row was written
+        self.patterns: dict[str, V] = {}        # "aten::sum.", "aten::linalg_": beginnings of names
+        self._by_pattern: dict[str, V | None] = {}      # what `of` found there
         FACETS.append(self)
 
     def add(self, key: Any, value: V) -> V:
-        self.homes[key] = _module_being_imported()
-        return super().add(key, value)
+        self.homes[_name(key)] = _module_being_imported()
+        return super().add(_name(key), value)
 
     def named(self, names: str) -> Callable[[V], V]:
-        """Decorator: the row of each operator named; those of other torch versions are left out."""
+        """Decorator: the row of each operator named; those of other torch versions are never asked for."""
         def register(value: V) -> V:
+            home = _module_being_imported()
             for name in names.split():
+                name = (name if "::" in name else f"aten::{name}").removesuffix(".default")
+                self.homes[name.removesuffix("*")] = home
                 if name.endswith("*"):
-                    full = name if "::" in name else f"aten::{name}"
-                    self.patterns[full[:-1]] = value
-                    self.homes[full[:-1]] = _module_being_imported()
-                elif (op := find(name)) is not None:
-                    self.add(op, value)
+                    self.patterns[name[:-1]] = value
                 else:
-                    self.missing[name] = value
+                    super(Facet, self).add(name, value)
             return value
         return register
 
     def of(self, op: OpOverload) -> V | None:
         """The row of the operator, else that of a pattern."""
-        found = self._rows.get(op)
+        found = self._rows.get(op._name)
         if found is None and self.patterns:
-            name = f"{op._schema.name}.{op._overloadname}"
-            return next((value for start, value in self.patterns.items() if name.startswith(start)), None)
+            if op._name not in self._by_pattern:
+                name = f"{op._schema.name}.{op._overloadname}"
+                self._by_pattern[op._name] = next((value for start, value in self.patterns.items() if name.startswith(start)), None)
+            return self._by_pattern[op._name]
         return found
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._rows.get(_name(key), default)
 
-def complete(op: OpOverload) -> None:
-    """Adds the rows of an operator that did not exist when they were written: some modules of torch define theirs when they are imported."""
-    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    for facet in FACETS:
-        if name in facet.missing:
-            facet.add(op, facet.missing.pop(name))
+    def __contains__(self, key: object) -> bool:
+        return _name(key) in self._rows
+
+    def __getitem__(self, key: Any) -> V:
+        return super().__getitem__(_name(key))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The operators that this torch has."""
+        found = (find(key) if isinstance(key, str) else key for key in list(self._rows))
+        return (op for op in found if op is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _name(op: Any) -> Any:
+    return getattr(op, "_name", op)
 
 
 COLLECTIVES: Facet[str] = Facet("collective")       # "start" or "wait"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +31,7 @@ from firesteel.loops.lower.graph import lower_graph
 from firesteel.loops.plan import Plan, Run, plan
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
+from firesteel.records import dataclass
 from firesteel.runtime import cpu, gpu
 from firesteel.stages import STAGES, Stage
 from firesteel.table import Table

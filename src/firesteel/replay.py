@@ -14,7 +14,6 @@ import pathlib
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from firesteel.backends import native
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.pipeline import LOOP_STAGES, compile_native
+from firesteel.records import dataclass
 from firesteel.stages import STAGES, Compilation, StageReached
 from firesteel.table import Table
 from firesteel.testing import same

@@ -14,11 +14,11 @@ import pathlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel import artifacts, transaction
 from firesteel.config import config
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

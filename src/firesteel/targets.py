@@ -8,11 +8,11 @@ What makes code for a kind is a row of `pipeline.TARGETS`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 CPU, CUDA = "cpu", "cuda"

@@ -23,9 +23,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

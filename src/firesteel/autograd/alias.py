@@ -44,13 +44,14 @@ values is restored around it, by these rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from firesteel.autograd.backwards import spent
 from firesteel.graph.wrappers import is_wrapper, parts_of
+from firesteel.records import dataclass
 
 # ---------------------------------------------------------------- kinds of results
 

@@ -15,7 +15,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +45,7 @@ from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
+from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 from firesteel.targets import in_use
 

@@ -13,7 +13,6 @@ value of the graph leads.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from firesteel.graph.build import LazyModule, append_call
 from firesteel.graph.sizenodes import size_function
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import contiguous_strides, dense_order
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import as_size, is_const
 from firesteel.sym.symint import to_symint

@@ -12,12 +12,12 @@ import contextlib
 import heapq
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from firesteel.records import dataclass
 from firesteel.sym.layout import is_dense
 
 engine = torch.autograd.Variable._execution_engine

@@ -18,7 +18,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from firesteel.autograd.optimes import seconds
 from firesteel.autograd.partition import Partition, Roles, Terms, build, choose_saved, minimum_cut
 from firesteel.autograd.recompute import bytes_of, is_size, op_class
 from firesteel.errors import UserError
+from firesteel.records import dataclass
 from firesteel.targets import kind_of
 
 PRICES = 34             # the highest price is 2 ** PRICES units

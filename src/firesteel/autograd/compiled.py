@@ -19,7 +19,6 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from firesteel.autograd.backward_calls import BackwardOp
 from firesteel.autograd.function import InlinedBackward
 from firesteel.graph.build import append_call
 from firesteel.graph.sizenodes import size_function
+from firesteel.records import dataclass
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import as_size

@@ -18,7 +18,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FunctionType
 from typing import Any
 
@@ -32,6 +32,7 @@ from firesteel.autograd.backward_calls import door
 from firesteel.autograd.compiled import REASONS, BackwardCapture, CapturedGraph, Refused
 from firesteel.autograd.engine_order import eager_ranks
 from firesteel.autograd.function import has_storage, peek_transform
+from firesteel.records import dataclass
 
 GraphCompiler = Callable[[GraphModule, bool], Callable[..., Sequence[Any]]]     # (graph, do sizes change?) -> callable of the five lists
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import interpret, is_recording
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
 from firesteel.homes import is_operator_of_the_user
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import as_size, is_const
 from firesteel.sym.symint import from_sym

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from firesteel.graph.ops import EMPTY_VIEWS
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import SYMBOLIC, from_sym
 

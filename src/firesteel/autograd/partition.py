@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from firesteel.graph.random_state import operators as random_state
 from firesteel.graph.random_state import state_spec
 from firesteel.graph.spec import contiguous_strides
 from firesteel.operators import collective
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.symint import to_symint
 

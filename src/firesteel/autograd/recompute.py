@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch.fx import Node
 
 from firesteel.autograd.regions import AGAIN
 from firesteel.operators import Facet
+from firesteel.records import dataclass
 from firesteel.sym.symint import SYMBOLIC
 from firesteel.table import Table
 

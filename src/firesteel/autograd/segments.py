@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
 from firesteel.graph.sizenodes import sizes_in
 from firesteel.graph.tensor import AbstractTensor
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
@@ -16,6 +15,7 @@ from torch.fx import Node
 from firesteel.autograd.alias import Constant, Result
 from firesteel.autograd.joint import Joint
 from firesteel.graph.wrappers import Pack, places_of
+from firesteel.records import dataclass
 
 
 @dataclass(frozen=True)

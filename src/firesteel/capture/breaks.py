@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from firesteel.capture.emit import WRITERS
@@ -30,6 +30,7 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import BoundMethodValue
 from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.mappings import DictValue
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 # What a stack slot of a suspended frame holds (the words of resume.py).

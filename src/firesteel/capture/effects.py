@@ -10,10 +10,10 @@ A change of an object made inside needs no effect: the object is rebuilt in its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture.values.base import Value
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

@@ -17,7 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from firesteel.capture.world import MakeWorld
 from firesteel.config import config
 from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
 from firesteel.native_method import CompileText
+from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
 
 logger = logging.getLogger("firesteel")

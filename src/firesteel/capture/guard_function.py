@@ -9,13 +9,13 @@ in machine code (`native_guards.py`), where a compiler is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture import native_guards as native
 from firesteel.capture.guards import CONSTANT, KINDS, TENSOR, Guard, Writer, shown, tensor_checker
 from firesteel.capture.source import Constants, Local, Source, SourceWriter, build_function, identifier
 from firesteel.native_method import CompileText
+from firesteel.records import dataclass
 
 
 class GuardFunction:

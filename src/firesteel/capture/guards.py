@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ import torch.nn.modules.module as module_internals
 
 from firesteel import targets
 from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal
+from firesteel.records import dataclass
 from firesteel.sym.expr import python_text
 from firesteel.table import Table
 

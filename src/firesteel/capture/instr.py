@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import dis
-from dataclasses import dataclass
 from typing import Any
+
+from firesteel.records import dataclass
 
 Position = tuple[int | None, int | None, int | None, int | None]    # line, end line, column, end column
 NOWHERE: Position = (None, None, None, None)

@@ -19,7 +19,6 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 
 from firesteel.capture import marks
 from firesteel.homes import home_of
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

@@ -25,12 +25,12 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Source, Type, literal
 from firesteel.native_method import CompileText, native_method
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 WORTH_IT = 12           # fewer guards than this are quicker as Python text

@@ -8,7 +8,6 @@ tensors in it lie over one another.  What always holds: a program that writes no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from firesteel.capture.guards import KINDS, RELATION, Guard, Kind, Writer
 from firesteel.capture.record import GraphInput
 from firesteel.capture.source import Source
+from firesteel.records import dataclass
 
 Pairs = frozenset[tuple[int, int]]
 

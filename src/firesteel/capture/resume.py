@@ -23,12 +23,12 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.capture import versions
 from firesteel.capture.code import assemble, copy_instrs, decode, per_code, program
 from firesteel.capture.instr import Instr, Position
+from firesteel.records import dataclass
 
 # What a stack slot holds.
 VALUE = "value"         # an object: the argument

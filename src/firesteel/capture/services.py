@@ -7,7 +7,7 @@ Each is a small object of the machine (`m.states`, `m.modes`, `m.leaves`), chang
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.record import Recorder
 from firesteel.capture.source import Call, Fixed
 from firesteel.capture.values.base import Value
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 Key = tuple[Any, ...]               # (row of STATES, further arguments of its functions)

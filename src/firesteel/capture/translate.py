@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +35,7 @@ from firesteel.capture.world import TensorWorld
 from firesteel.config import config
 from firesteel.errors import BackendError, Break, InternalError
 from firesteel.homes import is_operator_of_the_user
+from firesteel.records import dataclass
 
 RESTARTS = 50
 

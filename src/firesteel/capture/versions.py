@@ -18,10 +18,10 @@ import dis
 import opcode
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from firesteel.capture.instr import Instr
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 Version = tuple[int, int]

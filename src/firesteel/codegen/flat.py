@@ -12,10 +12,10 @@ In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, axis
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_size, const, make, postorder, rebuild
 
 

@@ -27,7 +27,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.ops import DTYPES, ITEMSIZE
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.native_method import CompileText, native_method
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size
 from firesteel.table import Table
 from firesteel.targets import CPU, has_arena, is_the_only_gpu

@@ -7,13 +7,13 @@ across lanes at the end).  Judged by the memory access pattern of the lanes: con
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
 from firesteel.codegen.printer import weight
 from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, postorder
 
 

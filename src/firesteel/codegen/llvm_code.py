@@ -8,13 +8,14 @@ live in allocas, which LLVM's first pass turns into registers: so no phi and no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
 

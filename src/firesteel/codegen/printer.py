@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatReduce, FlatStore
 from firesteel.loops.cost import is_heavy
 from firesteel.loops.decompose import DECOMPOSED
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, postorder, rebuild
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from dataclasses import dataclass
 
+from firesteel.records import dataclass
 from firesteel.transaction import aside
 
 

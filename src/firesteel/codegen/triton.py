@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.codegen.bounds import NestIntervals
@@ -37,6 +36,7 @@ from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, Trito
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Buffer, Nest, axis
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, make, postorder, rebuild
 
 BLOCK = 1024            # points of a program that sweeps nothing

@@ -12,13 +12,13 @@ check_index: an index out of range sets the error flag and is replaced by 0; loa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest, product
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
 from firesteel.loops.ir import Axis
 from firesteel.loops.ops import from_size
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
 POINTS, SWEEP = 1, 2

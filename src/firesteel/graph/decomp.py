@@ -14,32 +14,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from firesteel.operators import Facet
 
 aten = torch.ops.aten
 DECOMPOSITIONS: Facet[Callable[..., Any]] = Facet("decomposition")
-WHOLE: Facet[bool] = Facet("lowered better as a whole")
+CORE: Facet[Callable[..., Any]] = Facet("decomposition for the native backend")
 
 
 def decomposition(names: str, *, core: bool = True) -> Callable[[Callable], Callable]:
     """Decorator: a row for each operator named.  core=False: a row for those who ask, not for the native backend."""
     def register(function: Callable) -> Callable:
-        if not core:
-            WHOLE.named(names)(True)
+        if core:
+            CORE.named(names)(function)
         return DECOMPOSITIONS.named(names)(function)
     return register
 
 
-_core: dict[OpOverload, Callable[..., Any]] = {}
-
-
-def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+def core_decompositions() -> Facet[Callable[..., Any]]:
     """What the native backend decomposes."""
-    if len(_core) != len(DECOMPOSITIONS) - len(WHOLE):
-        _core.update({op: fn for op, fn in DECOMPOSITIONS.items() if op not in WHOLE})
-    return _core
+    return CORE
 
 
 # ---------------------------------------------------------------- helpers

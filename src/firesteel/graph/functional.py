@@ -10,7 +10,6 @@ the first, by the rows of `PUT_BACK`; the cell's version rises, and every other 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from firesteel.graph.reshape import view_strides
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_dense, sort_dims
+from firesteel.records import dataclass
 from firesteel.sym.expr import Size
 from firesteel.table import Table
 

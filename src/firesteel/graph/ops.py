@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,7 @@ from torch._ops import OpOverload
 
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.rules.refusals import checked_rule
-from firesteel.operators import complete
+from firesteel.records import dataclass
 
 aten = torch.ops.aten
 # reshape: changes the metadata of its argument in place; update: gives fresh results and writes arguments beside
@@ -74,7 +73,6 @@ def forget(op: OpOverload) -> None:
 
 
 def _read(op: OpOverload) -> Facts:
-    complete(op)
     schema = op._schema
     writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     tags = op.tags

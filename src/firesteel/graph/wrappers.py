@@ -12,10 +12,11 @@ Parts that are no tensors (the mesh of a DTensor) are constants: the objects the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from firesteel.records import dataclass
 
 
 def is_wrapper_class(cls: type) -> bool:

@@ -18,13 +18,14 @@ Whether it is worth it is `cost.worth_inlining`'s question; a value read at more
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from firesteel.config import config
 from firesteel.loops import access, cost
 from firesteel.loops.checks import keep_checks
 from firesteel.loops.ir import AXES, LOADING, LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, axes_of, zero
 from firesteel.loops.simplify import map_nest, simplify_nest
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to

@@ -44,9 +44,10 @@ Softmax over the rows of x[n, m], as one nest of three phases:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, bits, const, make, postorder
 from firesteel.targets import CPU
 

@@ -9,12 +9,13 @@ in their order; always with equal extents.  An axis that runs through two of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from firesteel.loops import access, cost
 from firesteel.loops.ir import ACCUMULATORS, AXES, Axis, Nest, ProgramStep, Reduce, Store, all_loads, axes_of, axis
 from firesteel.loops.phases import Statement
 from firesteel.loops.simplify import Simplifier, divides
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, as_size, make, postorder, rebuild
 from firesteel.sym.poly import from_poly, poly
 from firesteel.sym.rewrite import FREE

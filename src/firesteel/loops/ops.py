@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, const, make, postorder
 from firesteel.table import Table
 

@@ -17,12 +17,12 @@ How
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel.loops import cost
 from firesteel.loops.inline import ROUNDING, widened
 from firesteel.loops.ir import ACCUMULATORS, AXES, LOADING, Axis, Buffer, Phase, Reduce, Store, acc, axis
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, postorder, rebuild
 
 

@@ -24,7 +24,6 @@ import json
 import linecache
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from firesteel.codegen.triton import GpuKernel, Pass
 from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
 from firesteel.config import config
 from firesteel.loops.ops import ITEMSIZE
+from firesteel.records import dataclass
 from firesteel.runtime import cpu
 from firesteel.sym.expr import Size
 from firesteel.targets import CUDA

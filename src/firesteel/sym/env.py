@@ -21,11 +21,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firesteel import transaction
 from firesteel.errors import DataDependentError, InternalError, Location
+from firesteel.records import dataclass
 from firesteel.sym.expr import (
     Expr,
     Size,

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from firesteel.errors import Location
+from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, ge, le, python_text, substitute
 from firesteel.sym.rewrite import Context
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from firesteel.records import dataclass
 from firesteel.table import Table
 
 

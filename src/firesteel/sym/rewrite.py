@@ -14,8 +14,8 @@ canonical form.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Reversible
-from dataclasses import dataclass
 
+from firesteel.records import dataclass
 from firesteel.sym.bounds import Bounds
 from firesteel.sym.meaning import MEANING, meaning
 from firesteel.sym.node import Expr, Size, as_expr, as_size, make, postorder

@@ -18,7 +18,6 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
+from firesteel.records import dataclass
 
 Node = torch.fx.Node
 BASE = torch.autograd.function._SingleLevelFunction

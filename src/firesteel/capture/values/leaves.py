@@ -11,7 +11,6 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from firesteel.capture.values.number import ask
 from firesteel.capture.values.tensor import TENSOR_METHODS, TENSOR_STORES, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
+from firesteel.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold, is_constant_object
 from firesteel.errors import Break, DataDependentError
+from firesteel.records import dataclass
 from firesteel.sym.expr import free_symbols
 from firesteel.sym.symint import FLOAT_FUNCTIONS, SYMBOLIC, from_sym, sym_ite
 

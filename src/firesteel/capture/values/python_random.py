@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from firesteel.capture.values.const import NONE
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.errors import Break
+from firesteel.records import dataclass
 from firesteel.sym.symint import to_symint
 from firesteel.table import Table
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
+from firesteel.records import dataclass
 from firesteel.table import Table
 from firesteel.targets import CUDA, HOST
 

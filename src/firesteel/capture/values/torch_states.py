@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import is_constant_object
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.torch_calls import TorchFunctionValue
+from firesteel.records import dataclass
 
 CHANGED_INSIDE = frozenset(row.get for row in STATES.values()) | {torch.is_inference_mode_enabled}
 
