@@ -117,7 +117,11 @@ def run_fresh(code):
 
 
 def test_import_is_light():
-    code = ("import sys, torch; before = set(sys.modules); import firesteel; new = set(sys.modules) - before\n"
+    code = ("import sys, torch; before = set(sys.modules); import firesteel; early = set(sys.modules) - before\n"
+            "assert not [m for m in early if m.startswith('firesteel.') and m.count('.') > 1 and m != 'firesteel.capture.marks'], early\n"
+            "firesteel.compile; new = set(sys.modules) - before\n"
+            "rare = ('dumps', 'replay', 'autograd.budget', 'codegen.triton', 'runtime.gpu')\n"
+            "assert not [m for m in rare if f'firesteel.{m}' in new]\n"
             "heavy = [m for m in new if m.split('.')[0] in ('sympy', 'llvmlite', 'scipy', 'triton', 'networkx')"
             " or m.startswith(('torch._dynamo', 'torch._inductor'))]\n"
             "assert not heavy, heavy")

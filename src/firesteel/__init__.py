@@ -3,21 +3,11 @@
     import firesteel as fs
     compiled = fs.compile(model)
 """
-from firesteel import errors, support, testing  # noqa: F401  support looks at torch's release before the rest needs it
-from firesteel.api import (
-    checkpoint_budget,
-    compile,
-    compiled_autograd,
-    disable_compiled_autograd,
-    explain,
-    memory_report,
-    reset,
-    set_stance,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from firesteel import errors, support, transaction  # noqa: F401  support looks at torch's release before the rest needs it
 from firesteel.artifacts import counters, set_logs, stage_times
-from firesteel.autograd import aot
-from firesteel.autograd.engine import in_compiled_autograd_region
-from firesteel.backends import list_backends, lookup_backend, register_backend
 from firesteel.capture.marks import (
     allow_in_graph,
     assume_constant_result,
@@ -32,7 +22,26 @@ from firesteel.capture.marks import (
     substitute_in_graph,
 )
 from firesteel.config import config
-from firesteel.dropin import install, uninstall
+
+if TYPE_CHECKING:
+    from firesteel import testing
+    from firesteel.public import (
+        aot,
+        checkpoint_budget,
+        compile,
+        compiled_autograd,
+        disable_compiled_autograd,
+        explain,
+        in_compiled_autograd_region,
+        install,
+        list_backends,
+        lookup_backend,
+        memory_report,
+        register_backend,
+        reset,
+        set_stance,
+        uninstall,
+    )
 
 __version__ = "0.1.0"
 
@@ -43,3 +52,16 @@ __all__ = [
     "mark_unbacked", "maybe_mark_dynamic", "memory_report", "register_backend", "reset", "set_logs", "set_stance", "stage_times",
     "substitute_in_graph", "testing", "uninstall",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The names of public.py, all at once."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    public = transaction.atomic(importlib.import_module, f"{__name__}.public")
+    globals().update({name: getattr(public, name) for name in __all__ if name not in globals()})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

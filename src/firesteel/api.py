@@ -12,14 +12,13 @@ import math
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
 from firesteel import artifacts, stages
 from firesteel.autograd import engine
-from firesteel.autograd.budget import MemoryReport
 from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend
 from firesteel.capture import entry, marks
 from firesteel.config import config
@@ -28,6 +27,9 @@ from firesteel.graph.abstract import AbstractWorld
 from firesteel.options import check_keywords, say_once
 from firesteel.runtime import cpu
 from firesteel.testing import CompileCounterWithBackend
+
+if TYPE_CHECKING:
+    from firesteel.autograd.budget import MemoryReport
 
 
 def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections
-import html
 import logging
 import os
 import pathlib
@@ -140,6 +139,7 @@ class Explanation:
 
     def to_html(self, path: str) -> None:
         """The page, and each graph's code, as an HTML file."""
+        import html
         parts = [f"<pre>{html.escape(str(self))}</pre>"]
         parts += [f"<h2>graph {n}</h2><pre>{html.escape(graph.code)}</pre>" for n, graph in enumerate(self.graphs, 1)]
         pathlib.Path(path).write_text("<!doctype html><meta charset=utf-8><title>firesteel</title>" + "".join(parts), encoding="utf-8")

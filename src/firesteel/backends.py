@@ -14,7 +14,6 @@ import torch.fx
 
 from firesteel import pipeline
 from firesteel.autograd import aot
-from firesteel.autograd.budget import Budget
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.build import write_code
 from firesteel.graph.decomp import core_decompositions
@@ -62,6 +61,7 @@ class BudgetBackend:
     def __init__(self, name: Any, limit: int):
         if name not in PARTITIONED:
             raise UserError(f"The backend {name!r} has no partitioner that could keep to a limit.", hint=f"Use one of {', '.join(PARTITIONED)}.")
+        from firesteel.autograd.budget import Budget  # few programs have a limit
         (self.compiler, self.rewrite), self.partition = PARTITIONED[name], Budget(limit)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:

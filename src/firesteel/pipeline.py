@@ -8,31 +8,32 @@ break, a seam or a tensor that needs no gradient decides there which come next, 
 """
 from __future__ import annotations
 
+import importlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch.fx
 
-from firesteel import artifacts, dumps, ops, stages  # noqa: F401  # ops: the rows of all operators
+from firesteel import artifacts, ops, stages  # noqa: F401  # ops: the rows of all operators
 from firesteel.artifacts import counters
 from firesteel.autograd.joint import Joint, trace_program
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.capture.record import Recorder
 from firesteel.capture.translate import RegionCode, translate
-from firesteel.codegen import host, llvm, triton
+from firesteel.codegen import host, llvm
 from firesteel.codegen.zones import ZONE
 from firesteel.config import config
 from firesteel.graph.verify import verify
 from firesteel.loops.fuse import fuse
-from firesteel.loops.ir import Nest, Program
+from firesteel.loops.ir import Buffer, Nest, Program
 from firesteel.loops.lower.graph import lower_graph
 from firesteel.loops.plan import Plan, Run, plan
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
 from firesteel.records import dataclass
-from firesteel.runtime import cpu, gpu
+from firesteel.runtime import cpu
 from firesteel.stages import STAGES, Stage
 from firesteel.table import Table
 from firesteel.targets import CPU, CUDA
@@ -66,7 +67,13 @@ def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], A
     return {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, cpu.load(kernels))}, None
 
 
+def _print_for_cuda(nest: Nest, buffers: Mapping[str, Buffer]) -> Any:
+    from firesteel.codegen import triton  # here and below: programs on other devices do without
+    return triton.print_nest(nest, buffers)
+
+
 def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+    from firesteel.runtime import gpu
     buffers = plan.program.buffers
     devices = [buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)]
     return gpu.load(list(zip(kernels, devices))), gpu.setup(devices)
@@ -74,7 +81,7 @@ def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], 
 
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(llvm.print_nest, _load_for_cpu, ZONE))
-TARGETS.add(CUDA, CodeTarget(triton.print_nest, _load_for_cuda))
+TARGETS.add(CUDA, CodeTarget(_print_for_cuda, _load_for_cuda))
 
 
 def target_of(program: Program) -> CodeTarget | None:
@@ -145,9 +152,14 @@ def _verify_joint(joint: Joint) -> None:
     verify(joint.gm, "joint" if joint.tangents else "aten")
 
 
+def _dumped(name: str) -> Callable[..., Any]:
+    """A function of dumps.py, which is loaded when somebody asks for dumps."""
+    return lambda *args, **kwargs: getattr(importlib.import_module("firesteel.dumps"), name)(*args, **kwargs)
+
+
 def _joint_text(joint: Joint) -> str:
     """The graph, and what a partitioner is told of it."""
-    return dumps.graph_text(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
+    return _dumped("graph_text")(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
 
 
 def _captured_text(captured: RegionCode) -> str:
@@ -159,8 +171,8 @@ def _code(gm: torch.fx.GraphModule) -> str:
 
 
 _aten = partial(verify, level="aten")
-_graph: Any = partial(Stage, text=dumps.graph_text, extension="py", read=dumps.read_graph)
-_loops: Any = partial(Stage, text=dumps.records_text, extension="loops", read=dumps.read_records)
+_graph: Any = partial(Stage, text=_dumped("graph_text"), extension="py", read=_dumped("read_graph"))
+_loops: Any = partial(Stage, text=_dumped("records_text"), extension="loops", read=_dumped("read_records"))
 
 for _row in (
     Stage("captured", translate, "a region and its inputs", "guards and a run function", _captured_text, "py"),
@@ -175,8 +187,8 @@ for _row in (
     _loops("simplify", simplify, "a Program", "a Program", verify=verify_program),
     _loops("fuse", fuse, "a Program", "a Program of fewer steps", verify=verify_program),
     _loops("plan", plan_memory, "a Program", "a Plan: when memory is taken and given back", extension="plan", log="schedule"),
-    Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", dumps.kernels_text, "txt", dumps.read_kernels, log="kernels",
-          show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
+    Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", _dumped("kernels_text"), "txt", _dumped("read_kernels"),
+          log="kernels", show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
     Stage("host", build_host, "a Plan and its kernels", "the host function", lambda fn: fn.source, "py"),
 ):
     STAGES.add(_row.name, _row)

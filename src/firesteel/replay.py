@@ -65,7 +65,8 @@ class Dump:
 
     def graph(self) -> dumps.ReadGraph:
         """The nearest graph that it was made of: what it computes."""
-        return self.read() if STAGES[self.stage].read is dumps.read_graph else self.parent().graph()
+        stage = STAGES[self.stage]
+        return self.read() if stage.read is not None and stage.extension == "py" else self.parent().graph()
 
 
 def dumps_in(folder: pathlib.Path) -> list[Dump]:
