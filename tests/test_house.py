@@ -197,6 +197,12 @@ def test_every_setting_is_read_somewhere():
     assert [name for name in KNOBS if f"config.{name}" not in text] == []
 
 
+def test_records_are_quick_to_define():
+    """The standard library's dataclass compiles five functions of each class when it is imported."""
+    slow = [path.name for path in FILES if path.name != "records.py" and {"dataclasses.dataclass"} & set(imported(path))]
+    assert slow == [], "import dataclass from firesteel.records"
+
+
 def test_kinds_of_devices_are_named_in_one_file():
     """Who needs to know a device's kind asks targets.py: a new kind is then a row there and one in pipeline.TARGETS."""
     named = [path.name for path in FILES if path.name != "targets.py" for node in ast.walk(ast.parse(path.read_text()))

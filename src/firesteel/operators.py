@@ -55,6 +55,7 @@ class Facet(Table[V]):
                 self.homes[name.removesuffix("*")] = home
                 if name.endswith("*"):
                     self.patterns[name[:-1]] = value
+                    self._by_pattern.clear()
                 else:
                     super(Facet, self).add(name, value)
             return value

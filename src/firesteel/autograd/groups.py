@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from firesteel.records import dataclass
 
 if TYPE_CHECKING:
     from firesteel.autograd.function import TrainingGraph

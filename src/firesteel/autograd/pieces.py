@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from firesteel import transaction
 from firesteel.autograd.arrived import PartWriter
 from firesteel.autograd.partition import has_effect, results_of
 from firesteel.autograd.recompute import base_of, op_class
+from firesteel.records import dataclass
 
 if TYPE_CHECKING:
     from firesteel.autograd.function import TrainingGraph

@@ -20,7 +20,6 @@ from __future__ import annotations
 import gc
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
+from firesteel.records import dataclass
 
 Node = torch.fx.Node
 DEPTH = 6       # of branches inside of branches
