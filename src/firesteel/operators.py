@@ -10,6 +10,7 @@ side.  Graph, loops and autograd own their facets and read them.
 """
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from firesteel.table import Table
 
 V = TypeVar("V")
 FACETS: list[Facet] = []
+ROWS = "firesteel.ops"      # who writes them
 _collectives: dict[int, str | None] = {}        # by id: operators live for ever, and hashing one costs a microsecond
 
 
@@ -63,7 +65,7 @@ class Facet(Table[V]):
 
     def of(self, op: OpOverload) -> V | None:
         """The row of the operator, else that of a pattern."""
-        found = self._rows.get(op._name)
+        found = self.get(op)
         if found is None and self.patterns:
             if op._name not in self._by_pattern:
                 name = f"{op._schema.name}.{op._overloadname}"
@@ -72,21 +74,30 @@ class Facet(Table[V]):
         return found
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return self._rows.get(_name(key), default)
+        name = _name(key)
+        return self._rows[name] if name in self._rows else _written(self._rows).get(name, default)
 
     def __contains__(self, key: object) -> bool:
-        return _name(key) in self._rows
+        return _name(key) in _written(self._rows)
 
     def __getitem__(self, key: Any) -> V:
+        _written(self._rows)
         return super().__getitem__(_name(key))
 
     def __iter__(self) -> Iterator[Any]:
         """The operators that this torch has."""
-        found = (find(key) if isinstance(key, str) else key for key in list(self._rows))
+        found = (find(key) if isinstance(key, str) else key for key in list(_written(self._rows)))
         return (op for op in found if op is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _written(rows: dict[Any, V]) -> dict[Any, V]:
+    """The rows, after ops/ wrote them: whoever asks first, without the rest of the compiler perhaps, loads it."""
+    if ROWS not in sys.modules:
+        importlib.import_module(ROWS)
+    return rows
 
 
 def _name(op: Any) -> Any:
