@@ -1,4 +1,6 @@
 """Collectives in compiled functions."""
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -195,3 +197,18 @@ def program_other_work_on_other_ranks():
         dist.all_reduce(y)
         return y
     return {name: value for name, value in compared(f, X, tolerance=1e-5).items() if name == "equal"}
+
+
+def program_kernels():
+    """Ranks that differ in rank, data and addresses compile the same kernels."""
+    fs.reset()
+    kept = [object() for _ in range(1000 * RANK)]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+
+    def step(x):
+        y = model(x)
+        dist.all_reduce(y)
+        return y + 1
+    with fs.config.patch(cache_dir=os.path.join(os.environ["KERNELS"], str(RANK)), verify=False):
+        fs.compile(step)(torch.randn(4, 8) + RANK).sum().backward()
+    return len(kept)

@@ -1,6 +1,6 @@
-"""Programs for two ranks, compared with eager; run as `python ranks.py FILE`, once a rank, by `run_ranks`.
+"""Programs for two ranks, compared with eager; run as `python ranks.py FILE...`, once a rank, by `run_ranks`.
 
-FILE has functions `program_*`, each run by both ranks one after the other.  What one returns, or the error it ends with, is written as a line of JSON by
+A FILE has functions `program_*`, each run by both ranks one after the other.  What one returns, or the error it ends with, is written as a line of JSON by
 rank 0.  `compared` is what most of them return: are values as eager's, how many graphs, how many breaks.  A hang ends with gloo's time limit, and the
 whole with `LIMIT`.
 """
@@ -8,6 +8,7 @@ import datetime
 import importlib.util
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -17,14 +18,14 @@ LIMIT = 240         # seconds; starting alone takes ten of them on a busy machin
 HANG = 40           # of one collective
 
 
-def run_ranks(path, **environment):
+def run_ranks(*paths, **environment):
     """name of a program -> what rank 0 said of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
               "FIRESTEEL_VERIFY": "1", "FIRESTEEL_CACHE_DIR": "", **environment}
-    ranks = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, str(path)], env={**common, "RANK": str(rank)}, text=True,
+    ranks = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, *map(str, paths)], env={**common, "RANK": str(rank)}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(2)]
     said = []
     try:
@@ -71,28 +72,33 @@ def same(a, b, tolerance):
     return a.shape == b.shape and a.stride() == b.stride() and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def main(path):
-    import torch
+def main(paths):
     import torch.distributed as dist
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=HANG))
-    specification = importlib.util.spec_from_file_location("programs", path)
-    programs = importlib.util.module_from_spec(specification)
-    sys.modules["programs"] = programs
-    specification.loader.exec_module(programs)
-    for name, program in list(vars(programs).items()):
-        if name.startswith("program_"):
-            torch.manual_seed(0)
-            try:
-                result = program()
-            except Exception:
-                result = {"error": traceback.format_exc()[-2500:]}
-            if dist.get_rank() == 0:
-                print("RESULT " + json.dumps([name[len("program_"):], result]), flush=True)
+    for path in paths:
+        specification = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+        programs = importlib.util.module_from_spec(specification)
+        sys.modules[specification.name] = programs
+        specification.loader.exec_module(programs)
+        for name, program in list(vars(programs).items()):
+            if name.startswith("program_"):
+                tell(name[len("program_"):], program, dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)         # gloo's threads may abort a process that ends in the usual way
 
 
+def tell(name, program, rank):
+    import torch
+    torch.manual_seed(0)
+    try:
+        result = program()
+    except Exception:
+        result = {"error": traceback.format_exc()[-2500:]}
+    if rank == 0:
+        print("RESULT " + json.dumps([name, result]), flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -282,7 +282,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         if m.record.call_count():
             careful = region.owns_inputs and bool(m.effects.entries) and any(map(may_refuse_data, graph.graph.nodes))
             if not region.resumes and config.rank_wait > 0 and torch.distributed.is_available() and torch.distributed.is_initialized():
-                graph.meta["ranks"] = place_text(region), stop is None
+                graph.meta["ranks"] = place_text(region, inputs), stop is None
             graph.meta["hands_on"] = any(frame.code in HAND_ON for frame in m.frames)
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
@@ -304,10 +304,11 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     return RegionCode(guard, run, graph, broke, not (region.root.fullgraph and stop is not None), boxed)
 
 
-def place_text(region: Captures) -> str:
-    """Which function it is, on all ranks and machines."""
-    code = region.root.code
-    return f"{region.name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+def place_text(region: Captures, inputs: tuple[Any, ...]) -> str:
+    """Which function, or which module's forward, it is, on all ranks and machines."""
+    forward = getattr(type(inputs[0]), "forward", None) if inputs else None
+    code = region.root.code or getattr(forward, "__code__", None)
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else region.name
 
 
 def may_refuse_data(node: torch.fx.Node) -> bool:

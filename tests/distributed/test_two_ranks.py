@@ -1,0 +1,58 @@
+"""Distributed programs, compiled, against eager: two ranks over gloo, started once for all programs, since starting them takes longest."""
+import pathlib
+
+import pytest
+import torch
+from ranks import run_ranks
+
+HERE = pathlib.Path(__file__).parent
+ONE_GRAPH = {"equal": True, "graphs": 1, "breaks": []}
+CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_leaves", "all_gather", "reduce_scatter", "all_to_all", "broadcast_and_barrier", "functional", "functional_gradients", "gradients_past_a_collective", "unread_results_are_not_dropped", "operators", "conversions", "gradients_of_dtensors", "tensor_parallel", "ddp_around_compiled"]
+# What prepares the ranks runs between graphs, once before the module and once after it.
+AROUND = ["fsdp1", "ddp", "ddp_static_graph", "ddp_unused_parameters", "ddp_communication_hook", "ddp_no_sync", "zero"]
+
+
+@pytest.mark.skipif(not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs gloo")
+def test_programs(tmp_path):
+    results = run_ranks(HERE / "programs_collectives.py", HERE / "programs_sharded.py", KERNELS=str(tmp_path))
+    for check in (in_one_graph, around_modules, of_sizes_and_waits, buckets_leave_early, ranks_are_told):
+        check(results)
+    keys_are_those_of_all_ranks(tmp_path)
+
+
+def in_one_graph(results):
+    assert {name: results[name] for name in CAPTURED if results[name] != ONE_GRAPH} == {}
+
+
+def around_modules(results):
+    assert {name: results[name] for name in (*AROUND, "fsdp2") if not results[name].get("equal")} == {}
+    assert {results[name]["graphs"] for name in AROUND} == {1}
+    assert all("works on the world outside" in text for name in (*AROUND, "fsdp2") for text in results[name]["breaks"])
+    assert results["fsdp2"]["graphs"] <= 4      # two layers, and an addition after each
+    assert results["fsdp2_by_layer"] == {"equal": True, "graphs": 2, "breaks": []}
+
+
+def of_sizes_and_waits(results):
+    assert results["sizes_that_change"] == {"equal": True}
+    assert results["waits_are_late"]["calls"] == ["_c10d_functional::all_reduce", "aten::mm", "_c10d_functional::wait_tensor"]
+
+
+def buckets_leave_early(results):
+    """The first, of 1 MiB, before the second piece of the backward."""
+    for events in results["ddp_buckets_leave_early"].values():
+        assert events[:3] == ["piece", "bucket", "piece"] and events[-1] == "bucket", events
+
+
+def ranks_are_told(results):
+    found = results["other_collectives_on_other_ranks"]
+    assert found["type"] == "DifferentPrograms"
+    assert "collective 2 of" in found["text"] and "all_reduce(float32[4, 3], sum) on rank 0 and broadcast(float32[4, 3], 0) on rank 1" in found["text"]
+    found = results["other_sizes_on_other_ranks"]
+    assert found["type"] == "DifferentPrograms" and "float32[1, 3]" in found["text"] and "float32[2, 3]" in found["text"]
+    assert results["other_work_on_other_ranks"] == {"equal": True}
+
+
+def keys_are_those_of_all_ranks(folder):
+    """Each rank wrote kernels to a folder of its own; names of files are digests of keys."""
+    ours, theirs = ({path.name for path in (folder / rank).rglob("*.o")} for rank in "01")
+    assert ours and ours == theirs
