@@ -52,6 +52,7 @@ from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.python_random import RANDOM
+from firesteel.capture.values.scripted import ScriptedValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, run_abstract
 from firesteel.capture.values.torch_states import CoreFunction
@@ -445,7 +446,10 @@ BASES.add(types.ModuleType, guarded("identity", PythonModuleValue))
 
 @BASES.row(torch.nn.Module)
 def wrap_module(m: Machine, obj: torch.nn.Module, source: Source) -> Value:
-    if not hasattr(obj, "_modules") or isinstance(obj, torch.jit.ScriptModule):
+    if isinstance(obj, torch.jit.ScriptModule):
+        guard(m, source, "identity", obj)
+        return ScriptedValue(obj, source)
+    if not hasattr(obj, "_modules"):
         return opaque(m, obj, source)
     m.guard(Guard(source, "type", type(obj)))
     return ModuleValue(obj, source)

@@ -34,6 +34,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.instr import Instr
 from firesteel.capture.opcodes import OPCODES
 from firesteel.capture.policy import SymbolPolicy
+from firesteel.capture.python_operators import OPERATORS
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
 from firesteel.capture.services import Leaves, Modes, States
@@ -54,14 +55,15 @@ from firesteel.capture.values import (  # noqa: F401
     math_calls,
     natives,
     overrides,
+    saved_tensors,
     transforms,
 )
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
 from firesteel.capture.values.class_objects import SuperValue
-from firesteel.capture.values.const import NONE, ConstValue, fresh, is_constant_object, run_for_program
-from firesteel.capture.values.containers import Sequence
+from firesteel.capture.values.const import NONE, ConstValue, fold, fresh, is_constant_object, run_for_program
+from firesteel.capture.values.containers import Sequence, TupleValue
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.generators import AGAIN, GeneratorValue, exhausted
@@ -324,6 +326,8 @@ class SymbolicMachine(Reader):
         result = a.compare(self, op, b)
         if result is None:
             result = b.compare(self, MIRRORED[op], a)
+        if result is None and {type(a), type(b)} == {ConstValue, TupleValue} and all(item.is_constant() for item in (*all_items(a), *all_items(b))):
+            return fold(self, OPERATORS[op], self.known(a), self.known(b))      # a version of torch and a tuple, say
         if result is None and op in ("==", "!="):
             return ConstValue(self.identical(a, b) == (op == "=="))
         if result is None:
@@ -459,6 +463,10 @@ class SymbolicMachine(Reader):
             tags = nested(tags, region) if tags else region
         return tags
 
+
+
+def all_items(value: Value) -> list[Value]:
+    return value.items if isinstance(value, TupleValue) else []
 
 
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}

@@ -11,10 +11,12 @@ and breaks where it is not.  Modules are told part by part (`homes.py`), functio
 # boundary: recognises torch._functorch, whose functions keep a stack of levels while they run
 from __future__ import annotations
 
+import _thread
 import builtins
 import functools
 import inspect
 import os
+import pickle
 import re
 import sys
 import types
@@ -168,8 +170,9 @@ _cls: Any
 for _cls in (str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match):
     CLASSES.add(_cls, PURE)
 _fn: Any
-for _fn in (sys.intern, os.fspath, str.maketrans):
+for _fn in (sys.intern, os.fspath, str.maketrans, pickle.dumps):
     CALLABLES.add(_fn, PURE)
+CALLABLES.add(_thread.get_ident, STATE)
 for _fn in (input, open, breakpoint):
     CALLABLES.add(_fn, breaks("outside"))
 for _fn in (exec, eval, compile, builtins.__import__):

@@ -1,7 +1,8 @@
 """Wrapping torch's own objects that are called: operators that take functions, scripted functions, classes of tensors, versions.
 
 `torch.cond` and its relatives become the plain Python that they mean (`HIGHER_ORDER` of polyfills.py): a condition that is known chooses its
-branch, one that is a tensor breaks there, and both branches are compiled.  A scripted or traced function is the Python function it was made of.
+branch, one that is a tensor is a branch on data (joins.py).  A scripted or traced function is the Python function it was made of; a scripted
+module, and what was loaded, is one call of the graph, made for real between two compiled graphs (autograd/seams.py).
 
     torch.cond(x.shape[0] > 2, f, g, (x,))      # f(x), or g(x)
 """
@@ -25,6 +26,7 @@ from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.scripted import ScriptedValue
 from firesteel.capture.values.torch_calls import call_graph
 
 
@@ -40,10 +42,8 @@ def wrap_higher_order(m: Machine, obj: Any, source: Source) -> Value:
 @WRAPPERS.row(torch.jit.ScriptFunction)
 def wrap_scripted(m: Machine, obj: Any, source: Source) -> Value:
     original = getattr(obj, "_torchdynamo_inline", None)
-    if original is None:        # one that was loaded: there is no Python code of it
-        return opaque(m, obj, source)
     guard(m, source, "identity", obj)
-    return build(m, original, Fixed(original))
+    return ScriptedValue(obj, source) if original is None else build(m, original, Fixed(original))
 
 
 WRAPPERS.add(TorchVersion, guarded("identity", lambda obj, source: ConstValue(obj)))
