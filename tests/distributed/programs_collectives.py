@@ -107,6 +107,21 @@ def program_broadcast_and_barrier():
     return compared(f, X)
 
 
+def program_barrier_with_devices():
+    """An argument that a graph does not know is not dropped: eager refuses it for gloo, or obeys it."""
+    def f(x):
+        y = x + 1
+        dist.barrier(device_ids=[0])
+        return y
+    errors = []
+    for g in (f, fs.compile(f)):
+        try:
+            g(X)
+        except ValueError as error:
+            errors.append(str(error))
+    return {"errors": len(errors), "same": len(set(errors)) == 1}
+
+
 def program_functional():
     def f(x):
         y = functional.all_reduce(x * 2, "sum", dist.group.WORLD)

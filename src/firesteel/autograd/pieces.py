@@ -183,8 +183,8 @@ def handing_on(apply: Callable, graph: TrainingGraph, whole: Any, gradients: Cal
         if not (graph.hands_on or wrapper._active_ddp_module is not None) or not torch.is_grad_enabled() or len(made().pieces) == 1:
             return apply(*inputs)
         pieces = made()
-        call = PiecesCall(pieces)
-        carrier = torch.empty(0)
+        call = PiecesCall(pieces, inputs[pieces.inputs[0][0]].device)
+        carrier = call.carrier()
         for number in range(len(pieces.pieces) - 1, 0, -1):
             carrier = later.apply(call, number, carrier, *[inputs[i] for i in pieces.inputs[number]])
         return first.apply(*[inputs[i].detach() if home else inputs[i] for i, home in enumerate(pieces.home)], carrier, call, inputs)
@@ -194,9 +194,13 @@ def handing_on(apply: Callable, graph: TrainingGraph, whole: Any, gradients: Cal
 class PiecesCall:
     """One call of a compiled function, for its nodes: the backwards through it that are on their way."""
 
-    def __init__(self, pieces: Pieces):
-        self.pieces = pieces
+    def __init__(self, pieces: Pieces, device: torch.device):
+        self.pieces, self.device = pieces, device
         self.backwards: dict[int, RunningBackward] = {}        # by the engine's number
+
+    def carrier(self) -> torch.Tensor:
+        """On the device of the gradients, in whose thread and stream the engine then runs all pieces."""
+        return torch.empty(0, dtype=torch.float32, device=self.device)
 
     def start(self) -> RunningBackward:
         made = self.backwards[torch._C._current_graph_task_id()] = RunningBackward(self.pieces)
@@ -228,7 +232,7 @@ def make_functions(graph: TrainingGraph, whole: Any, gradients: Callable) -> tup
             made = ctx.call.start()
             made.all = gradients(graph, ctx, tangents, made.take)
             found = dict(zip(ctx.call.pieces.inputs[0], ctx.call.gradients(0)))
-            return (*[found.get(i) for i in range(len(graph.gradients))], torch.empty(0), None, None)
+            return (*[found.get(i) for i in range(len(graph.gradients))], ctx.call.carrier(), None, None)
 
     class LaterPiece(torch.autograd.Function):
         in_pieces = True
@@ -237,9 +241,9 @@ def make_functions(graph: TrainingGraph, whole: Any, gradients: Callable) -> tup
         def forward(ctx, call, number, carrier, *inputs):
             ctx.call, ctx.number = call, number
             ctx.set_materialize_grads(False)
-            return torch.empty(0)
+            return call.carrier()
 
         @staticmethod
         def backward(ctx, carrier):
-            return (None, None, torch.empty(0), *ctx.call.gradients(ctx.number))
+            return (None, None, ctx.call.carrier(), *ctx.call.gradients(ctx.number))
     return FirstPiece, LaterPiece

@@ -8,6 +8,7 @@ An asynchronous one returns a work object that has nothing left to wait for.  Au
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from firesteel.capture.meanings import CALLABLES, CALLS, PYTHON_MODULES, breaks
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
 from firesteel.capture.values.functions import Args, Handler, Kwargs
+from firesteel.errors import Break
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)        # a torch without distributed has none
 ops: Any = torch.ops._c10d_functional
@@ -163,7 +165,27 @@ COLLECTIVES |= {"all_gather_into_tensor": all_gather_single, "reduce_scatter_ten
 
 
 def captured(fn: Callable[..., Any]) -> Handler:
-    return lambda m, args, kwargs: m.constant_object(fn).call(m, args, kwargs)
+    names = list(inspect.signature(fn).parameters)
+
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        for name, value in {**dict(zip(names, args)), **kwargs}.items():
+            if not MEANT.get(name, anything)(m.look(value)):
+                raise Break("call", name=f"torch.distributed.{fn.__name__} with this {name}")
+        return m.constant_object(fn).call(m, args, kwargs)
+    return call
+
+
+def anything(value: Value) -> bool:
+    return True
+
+
+def is_none(value: Value) -> bool:
+    return value.is_constant() and value.constant() is None
+
+
+# parameter -> which of its values graphs know; the others are for the call itself
+MEANT: dict[str, Callable[[Value], bool]] = {
+    "op": lambda value: is_none(value) or isinstance(value.identity(), c10d.ReduceOp.RedOpType), "device_ids": is_none, "timeout": is_none}
 
 
 if c10d is not None:
