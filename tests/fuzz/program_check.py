@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from program_inputs import Made
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import firesteel as fs
 
@@ -115,6 +115,11 @@ EXACT = {"amax", "amin", "max", "min", "maximum", "minimum", "sort", "topk", "ga
          "randn_like", "repeat_interleave", "unfold_backward", "cummax"}
 
 
+def with_memory(t: Any) -> Any:
+    """Zeros that autograd makes without memory (the gradient of `sgn`) reach a mode below the key that knows them: kernels would read address 0."""
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, torch.Tensor) and t._is_zerotensor() else t
+
+
 class Noise(TorchDispatchMode):
     """Each operator that rounds rounds once more, at random."""
 
@@ -123,7 +128,8 @@ class Noise(TorchDispatchMode):
         self.generator = torch.Generator("cpu").manual_seed(seed)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(with_memory, (args, kwargs or {}))
+        out = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         for t in tree_leaves(out):

@@ -83,6 +83,13 @@ WRONG = {
     "a row of another width": lambda x: torch.select_scatter(x, torch.ones(7), 0, 1),
     "rows of another number": lambda x: torch.slice_scatter(x, torch.ones(7, 6), 0, 1, 3),
     "a longer diagonal": lambda x: torch.diagonal_scatter(x, torch.ones(7)),
+    "neighbours added in place": lambda x: x[1:].add_(x[:-1]),
+    "neighbours as an argument in the middle": lambda x: x[1:].addcmul_(x[1:], x[:-1]),
+    "neighbours copied": lambda x: x[1:].copy_(x[:-1]),
+    "neighbours as an out": lambda x: torch.mul(x[1:], 2, out=x[:-1]),
+    "itself in another order": lambda x: (y := x[:, :4].clone()).mul_(y.t()),
+    "its own part at places": lambda x: x.index_put_((torch.tensor([0]),), x[1:2]),
+    "its own part added at places": lambda x: x.index_add_(0, torch.tensor([0]), x[1:2]),
     "far behind the storage": lambda x: x.as_strided((4,), (1,), 2**40) + 1,
     "more than the storage": lambda x: x.as_strided((100,), (1,)) + 1,
     "before the storage": lambda x: x.as_strided((4,), (1,), -3) + 1,
@@ -167,6 +174,7 @@ SYMBOLIC = {
     "a range that ends before its start": (lambda x, n: torch.arange(1.5, n * 1.0, 2.0) + x[0, 0], 4, 1),
     "coordinates of another number": (lambda x, v: torch.gradient(x, spacing=(v,), dim=0)[0], torch.arange(4.0), torch.arange(1.0)),
     "an index too high": (lambda x, n: x.select(0, n) + 1, 2, 4),
+    "neighbours added in place": (lambda x, n: x[:2].add_(x[n:n + 2]), 2, 1),
     "more rows than there are": (lambda x, n: x.narrow(0, 1, n) + 1, 2, 4),
 }
 
@@ -206,3 +214,19 @@ def test_values_that_fit_fill_in_one_graph():
     x = torch.rand(4, 6)
     compiled = fs.compile(program, fullgraph=True)
     torch.testing.assert_close(compiled(x, torch.tensor(3)), program(x, torch.tensor(3)))
+
+
+SHARED = {
+    "itself": lambda x: x.add_(x), "the same part": lambda x: x[1:].mul_(x[1:]), "apart": lambda x: x[:2].add_(x[2:]), "nothing": lambda x: x[2:2].add_(x[3:3]),
+    "a conjugate": lambda x: (z := torch.view_as_complex(x.view(4, 3, 2))).add_(z.conj()),
+    "halves": lambda x: x[:x.shape[0] // 2].sub_(x[x.shape[0] // 2:]), "of another storage": lambda x: x[1:].add_((x * 1)[:-1]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_memory_that_may_be_shared(name, dynamic):
+    """Eager computes in place where both are the same elements, or share none."""
+    compiled = fs.compile(SHARED[name], dynamic=dynamic)
+    one, two = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+    assert torch.equal(compiled(two), SHARED[name](one)) and torch.equal(one, two)

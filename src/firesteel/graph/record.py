@@ -32,9 +32,10 @@ from firesteel.graph.functional import SCATTERED, Alias, MadeBy, Unfollowable, V
 from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import RULES
-from firesteel.graph.sizes import same, static
+from firesteel.graph.sizes import less, same, unknown
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
 from firesteel.graph.storage import within_storage
+from firesteel.graph.tensor import tensors_in
 from firesteel.sym.symint import SYMBOLIC, from_sym
 from firesteel.table import Table
 
@@ -179,6 +180,7 @@ def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, spe
 def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     if fact.twin is None:
         raise NotImplementedError(f"{fact.op} writes its argument and has no functional twin")
+    _check_overlaps(fact, args[0], (args[1:], kwargs))
     if fact.twin in world.decompositions:
         return _record_decomposed(world, fact, args, kwargs)
     twin = facts(fact.twin)
@@ -267,6 +269,7 @@ def _record_out(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> An
         results = fact.twin(*args, **rest)
     results = results if isinstance(results, (list, tuple)) else (results,)
     for place, result in zip(fact.writes, results):
+        _check_overlaps(fact, kwargs[place], (args, rest))
         _check_out(fact, kwargs[place].spec, result.spec)
         _assign_out(world, kwargs[place], result)
     return returned(fact, args, kwargs)
@@ -339,15 +342,29 @@ def _check_own_overlap(fact: Facts, target: Any) -> None:
         raise Unfollowable("overlapping_writes", f"{fact.op} writes to a self-overlapping tensor")
 
 
-def _check_overlap(target: AbstractTensor, source: Any) -> None:
-    """Eager refuses to copy between two dense views of one storage that share elements in another order or only in part."""
-    if type(source) is not AbstractTensor or source is target or source.record.cell is not target.record.cell:
+# Operators that refuse to write to a tensor that an argument shares any element with.
+REFUSING = frozenset({aten.index_put_.default, aten.index_add_.default, aten.index_copy_.default, aten.scatter_.src, aten.scatter_add_.default,
+                      aten.scatter_.reduce, aten.scatter_reduce_.two})
+
+
+def _check_overlaps(fact: Facts, target: Any, others: Any) -> None:
+    if type(target) is AbstractTensor and (torch.Tag.pointwise in fact.op.tags or fact.op in REFUSING):
+        for other in tensors_in(others):
+            _check_overlap(target, other, fact.op in REFUSING)
+
+
+def _check_overlap(target: AbstractTensor, source: Any, refusing: bool = False) -> None:
+    """Eager refuses to compute a dense view, element by element, from another of its storage that shares elements in another order or only in part;
+    `REFUSING` refuses one that shares any."""
+    if type(source) is not AbstractTensor or source is target and not refusing or source.record.cell is not target.record.cell:
         return
     a, b = target.spec, source.spec
-    if not (static((*a.shape, *a.strides, a.offset)) and static((*b.shape, *b.strides, b.offset)) and is_dense(a) and is_dense(b)):
+    if a == b and not refusing or not (is_dense(a) and is_dense(b)):
         return
-    begin, end = max(a.offset, b.offset), min(a.offset + a.numel(), b.offset + b.numel())
-    if begin < end and (a.offset, a.strides, a.numel()) != (b.offset, b.strides, b.numel()):
+    starts, ends = [s.offset * s.dtype.itemsize for s in (a, b)], [(s.offset + s.numel()) * s.dtype.itemsize for s in (a, b)]
+    if unknown(*starts, *ends) or not all(less(start, end) for start in starts for end in ends):
+        return
+    if refusing or a.strides != b.strides or not same(*starts) or not same(*ends):
         raise RuntimeError("unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                            "Please clone() the tensor before performing the operation.")
 
