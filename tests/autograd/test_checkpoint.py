@@ -437,7 +437,8 @@ def test_a_break_inside_of_a_region() -> None:
     for _ in range(2):
         torch.testing.assert_close(observed(compiled, blocks[0]), expected, rtol=1e-4, atol=1e-4)
     assert sum(fs.counters["graph_break"].values()) == 1
-    with pytest.raises(fs.errors.Unsupported, match="print_nothing"):
+    line = with_a_break.__code__.co_firstlineno + 2
+    with pytest.raises(fs.errors.Unsupported, match=rf"test_checkpoint.py:{line} in with_a_break\n +print_nothing\(y\)"):
         fs.compile(fn, fullgraph=True)(torch.randn(6, 8, requires_grad=True))
 
 

@@ -469,6 +469,37 @@ def test_zeros_for_gradients_that_a_custom_function_did_not_give():
     check(fn)
 
 
+NOT_DIFFERENTIABLE = {"rounded": torch.round, "integers": torch.Tensor.long, "truths": torch.Tensor.bool, "double": torch.Tensor.double, "places": lambda x: x.argmax(1)}
+
+
+@pytest.mark.parametrize("kind", NOT_DIFFERENTIABLE)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_zeros_for_an_output_that_is_not_differentiable(kind, compiled):
+    log = []
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            other = NOT_DIFFERENTIABLE[kind](x)
+            ctx.mark_non_differentiable(other)
+            return x * 2, other
+
+        @staticmethod
+        def backward(ctx, grad, none):
+            log.append((none.shape, none.dtype, none.sum()) if none is not None else None)
+            return grad * 2
+
+    def fn():
+        log.clear()
+        out, apply = [], fs.compile(Two.apply) if compiled else Two.apply
+        for n in (2, 4, 5):
+            x = torch.randn(n, 3, requires_grad=True)
+            apply(x)[0].sum().backward()
+            out.append(x.grad)
+        return [out, list(log)]
+    check(fn)
+
+
 def test_gradients_of_gradients_through_saved_tensor_hooks():
     def fn():
         x = torch.randn(3, requires_grad=True)

@@ -196,10 +196,15 @@ class BackwardCapture:
 
     def validate_outputs(self, name: str, outputs: Sequence[torch.Tensor | None], args: Sequence[Any], metadata: Sequence[Any]) -> Sequence[Any]:
         """Brings results to the shapes, types and devices that the inputs had, as the engine does behind each node."""
-        if not any(out is not None for out in outputs):
+        if all(out is None or self.gives_what_fits(out) for out in outputs):
             return outputs
         node = self.call(OPS["validate_outputs"], list(outputs), *args)
         return [None if out is None else self.stand_in(self.call(operator.getitem, node, i)) for i, out in enumerate(outputs)]
+
+    def gives_what_fits(self, out: torch.Tensor) -> bool:
+        """Is it a gradient of an inlined backward?  It was traced for an input of that shape, type and device."""
+        made = self.made.get(id(out))
+        return made is not None and made.target is operator.getitem and isinstance(made.args[0].target, InlinedBackward)
 
     def accumulate(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """The sum of what reaches one input of a node; in which order, is decided with that of the nodes."""
