@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._higher_order_ops.while_loop import while_loop
 
 import firesteel as fs
-
-
-def looped(x: torch.Tensor) -> Any:
-    y = x * 2
-    return while_loop(lambda a: a.sum() < 30, lambda a: (a + 1,), (y,))  # here
 
 
 def new_data(x: torch.Tensor) -> Any:
@@ -22,7 +16,7 @@ def new_data(x: torch.Tensor) -> Any:
     return y.detach() + 1
 
 
-PROGRAMS = [looped, new_data]
+PROGRAMS = [new_data]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])

@@ -52,6 +52,7 @@ from firesteel.capture.values import (  # noqa: F401
     hooks,
     known_names,
     leaves,
+    loops,
     math_calls,
     natives,
     overrides,

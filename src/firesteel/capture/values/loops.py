@@ -1,0 +1,88 @@
+"""torch.while_loop on data: one call of the graph that holds a graph of the condition and one of the body (`loop_of` of autograd/branches.py).
+
+Both are compiled once; the host code runs the loop.  Captured where no gradient is wanted, the carried values are tensors, and the body gives
+tensors described as those it took; else the loop is the Python that it means (polyfills.py), which breaks at each question.
+
+    while_loop(lambda i, x: x.sum() < 100, lambda i, x: (i + 1, x * 2), (i, x))         # loop(2, i, x)
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from firesteel.autograd.branches import joined_like, loop_of
+from firesteel.autograd.regions import module_of
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.polyfills import while_loop
+from firesteel.capture.protocols import Machine
+from firesteel.capture.source import Fixed
+from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.containers import Sequence, TupleValue
+from firesteel.capture.values.functions import Args, Kwargs, function_value
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.torch_calls import run_abstract
+from firesteel.capture.values.transforms import Body
+from firesteel.errors import Break
+
+Node = torch.fx.Node
+
+
+@CALLS.row(while_loop)
+def call_while_loop(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    mark = m.checkpoint()
+    try:
+        return as_one_call(m, *args, **kwargs)
+    except (Break, UserRaise):
+        m.rollback(mark)
+        python: Any = while_loop
+        return function_value(m, python, Fixed(python)).inline(m, args, kwargs)
+
+
+def as_one_call(m: Machine, condition: Value, body: Value, carried: Value, additional: Value | None = None, **settings: Value) -> Value:
+    taken, given = tensors_in(m, carried), [] if additional is None else tensors_in(m, additional)
+    vals = [value.abstract for value in (*taken, *given)]
+    if torch.is_grad_enabled() and any(val.requires_grad for val in vals):
+        raise Break("transform", name="by while_loop with gradients")
+    leaves = run_abstract(m, lambda tensors: [t.clone() for t in tensors], [vals], {}, "while_loop")
+    asks, steps = (Body(m, m.look(fn), [*taken, *given], {}, list(leaves)) for fn in (condition, body))
+    if torch.is_grad_enabled() and any(getattr(node.meta["val"], "requires_grad", False) for node in (*asks.lifted, *steps.lifted)):
+        raise Break("transform", name="by while_loop with gradients")
+    results = outputs_of(steps)
+    alike = [run_abstract(m, joined_like, [val, node.meta.get("val", val)], {}, "while_loop") for val, node in zip(leaves, results)]
+    if len(results) != len(taken) or any(val is None for val in alike) or any(leaf._version for leaf in leaves):
+        raise Break("transform", name="by while_loop whose body gives other tensors than it takes")
+    outside = list(dict.fromkeys([*asks.lifted, *steps.lifted]))
+    modules = [alone(one, leaves, outside) for one in (asks, steps)]
+    node = m.record.call_function(loop_of(*modules), (len(taken), *(value.node for value in (*taken, *given)), *outside), {}, tuple(alike))
+    return m.wrap_output(tuple(alike), node)
+
+
+def tensors_in(m: Machine, value: Value) -> list[TensorValue]:
+    value = m.look(value)
+    items = [m.look(item) for item in value.items] if isinstance(value, Sequence) else []
+    if not isinstance(value, TupleValue) or not all(isinstance(item, TensorValue) for item in items):
+        raise Break("transform", name="by while_loop of something else than tensors")
+    return items        # type: ignore[return-value]  # just asked
+
+
+def outputs_of(body: Body) -> list[Node]:
+    found: Any = body.module.graph.output_node().args[0]
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def alone(body: Body, leaves: list[torch.Tensor], outside: list[Node]) -> torch.fx.GraphModule:
+    """The body as a graph of the carried tensors, the further ones and all that condition or body read."""
+    graph = torch.fx.Graph()
+    given = [graph.placeholder(f"argument_{place}") for place in range(len(leaves))]
+    read = {node: graph.placeholder(node.name) for node in outside}
+    for placeholder, val in (*zip(given, leaves), *((read[node], node.meta["val"]) for node in outside)):
+        placeholder.meta["val"] = val
+    inputs = body.module.graph.find_nodes(op="placeholder")
+    copies = dict(zip(inputs, [*given, *(read[node] for node in body.lifted)]))
+    for node in body.module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs_of(body)))
+    return module_of(graph, "Body")
