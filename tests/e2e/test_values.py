@@ -69,3 +69,41 @@ def test_a_write_through_a_view_of_a_group_norm():
     for n in (4, 6):
         x = torch.rand(n, 3, 5)
         torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_a_triangle_of_columns_of_one_element():
+    """No axis is long enough for a vector."""
+    program = lambda x: x.clone().triu(1).softmax(-2)  # noqa: E731
+    compiled = fs.compile(program, dynamic=True)
+    for n in (4, 5):
+        one, two = (torch.linspace(-1, 1, n * n).view(n, 1, n, 1).requires_grad_() for _ in range(2))
+        expected, found = program(one), compiled(two)
+        torch.testing.assert_close(found, expected)
+        weights = torch.linspace(0, 1, n * n).view(n, 1, n, 1)
+        torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for x, y in ((two, found), (one, expected))))
+
+
+MODULES = {
+    "cross entropy": (lambda: torch.nn.CrossEntropyLoss(), lambda n: (torch.linspace(-1, 1, 7 * n).view(n, 7), torch.arange(n) % 7)),
+    "batch norm": (lambda: torch.nn.BatchNorm1d(4), lambda n: (torch.linspace(-1, 1, 12 * n).view(n, 4, 3),)),
+    "group norm": (lambda: torch.nn.GroupNorm(2, 4), lambda n: (torch.linspace(-1, 1, 12 * n).view(n, 4, 3),)),
+    "transformer": (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), lambda n: (torch.linspace(-1, 1, 24 * n).view(n, 3, 8),)),
+    "fractional pool": (lambda: torch.nn.FractionalMaxPool3d(2, 2, _random_samples=torch.full((2, 1, 3), 0.5).bfloat16()),
+                        lambda n: (torch.linspace(-1, 1, 2 * n ** 3).view(2, 1, n, n, n),)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_bfloat16_once_several_shapes_were_seen(name):
+    make, inputs = MODULES[name]
+    torch.manual_seed(0)
+    module = make().bfloat16()
+    compiled = fs.compile(module)
+    for n in (4, 6, 5):
+        grads = []
+        for run in (module, compiled):
+            x, *rest = inputs(n)
+            x = x.bfloat16().requires_grad_()
+            y = run(x, *rest)
+            grads.append((y, *torch.autograd.grad((y * torch.linspace(0, 1, y.numel()).view(y.shape).bfloat16()).sum(), x)))
+        torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.05)
