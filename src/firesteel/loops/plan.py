@@ -313,9 +313,14 @@ class _Planner:
         new = self.buffers[name]
         for old in reads:
             if self.last[old] == number and self._replaceable(old) and old not in writes and (old in self.tensors or name not in self.tensors) \
-                    and _as_large(self.buffers[old], new) and may_overwrite(step.nest, new, self.buffers[old]):
+                    and self._worth_it(old, new) and may_overwrite(step.nest, new, self.buffers[old]):
                 return old
         return None
+
+    def _worth_it(self, old: str, new: Buffer) -> bool:
+        """Is it as large?  A small tensor of another shape would cost a view at each call, where a freed one of its own shape costs nothing."""
+        before = self.buffers[old]
+        return _as_large(before, new) and (old in self.places or not _is_small(new) or _layout(before) == _layout(new))
 
     def _replaceable(self, name: str) -> bool:
         return self._owned(name) and name not in self.pinned and name not in self.lent and name not in self.overwritten
