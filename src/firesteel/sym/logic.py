@@ -162,7 +162,7 @@ def lt(c: Context, a: Size, b: Size) -> Size | bool:
 
 @rule("eq", "x == y: one form for all equal questions, or the answer")
 def eq(c: Context, a: Size, b: Size) -> Size | bool | None:
-    if _is_bool(a) or _is_bool(b):
+    if _is_truth(a) or _is_truth(b):
         return _eq_bool(c, a, b)
     gap = _prefer_mod(c, _cancel(c, plus(poly(b), poly(a), -1)))
     constant = gap.get((), 0)
@@ -199,10 +199,6 @@ def _prefer_mod(c: Context, gap: Poly) -> Poly:
 @rule("ne", "x != y -> not (x == y)")
 def ne(c: Context, a: Size, b: Size) -> Size | bool:
     return c.build("not", c.build("eq", a, b))
-
-
-def _is_bool(a: Size) -> bool:
-    return type(a) is bool or (type(a) is Expr and a.dtype == "bool")
 
 
 def _eq_bool(c: Context, a: Size, b: Size) -> Size | bool | None:
