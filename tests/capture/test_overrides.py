@@ -457,3 +457,12 @@ def test_nothing_computes_with_what_stands_for_a_symbol():
         for compute in (lambda n: n + 1, lambda n: 2 * n, lambda n: -n, lambda n: n < 3, lambda n: n == 1, bool, int, float, lambda n: n // 2):
             with pytest.raises(TypeError, match="symbolic"):
                 compute(token(1))
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("program", [lambda x, n: x ** n, lambda x, n: x.clone().__ipow__(n), lambda x, n: 2 ** x, lambda x, n: torch.Tensor.__pow__(x, n)])
+def test_powers_under_a_mode_from_outside(program, backend):
+    """A mode is given the function around the method `pow`, which no module has under its name."""
+    x, n = torch.linspace(1, 2, 3), torch.tensor([1, 2, 3])
+    with torch.device("cpu"):
+        torch.testing.assert_close(fs.compile(program, backend=backend)(x, n), program(x, n))

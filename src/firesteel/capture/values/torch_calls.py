@@ -38,6 +38,12 @@ def split_args(m: Machine, values: list[Value]) -> tuple[list[Any], list[Any]]:
     return nodes, reals
 
 
+def wrapped_method(target: Any) -> Any:
+    """Tensor.__pow__ is a function around the method `pow`, found in no module under its name: generated code calls the method."""
+    inner = getattr(target, "__wrapped__", None)
+    return inner if inner is not None and getattr(torch.Tensor, getattr(inner, "__name__", ""), None) is inner else target
+
+
 def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The result of a torch call, its node recorded; or what overrides of its arguments say."""
     if (found := m.overridden(kind, target, args, kwargs)) is not None:
@@ -62,7 +68,7 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     if is_constant_object(out) and (out is not None or not mutates(target, real_args, real_kwargs)):
         return m.fresh(out)
     make = m.record.call_method if kind == "call_method" else m.record.call_function
-    node = make(target, tuple(node_args), node_kwargs, out)
+    node = make(wrapped_method(target), tuple(node_args), node_kwargs, out)
     if literals:
         node.meta["literals"] = [literals.get(read) for read in node.all_input_nodes]
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
