@@ -219,6 +219,18 @@ def test_layerdrop(draw):
     assert len(graphs) == 1
 
 
+def test_a_way_that_makes_and_looks_at_dictionaries():
+    def f(x, settings):
+        for scale in (1, 2):
+            if x.sum() > 0:
+                given = {"scale": scale, **settings}
+                x = x * given["scale"] + given["shift"]
+        return x + settings["shift"]
+    compiled = fs.compile(f, fullgraph=True)
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x, {"shift": 0.5}), f(x, {"shift": 0.5}))
+
+
 def test_the_same_tensor_comes_back():
     def f(x):
         if x.sum() > 0:

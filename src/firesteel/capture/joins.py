@@ -193,8 +193,8 @@ def assert_count(m: Machine) -> int:
 WALKED = (Value, Frame, list, dict, tuple, set)
 
 
-def reachable(roots: Iterable[Any]) -> set[int]:
-    """The ids of the Values, frames and containers that can be reached."""
+def reachable(roots: Iterable[Any]) -> dict[int, Any]:
+    """The Values, frames and containers that can be reached, by their ids; held, so that no later object gets one of these."""
     seen: dict[int, Any] = {}
     todo = list(roots)
     while todo:
@@ -202,7 +202,7 @@ def reachable(roots: Iterable[Any]) -> set[int]:
         if id(one) not in seen:
             seen[id(one)] = one
             todo += [other for other in gc.get_referents(one) if isinstance(other, WALKED)] if isinstance(one, WALKED) else ()
-    return set(seen)
+    return seen
 
 
 # -- joining ------------------------------------------------------------------------------------------------------------
@@ -230,6 +230,8 @@ class Merge:
 
     def _merge(self, one: Any, other: Any) -> Any:
         one, other = self._looked(one), self._looked(other)
+        if one is other:
+            return one
         if isinstance(one, TensorPicture) and isinstance(other, TensorPicture):
             if one.value is other.value and one.node is other.node:
                 return one.value
