@@ -12,6 +12,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 
 LIMIT = 240         # seconds; starting alone takes ten of them on a busy machine
@@ -20,10 +21,16 @@ HANG = 40           # of one collective
 
 def run_ranks(*paths, **environment):
     """name of a program -> what rank 0 said of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_ranks(paths, {**environment, "RENDEZVOUS": (pathlib.Path(folder) / "store").as_uri()})
+
+
+def has_loopback():
+    return "lo" in [name for _, name in socket.if_nameindex()]
+
+
+def _run_ranks(paths, environment):
+    common = {**os.environ, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
               "FIRESTEEL_VERIFY": "1", "FIRESTEEL_CACHE_DIR": "", **environment}
     ranks = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, *map(str, paths)], env={**common, "RANK": str(rank)}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(2)]
@@ -74,7 +81,7 @@ def same(a, b, tolerance):
 
 def main(paths):
     import torch.distributed as dist
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=HANG))
+    dist.init_process_group("gloo", os.environ["RENDEZVOUS"], datetime.timedelta(seconds=HANG), int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
     for path in paths:
         specification = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
         programs = importlib.util.module_from_spec(specification)

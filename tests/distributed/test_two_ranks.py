@@ -3,7 +3,7 @@ import pathlib
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import has_loopback, run_ranks
 
 HERE = pathlib.Path(__file__).parent
 ONE_GRAPH = {"equal": True, "graphs": 1, "breaks": []}
@@ -12,7 +12,7 @@ CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_lea
 AROUND = ["fsdp1", "ddp", "ddp_static_graph", "ddp_unused_parameters", "ddp_communication_hook", "ddp_no_sync", "zero"]
 
 
-@pytest.mark.skipif(not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs gloo")
+@pytest.mark.skipif(not (torch.distributed.is_available() and torch.distributed.is_gloo_available() and has_loopback()), reason="needs gloo")
 def test_programs(tmp_path):
     results = run_ranks(HERE / "programs_collectives.py", HERE / "programs_sharded.py", KERNELS=str(tmp_path))
     for check in (in_one_graph, around_modules, of_sizes_and_waits, buckets_leave_early, ranks_are_told):
