@@ -422,6 +422,8 @@ def test_window_under_no_grad(dynamic):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", FOUND)
 def test_equals_eager(name, dynamic, device):
+    if name == "overwritten value of a branch without a gradient" and torch.__version__ < (2, 13):
+        pytest.skip("this torch unpacks all saved tensors or none")
     inputs, program = FOUND[name]
     difference = check_functions(lambda i, where: make(inputs, i, where), program, dynamic=dynamic, device=device)
     assert difference is None, difference
