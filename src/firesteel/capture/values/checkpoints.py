@@ -90,6 +90,8 @@ def region_node(m: Machine, args: Args, kwargs: Kwargs, settings: dict[str, Any]
     nodes, leaves = pytree.tree_leaves((given[0], named[0])), pytree.tree_leaves((given[1], named[1]))
     tags = tags_inside(m, tags)
     body = Body(m, args[0], args[1:], kwargs, leaves, tags)
+    if any(getattr(node.target, "on_saved_tensors", False) for node in body.module.graph.nodes):
+        raise Break("hook", name="hooks on saved tensors inside of a checkpointed region")     # they see what eager's recomputation saves
     structure = make_flat(body.module, leaves)
     body.module.meta["checkpoint"] = {**settings, "use_reentrant": False}   # reentrant checkpoints forbid gradients taken in the graph
     tensors = [(node, leaf) for node, leaf in zip(nodes, leaves) if isinstance(leaf, torch.Tensor)]

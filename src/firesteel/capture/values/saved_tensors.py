@@ -44,12 +44,14 @@ def _held(m: Machine, value: Value | None) -> Any:
 
 @CALLS.row(SET)
 def call_set(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if m.region_tags():
+        raise Break("hook", name="hooks on saved tensors inside of a checkpointed region")
     pack, unpack = (real_function(m, value) for value in args)
 
     def set_hooks() -> None:
         SET(pack, unpack)
 
-    set_hooks.made_for_real = True      # type: ignore[attr-defined]
+    set_hooks.made_for_real = set_hooks.on_saved_tensors = True     # type: ignore[attr-defined]
     m.record.call_function(set_hooks, (), {}, None)
     return NONE
 
