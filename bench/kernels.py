@@ -21,7 +21,7 @@ from native_nests import Runner, contiguous, layernorm, pointwise, reduction, so
 
 from firesteel.codegen.llvm import print_nest  # noqa: E402
 from firesteel.config import config  # noqa: E402
-from firesteel.loops.ops import S  # noqa: E402
+from firesteel.loops.scalars import S  # noqa: E402
 from firesteel.runtime import cpu  # noqa: E402
 
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from firesteel.graph.build import make_module
 from firesteel.graph.functional import ViewStep
-from firesteel.graph.ops import EMPTY_VIEWS
+from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.spec import Spec
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing

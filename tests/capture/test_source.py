@@ -1,4 +1,5 @@
 """Sources: the same chain as text, as value, as name."""
+import builtins
 import collections
 import types
 
@@ -21,12 +22,8 @@ from firesteel.capture.source import (
     Stride,
     Type,
     build_function,
-    builtin_source,
-    closure_source,
-    default_source,
     global_source,
     identifier,
-    kwdefault_source,
     literal,
 )
 
@@ -69,11 +66,11 @@ CASES = [
     (Const(float("inf")), {}, "inf"),
     (Const((1, "a", None)), {}, "(1, 'a', None)"),
     (global_source("MARKER", globals()), {}, "MARKER"),
-    (builtin_source("len"), {}, "len"),
-    (closure_source(x, 0, "value"), {"x": closing(MARKER)}, "value"),
+    (Item(Fixed(builtins.__dict__, "builtins"), "len"), {}, "len"),
+    (CellContents(Item(Attr(x, "__closure__"), 0), "value"), {"x": closing(MARKER)}, "value"),
     (CellContents(Fixed(types.CellType(3), "cell")), {}, "cell.cell_contents"),
-    (default_source(x, 0), {"x": closing(1)}, "x.__defaults__[0]"),
-    (kwdefault_source(x, "c"), {"x": closing(1)}, "x.__kwdefaults__['c']"),
+    (Item(Attr(x, "__defaults__"), 0), {"x": closing(1)}, "x.__defaults__[0]"),
+    (Item(Attr(x, "__kwdefaults__"), "c"), {"x": closing(1)}, "x.__kwdefaults__['c']"),
 ]
 
 

@@ -11,7 +11,7 @@ from firesteel.codegen.llvm import print_nest
 from firesteel.codegen.printer import Kernel
 from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, Store, acc, axis, load
-from firesteel.loops.ops import S, short_dtype
+from firesteel.loops.scalars import S, short_dtype
 from firesteel.runtime import cpu
 from firesteel.sym.expr import Size
 

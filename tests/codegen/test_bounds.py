@@ -4,7 +4,7 @@ import pytest
 from firesteel.codegen.bounds import INT64, NestIntervals
 from firesteel.codegen.flat import FlatNest
 from firesteel.loops.ir import Axis, axis, check_index
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 from firesteel.sym.expr import make, symbol
 
 I, J = axis("i"), axis("j")

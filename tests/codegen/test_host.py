@@ -11,8 +11,8 @@ from tracing import trace
 from firesteel.codegen import host
 from firesteel.codegen.host import Launch, build
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
-from firesteel.loops.ops import S
 from firesteel.loops.plan import plan
+from firesteel.loops.scalars import S
 from firesteel.pipeline import compile_native
 from firesteel.runtime import cpu
 from firesteel.sym.expr import as_expr, symbol

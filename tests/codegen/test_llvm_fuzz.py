@@ -19,7 +19,7 @@ from firesteel.codegen.target import this_machine
 from firesteel.codegen.zones import Zones
 from firesteel.loops.interp import Interpreter
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Program, Reduce, Store, acc, check_index, load, masked, zero
-from firesteel.loops.ops import DTYPES, S, literal, to
+from firesteel.loops.scalars import DTYPES, S, literal, to
 from firesteel.loops.verify import verify_nest
 from firesteel.sym.expr import as_expr, evaluate, symbol
 

@@ -15,7 +15,7 @@ from native_nests import Runner
 from firesteel.codegen.lanes import fewest_lanes
 from firesteel.codegen.target import Target, this_machine
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Store, axis, load, masked
-from firesteel.loops.ops import DTYPES, ITEMSIZE, S, literal
+from firesteel.loops.scalars import DTYPES, ITEMSIZE, S, literal
 from firesteel.sym.expr import Size, as_expr, symbol
 
 NARROW = ("bool", "i8", "u8", "i16", "bf16", "f16")

@@ -10,7 +10,7 @@ from native_nests import Runner, buffer, contiguous, layernorm, pointwise, reduc
 from firesteel.codegen.llvm import print_nest
 from firesteel.codegen.target import this_machine
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, Store, acc, axis, check_index, load, masked, zero
-from firesteel.loops.ops import S, literal, to
+from firesteel.loops.scalars import S, literal, to
 from firesteel.runtime import threads
 from firesteel.sym.expr import make, symbol
 
@@ -214,7 +214,7 @@ def test_reductions(shape, dims, op):
                                       ("max", "bool"), ("prod", "f32"), ("sum", "f64"), ("prod", "f64")])
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
 def test_reductions_of_other_types(op, dtype, dims):
-    from firesteel.loops.ops import DTYPES, REDUCE_OPS
+    from firesteel.loops.scalars import DTYPES, REDUCE_OPS
     x = (randn(19, 23) * 1.5).abs().to(DTYPES[dtype]) if dtype != "bool" else randn(19, 23) > (2 if op != "all" else -2)
     if op == "prod" and dtype != "i64":
         x = 1 + randn(19, 23).to(DTYPES[dtype]) * 0.01

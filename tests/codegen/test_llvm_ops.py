@@ -8,7 +8,7 @@ import torch
 from native_nests import buffer, contiguous, pointwise, run
 
 from firesteel.loops.ir import Axis, Nest, Phase, Store
-from firesteel.loops.ops import DTYPES, FLOATS, OPS, S, literal, to
+from firesteel.loops.scalars import DTYPES, FLOATS, OPS, S, literal, to
 
 LOOP_DTYPES = ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e30, 3.0, 100.0, -100.0]

@@ -11,7 +11,7 @@ import torch
 from native_nests import buffer, pointwise, run
 
 from firesteel.codegen.target import this_machine
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 
 TARGETS = {
     "AVX2": {"vector_bytes": 32, "masks": False, "variant": "d"},

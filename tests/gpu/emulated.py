@@ -16,7 +16,7 @@ import torch
 
 from firesteel.codegen.triton import GpuKernel
 from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
-from firesteel.loops.ops import DTYPES
+from firesteel.loops.scalars import DTYPES
 from firesteel.sym.expr import evaluate
 
 program = [0]

@@ -46,7 +46,7 @@ from firesteel.codegen.flat import flatten
 from firesteel.codegen.triton import choose, print_nest
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, load
-from firesteel.loops.ops import REDUCE_OPS, SHORT, S
+from firesteel.loops.scalars import REDUCE_OPS, SHORT, S
 from firesteel.sym.expr import symbol
 
 
@@ -163,7 +163,7 @@ def test_a_split_nest_of_unknown_length():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_computed_in_float(dtype):
-    from firesteel.loops.ops import to
+    from firesteel.loops.scalars import to
     x, y = llvm_nests.randn(70, 300).to(dtype), torch.empty(70, 300, dtype=dtype)
     short = "bf16" if dtype is torch.bfloat16 else "f16"
     nest = pointwise(lambda v: to(S.exp(S.mul(to(v, "f32"), 0.5)), short), buffer("y", y), buffer("x", x))

@@ -15,8 +15,8 @@ import firesteel as fs
 from firesteel import pipeline
 from firesteel.codegen import host, triton
 from firesteel.codegen.zones import ZONE
-from firesteel.loops.ops import DTYPES
 from firesteel.loops.plan import Plan, extent
+from firesteel.loops.scalars import DTYPES
 from firesteel.sym.expr import evaluate
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))

@@ -12,7 +12,7 @@ from firesteel.codegen import host
 from firesteel.codegen.triton import print_nest
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, check_index, load
-from firesteel.loops.ops import S, to
+from firesteel.loops.scalars import S, to
 from firesteel.runtime import cpu, diskcache, gpu
 from firesteel.sym.expr import symbol
 

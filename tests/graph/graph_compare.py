@@ -8,7 +8,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firesteel.graph.abstract import AbstractTensor, AbstractWorld
-from firesteel.graph.ops import facts
+from firesteel.graph.schemas import facts
 from firesteel.graph.spec import Spec, spec_of
 
 

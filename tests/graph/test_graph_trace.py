@@ -9,10 +9,10 @@ from tracing import trace
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import DECOMPOSITIONS, core_decompositions
 from firesteel.graph.functional import PUT_BACK
-from firesteel.graph.ops import facts
 from firesteel.graph.passes import clean
 from firesteel.graph.record import RECORDERS, SOLID
 from firesteel.graph.rules.base import RULES
+from firesteel.graph.schemas import facts
 from firesteel.graph.spec import spec_of
 from firesteel.graph.trace import interpret
 from firesteel.graph.verify import verify

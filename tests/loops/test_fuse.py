@@ -12,7 +12,7 @@ from firesteel.config import config
 from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load, masked
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 from firesteel.loops.simplify import simplify
 from firesteel.loops.verify import verify_program
 from firesteel.sym.expr import const

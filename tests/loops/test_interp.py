@@ -4,8 +4,8 @@ import torch
 
 from firesteel.loops.interp import run, run_plan
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View, acc, check_index, load, masked
-from firesteel.loops.ops import S, literal, to
 from firesteel.loops.plan import plan
+from firesteel.loops.scalars import S, literal, to
 from firesteel.sym.expr import const, lt, symbol
 
 aten = torch.ops.aten

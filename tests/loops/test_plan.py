@@ -9,8 +9,8 @@ from traced import fused, lowered
 from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View, acc, axis, load
-from firesteel.loops.ops import DTYPES, S
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, extent, plan
+from firesteel.loops.scalars import DTYPES, S
 from firesteel.loops.simplify import simplify
 from firesteel.sym.expr import symbol
 

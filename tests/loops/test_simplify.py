@@ -4,7 +4,7 @@ from traced import check, text
 
 from firesteel.loops import interp
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Program, Reduce, Store, View, acc, axis, check_index, load, masked
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 from firesteel.loops.simplify import simplify, simplify_nest, split_nest
 from firesteel.sym.expr import const, symbol
 

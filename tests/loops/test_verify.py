@@ -5,7 +5,7 @@ import pytest
 
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View, acc, check_index, load, masked
-from firesteel.loops.ops import S, literal, to
+from firesteel.loops.scalars import S, literal, to
 from firesteel.loops.verify import verify_nest, verify_program
 from firesteel.sym.expr import const, make, symbol
 

@@ -15,7 +15,7 @@ import firesteel as fs
 from firesteel.artifacts import counters
 from firesteel.codegen.llvm import print_nest
 from firesteel.config import config
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 from firesteel.runtime import cpu, diskcache, threads
 
 

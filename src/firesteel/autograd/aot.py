@@ -30,7 +30,7 @@ from firesteel.autograd.arrived import tangent_bits
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
-from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition, results_of
+from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.seams import runs_users_code
@@ -38,6 +38,7 @@ from firesteel.autograd.segments import compile_in_segments, has_seams, results_
 from firesteel.autograd.signature import Signature, signature_of
 from firesteel.errors import Unsupported, UserError
 from firesteel.graph.abstract import AbstractWorld
+from firesteel.graph.build import results_of
 from firesteel.graph.functional import Unfollowable
 from firesteel.graph.functions import SymbolicFunctions
 from firesteel.graph.passes import clean

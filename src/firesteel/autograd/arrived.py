@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from firesteel.autograd.backwards import dependencies, is_accumulator
 from firesteel.autograd.symbols import environment, is_symbol, missing_symbols, sizes_of, where_told
 from firesteel.errors import InternalError
-from firesteel.graph.build import LazyModule, append_call
+from firesteel.graph.build import LazyModule, append_call, results_of
 from firesteel.graph.sizenodes import size_function
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import contiguous_strides, dense_order
@@ -66,7 +66,7 @@ def backward_of(bw: GraphModule, numbers: Sequence[int], arrived: int, asked: Co
 
 
 def _part(bw: GraphModule, numbers: Sequence[int], arrived: int, asked: Collection[int | None]) -> BackwardPart:
-    bits, results = tangent_bits(bw, numbers), _results(bw)
+    bits, results = tangent_bits(bw, numbers), results_of(bw)
     none = {node for node, found in bits.items() if found and not found & arrived}
     gives = tuple(k for k, node in enumerate(results) if node not in none and k in asked)
     nodes = list(bw.graph.nodes)[:-1]
@@ -75,11 +75,6 @@ def _part(bw: GraphModule, numbers: Sequence[int], arrived: int, asked: Collecti
     placeholders = [node for node in nodes if node.op == "placeholder"]
     reads = cut.inputs(placeholders)
     return BackwardPart(cut.copy([placeholders[place] for place in reads], [results[k] for k in gives]), reads, gives)
-
-
-def _results(bw: GraphModule) -> list[Node]:
-    returned: Any = bw.graph.output_node().args[0]
-    return list(returned)
 
 
 class Cut:

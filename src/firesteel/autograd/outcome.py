@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from firesteel.autograd.alias import AliasPlan, Constant, Fresh, InputItself, RemadeView, Replay, Result, Write
 from firesteel.graph.functional import Alias, MadeBy, StorageValue
-from firesteel.graph.ops import EMPTY_VIEWS
+from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of

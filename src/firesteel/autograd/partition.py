@@ -42,7 +42,7 @@ from firesteel.autograd.regions import AGAIN
 from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
 from firesteel.config import config
 from firesteel.errors import InternalError
-from firesteel.graph.build import LazyModule, append_call
+from firesteel.graph.build import LazyModule, append_call, results_of
 from firesteel.graph.passes import counted_in, moved
 from firesteel.graph.random_state import operators as random_state
 from firesteel.graph.random_state import state_spec
@@ -130,12 +130,6 @@ class Roles:
         results = {node for node in self.gradients if isinstance(node, Node)}
         return [node for node in self.nodes if node in self.backward and node not in tail
                 and (node in results or any(user in tail for user in node.users))]
-
-
-def results_of(gm: GraphModule) -> list[Any]:
-    """What a graph returns: nodes, numbers, None."""
-    returned: Any = gm.graph.output_node().args[0]
-    return list(returned)
 
 
 def is_tangent(node: Node) -> bool:

@@ -22,8 +22,9 @@ from torch.fx import GraphModule, Node
 
 from firesteel import transaction
 from firesteel.autograd.arrived import PartWriter
-from firesteel.autograd.partition import has_effect, results_of
+from firesteel.autograd.partition import has_effect
 from firesteel.autograd.recompute import base_of, op_class
+from firesteel.graph.build import results_of
 from firesteel.records import dataclass
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, i
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
+from firesteel.graph.build import results_of
 from firesteel.graph.sizenodes import sizes_in
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.records import dataclass
@@ -39,12 +40,6 @@ def is_seam(node: Node) -> bool:
 
 def has_seams(gm: GraphModule) -> bool:
     return any(is_seam(node) for node in gm.graph.nodes)
-
-
-def results_of(gm: GraphModule) -> Sequence[Any]:
-    """What a captured graph returns: nodes and constants."""
-    results: Any = gm.graph.output_node().args[0]
-    return results
 
 
 def results_gone_on_with(gm: GraphModule) -> frozenset[Node]:

@@ -1,17 +1,17 @@
-"""`if` on data: both ways are executed symbolically, and become one call of the graph (autograd/branches.py).
+"""`if` on data: both arms are executed symbolically, and become one call of the graph (autograd/branches.py).
 
-The ways are followed from the jump to the place where they meet, or until the function returns.  What each records is taken out of the graph
+The arms are followed from the jump to the place where they meet, or until the function returns.  What each records is taken out of the graph
 and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.
 
-What always holds: where the ways cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
+What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
 breaks, raises, changes an object that was there before or the states of torch, or where they leave different things that are not tensors.
-A way that writes a tensor made before leaves abstract tensors changed: the capture then starts again with a break here (`Unjoinable`).
+An arm that writes a tensor made before leaves abstract tensors changed: the capture then starts again with a break here (`Unjoinable`).
 A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
 
     if x.sum() > 0: y = x.sin()             # branch(gt, x); y = getitem(branch, 0)
     else: y = x.cos()
 
-Where one way only raises, the branch is a check, and that way runs in eager from there (`exit_writer` of translate.py).
+Where one arm only raises, the branch is a check, and that arm runs in eager from there (`exit_writer` of translate.py).
 
     if not (x > 0).all(): raise ValueError(f"{x} is not positive")          # check(all, x)
 """
@@ -48,7 +48,7 @@ DEPTH = 6       # of branches inside of branches
 
 
 class NotJoined(Exception):
-    """The ways cannot be joined."""
+    """The arms cannot be joined."""
 
 
 class Unjoinable(Exception):
@@ -58,10 +58,10 @@ class Unjoinable(Exception):
         self.step = step
 
 
-# -- a way ------------------------------------------------------------------------------------------------------------
+# -- an arm ------------------------------------------------------------------------------------------------------------
 @dataclass
-class Way:
-    """What one way left, and its nodes, copied before the capture goes back."""
+class Arm:
+    """What one arm left, and its nodes, copied before the capture goes back."""
     graph: torch.fx.Graph
     lifted: dict[Node, Node]                    # nodes outside -> placeholders
     copies: dict[Node, Node]
@@ -71,7 +71,7 @@ class Way:
 
 
 class AtJump:
-    """The capture at the jump: what may not be changed by a way."""
+    """The capture at the jump: what may not be changed by an arm."""
 
     def __init__(self, m: Machine, f: Frame, stack: list[Value]):
         self.m, self.f, self.stack = m, f, stack
@@ -114,7 +114,7 @@ class AtJump:
             raise NotJoined
         return self.unchanged(undo)
 
-    def follow(self, start: int, meet: int) -> Way:
+    def follow(self, start: int, meet: int) -> Arm:
         m, f = self.m, self.f
         mark, depth = m.checkpoint(), len(m.frames) - 1
         restore_frame(f, (start, self.stack, self.slots))
@@ -122,7 +122,7 @@ class AtJump:
             returned = m.run(depth, None if meet == EXIT else (f, meet))
             cells = self.check(mark)
             nodes = m.record.nodes[mark[0][0]:]
-            return self._way(nodes, {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
+            return self._arm(nodes, {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
                              [returned] if meet == EXIT else f.stack, cells)
         except (Break, UserRaise):
             raise NotJoined from None
@@ -131,7 +131,7 @@ class AtJump:
             m.rollback(mark)
             restore_frame(f, (self.pc, self.old_stack, self.slots))
 
-    def _way(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], cells: dict[int, tuple[CellValue, Value]]) -> Way:
+    def _arm(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], cells: dict[int, tuple[CellValue, Value]]) -> Arm:
         graph, lifted, copies = torch.fx.Graph(), {}, {}
         inside = set(nodes)
         for read in dict.fromkeys(before for node in nodes for before in node.all_input_nodes if before not in inside):
@@ -139,7 +139,7 @@ class AtJump:
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         seen: dict[int, Any] = {}
-        return Way(graph, lifted, copies, {name: self._picture(value, seen) for name, value in slots.items()},
+        return Arm(graph, lifted, copies, {name: self._picture(value, seen) for name, value in slots.items()},
                    [self._picture(value, seen) for value in stack], {key: (cell, self._picture(value, seen)) for key, (cell, value) in cells.items()})
 
     def _picture(self, value: Value, seen: dict[int, Any]) -> Any:
@@ -173,7 +173,7 @@ class SequencePicture:
 
 @dataclass(eq=False)
 class Other:
-    """Something that only one way knows."""
+    """Something that only one arm knows."""
     value: Value
 
 
@@ -209,8 +209,8 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 class Merge:
     """The results of the call, in order, and what the program goes on with."""
 
-    def __init__(self, m: Machine, ways: tuple[Way, Way], step: int):
-        self.m, self.ways, self.step = m, ways, step
+    def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int):
+        self.m, self.arms, self.step = m, arms, step
         self.results: list[tuple[TensorPicture, TensorPicture]] = []
         self._seen: dict[tuple[int, int], Any] = {}
 
@@ -224,7 +224,7 @@ class Merge:
         return self._seen[key]
 
     def _looked(self, picture: Any) -> Any:
-        """An object of the user's that only one way has looked at."""
+        """An object of the user's that only one arm has looked at."""
         value = self.m.look(picture) if isinstance(picture, LazyValue) else picture
         return TensorPicture(value, value.node, value.abstract) if isinstance(value, TensorValue) else value
 
@@ -259,9 +259,9 @@ class Merge:
             if val is None:
                 raise NotJoined
             vals.append(val)
-        passed = [picture.node for pair in self.results for way, picture in zip(self.ways, pair) if picture.node not in way.copies]
-        outside = list(dict.fromkeys([*(node for way in self.ways for node in way.lifted), *passed]))
-        bodies = [self._body(place, way, outside) for place, way in enumerate(self.ways)]
+        passed = [picture.node for pair in self.results for arm, picture in zip(self.arms, pair) if picture.node not in arm.copies]
+        outside = list(dict.fromkeys([*(node for arm in self.arms for node in arm.lifted), *passed]))
+        bodies = [self._body(place, arm, outside) for place, arm in enumerate(self.arms)]
         out = tuple(vals)
         self._note_aliases(vals, [node.meta["val"] for node in outside])
         node = m.record.call_function(branch_of(*bodies), (condition, *outside), {}, out)
@@ -271,8 +271,8 @@ class Merge:
         """Notes which results may share memory with one another or with an input."""
         m = self.m
         tensors = [(m.world.memory(t), t) for t in inputs if isinstance(t, torch.Tensor)]
-        found = [t for way in zip(*self.results) for n, picture in enumerate(way)
-                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) for p in way], vals, n)]
+        found = [t for arm in zip(*self.results) for n, picture in enumerate(arm)
+                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) for p in arm], vals, n)]
         if found:
             m.aliases.append((self.step, [(t, t._version) for t in found]))
 
@@ -281,15 +281,15 @@ class Merge:
         found = [t for one, t in inputs if one == memory] + [t for k, t in enumerate(vals) if k != n and others[k] == memory]
         return [vals[n], *found] if found else []
 
-    def _body(self, place: int, way: Way, outside: list[Node]) -> torch.fx.GraphModule:
+    def _body(self, place: int, arm: Arm, outside: list[Node]) -> torch.fx.GraphModule:
         graph = torch.fx.Graph()
         given = {node: placeholder_for(graph, node) for node in outside}
-        copies = {inner: given[node] for node, inner in way.lifted.items()}
-        for node in way.graph.nodes:
+        copies = {inner: given[node] for node, inner in arm.lifted.items()}
+        for node in arm.graph.nodes:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         wanted = [pair[place].node for pair in self.results]
-        graph.output(tuple(copies[way.copies[node]] if node in way.copies else given[node] for node in wanted))
+        graph.output(tuple(copies[arm.copies[node]] if node in arm.copies else given[node] for node in wanted))
         return module_of(graph, "Body")
 
 
@@ -298,7 +298,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
-    """Goes on behind the branch, where both ways have been captured; False, with nothing changed, where they cannot be joined."""
+    """Goes on behind the branch, where both arms have been captured; False, with nothing changed, where they cannot be joined."""
     if is_readable(condition) and _checked(m, f, i, condition):
         return True
     if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
@@ -312,8 +312,8 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
         before = AtJump(m, f, f.stack[:-1])
         chosen = condition.as_arg(m)[0]
         jumps, goes_on = before.follow(i.target.index, meet), before.follow(i.index + 1, meet)
-        ways = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
-        return _go_on(m, f, meet, before, Merge(m, ways, step), chosen)
+        arms = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
+        return _go_on(m, f, meet, before, Merge(m, arms, step), chosen)
     except Unjoinable:
         raise Unjoinable(step) from None
     except (NotJoined, Break):
@@ -324,7 +324,7 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
 
 
 def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
-    """A way that only raises is not followed: it runs in eager, from here, when the data says so."""
+    """An arm that only raises is not followed: it runs in eager, from here, when the data says so."""
     starts = {i.opname == "POP_JUMP_IF_TRUE": i.target.index, i.opname != "POP_JUMP_IF_TRUE": i.index + 1}
     leaving = [truth for truth, start in starts.items() if only_raises(f.code, start)]
     if m.exit is None or len(leaving) != 1 or m.draws or m.leaves.filled or m.leaves.turned or m.modes.entered or m.modes.inference:
@@ -345,13 +345,13 @@ def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
 
 
 def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condition: Node) -> bool:
-    one, other = merge.ways
+    one, other = merge.arms
     if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys():
         raise NotJoined
     stack = [merge.merged(a, b) for a, b in zip(one.stack, other.stack)]
     slots = {name: merge.merged(value, other.slots[name]) for name, value in one.slots.items()}
-    changed = {key: cell for way in merge.ways for key, (cell, _) in way.cells.items()}
-    contents = {key: merge.merged(*(way.cells[key][1] if key in way.cells else _content(before, cell) for way in merge.ways))
+    changed = {key: cell for arm in merge.arms for key, (cell, _) in arm.cells.items()}
+    contents = {key: merge.merged(*(arm.cells[key][1] if key in arm.cells else _content(before, cell) for arm in merge.arms))
                 for key, cell in changed.items()}
     made = merge.call(condition)
     for key, cell in changed.items():

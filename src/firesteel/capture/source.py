@@ -249,10 +249,6 @@ def global_source(name: str, scope: dict[str, Any]) -> Item:
     return Item(Fixed(scope, str(scope.get("__name__", "globals"))), name)
 
 
-def builtin_source(name: str) -> Item:
-    return Item(Fixed(builtins.__dict__, "builtins"), name)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Steps
 
@@ -395,19 +391,6 @@ class CellContents(Source):
     @property
     def name(self) -> str:
         return self.label or f"{self.base.name}.cell_contents"
-
-
-def closure_source(function: Source, index: int, name: str) -> CellContents:
-    """The free variable `name`, the index-th of the function's closure."""
-    return CellContents(Item(Attr(function, "__closure__"), index), name)
-
-
-def default_source(function: Source, index: int) -> Item:
-    return Item(Attr(function, "__defaults__"), index)
-
-
-def kwdefault_source(function: Source, name: str) -> Item:
-    return Item(Attr(function, "__kwdefaults__"), name)
 
 
 def nth(iterable: Iterable[Any], n: int) -> Any:

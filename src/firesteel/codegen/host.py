@@ -35,8 +35,8 @@ import torch
 from firesteel.artifacts import counters
 from firesteel.codegen.zones import Zones
 from firesteel.loops.ir import Extern, Given, Nest, View
-from firesteel.loops.ops import DTYPES, ITEMSIZE
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
+from firesteel.loops.scalars import DTYPES, ITEMSIZE
 from firesteel.native_method import CompileText, native_method
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size

@@ -37,7 +37,7 @@ from firesteel.codegen.llvm_phases import (
 from firesteel.codegen.printer import Kernel, decompose, weight
 from firesteel.codegen.target import Target, this_machine
 from firesteel.loops.ir import Axis, Buffer, Nest
-from firesteel.loops.ops import REDUCE_OPS
+from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Expr, Size, make, postorder
 
 TILE = 4096             # elements of the lane axis in one point of work

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from firesteel.codegen.target import VECTOR_FUNCTIONS
-from firesteel.loops.ops import REDUCE_OPS
+from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 

@@ -14,7 +14,7 @@ from firesteel.codegen.lanes import Shape
 from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine, convert
 from firesteel.loops.ir import Axis
-from firesteel.loops.ops import REDUCE_OPS
+from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Size, make
 
 BLOCK = 16              # vectors (or rows) added up before they are added to the total: keeps float sums accurate

@@ -17,7 +17,7 @@ from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest, product
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
 from firesteel.loops.ir import Axis
-from firesteel.loops.ops import from_size
+from firesteel.loops.scalars import from_size
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, postorder
 

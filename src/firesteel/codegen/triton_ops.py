@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from firesteel.loops.ops import REDUCE_OPS
+from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 

@@ -34,8 +34,8 @@ from firesteel.graph import composites, factories, fourier, products, recurrent,
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
-from firesteel.graph.ops import Facts, facts
 from firesteel.graph.rules.refusals import refuse_out
+from firesteel.graph.schemas import Facts, facts
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.storage import within_storage

@@ -79,3 +79,9 @@ def write_code(gm: GraphModule) -> GraphModule:
     if isinstance(gm, LazyModule):
         gm.real_recompile()
     return gm
+
+
+def results_of(gm: GraphModule) -> list[Any]:
+    """What a graph returns: nodes, numbers, None."""
+    returned: Any = gm.graph.output_node().args[0]
+    return list(returned)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firesteel.graph.spec import wide_dtype
 from firesteel.operators import Facet
 
 aten = torch.ops.aten
@@ -37,11 +38,6 @@ def core_decompositions() -> Facet[Callable[..., Any]]:
 
 
 # ---------------------------------------------------------------- helpers
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which eager computes on values of this dtype."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype else aten._to_copy.default(x, dtype=dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.ops import Facts
+from firesteel.graph.schemas import Facts
 
 aten = torch.ops.aten
 PREFIX = "aten::_foreach_"

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from firesteel.graph.ops import EMPTY_VIEWS
 from firesteel.graph.reshape import view_strides
 from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_dense, sort_dims
 from firesteel.records import dataclass

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from firesteel.graph.build import append_call
-from firesteel.graph.ops import facts
+from firesteel.graph.schemas import facts
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import Spec, channels_last_strides, contiguous_strides
 from firesteel.graph.tensor import AbstractTensor, to_spec

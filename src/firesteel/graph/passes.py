@@ -19,8 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 from firesteel.config import config
 from firesteel.graph.abstract import AbstractTensor
 from firesteel.graph.build import append_call
-from firesteel.graph.ops import facts
 from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.schemas import facts
 from firesteel.graph.spec import Spec
 from firesteel.operators import collective
 from firesteel.table import Table

@@ -29,9 +29,9 @@ from firesteel.graph.abstract import (
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.decomp import in_format_of
 from firesteel.graph.functional import SCATTERED, Alias, MadeBy, Unfollowable, ViewStep, parts, show, spec_of_node
-from firesteel.graph.ops import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import RULES
+from firesteel.graph.schemas import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import less, same, unknown
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
 from firesteel.graph.storage import within_storage

@@ -145,6 +145,11 @@ def dense_order(spec: Spec) -> list[int] | None:
     return order
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes on values of this dtype."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def _surely_dense(spec: Spec) -> bool:
     return spec.strides == contiguous_strides(spec.shape) or dense_order(spec) is not None
 

@@ -40,9 +40,9 @@ from firesteel.graph.build import append_call
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functional import Alias, StorageValue, Unfollowable, ViewStep, show, spec_of_node, write
 from firesteel.graph.functions import symbolic_form
-from firesteel.graph.ops import Facts, facts
 from firesteel.graph.policies import Asking, by_sizes, policy_of
 from firesteel.graph.record import KINDS, RECORDERS, laid_as_eager, mark_layout, record_composite, record_decomposition, strided_steps
+from firesteel.graph.schemas import Facts, facts
 from firesteel.graph.sizenodes import size_function, sizes_in
 from firesteel.graph.spec import Spec, overlaps_itself, spec_of
 from firesteel.graph.tensor import AbstractTensor

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from firesteel.errors import InternalError
 from firesteel.graph.abstract import AbstractTensor
-from firesteel.graph.ops import facts
+from firesteel.graph.schemas import facts
 from firesteel.graph.sizenodes import SIZE_FUNCTIONS
 from firesteel.graph.sizes import asking
 from firesteel.graph.spec import Spec

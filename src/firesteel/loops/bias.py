@@ -15,7 +15,7 @@ import torch
 
 from firesteel.loops import access
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, ProgramStep, Store, View, axis, load
-from firesteel.loops.ops import S
+from firesteel.loops.scalars import S
 
 ADDMM = {torch.ops.aten.addmm.out: torch.ops.aten.mm.out, torch.ops.aten.addmm.default: torch.ops.aten.mm.default}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from firesteel.loops.ir import CHECKING, check_index, zero
-from firesteel.loops.ops import S, literal
+from firesteel.loops.scalars import S, literal
 from firesteel.sym.expr import Expr, make, postorder
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from firesteel.loops.ir import LOADS, Axis, Buffer
-from firesteel.loops.ops import ITEMSIZE
+from firesteel.loops.scalars import ITEMSIZE
 from firesteel.sym.expr import Expr, Size, postorder
 
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from firesteel.loops.ops import S, is_float, literal
+from firesteel.loops.scalars import S, is_float, literal
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 

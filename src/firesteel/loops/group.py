@@ -32,8 +32,8 @@ from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import CHECKING, Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
 from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unused
-from firesteel.loops.ops import ITEMSIZE
 from firesteel.loops.phases import Statement, arrange
+from firesteel.loops.scalars import ITEMSIZE
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
 from firesteel.operators import collective
 

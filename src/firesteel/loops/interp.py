@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program, ProgramStep, Reduce, Store, View, names_by_data
-from firesteel.loops.ops import DTYPES, REDUCE_OPS, meaning
 from firesteel.loops.plan import Alloc, Free, Plan, Run
+from firesteel.loops.scalars import DTYPES, REDUCE_OPS, meaning
 from firesteel.sym.expr import Expr, evaluate, postorder
 
 

@@ -8,7 +8,7 @@
     Store    = buffer, index, value, mode
     Extern   = outputs, target, args, kwargs         a library call
 
-Scalars are `sym.expr.Expr`s with the operators of `loops/ops.py`, and four leaves that only exist here:
+Scalars are `sym.expr.Expr`s with the operators of `loops/scalars.py`, and four leaves that only exist here:
 
     axis(a)                   the current value of an axis (i64)
     load(buffer, index...)    element of a buffer at a multi-dimensional index; `masked` below for guarded reads
@@ -85,7 +85,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`name` accumulates `op` over the phase's axes, starting from the op's identity.  ops: REDUCE_OPS of loops/ops.py."""
+    """`name` accumulates `op` over the phase's axes, starting from the op's identity.  ops: REDUCE_OPS of loops/scalars.py."""
     name: str
     op: str
     value: Expr

@@ -34,7 +34,7 @@ from typing import Any
 
 from firesteel.loops import access
 from firesteel.loops.ir import Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, axes_of, idle_axes, names_by_data
-from firesteel.loops.ops import ITEMSIZE
+from firesteel.loops.scalars import ITEMSIZE
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size
 from firesteel.sym.poly import Poly, poly

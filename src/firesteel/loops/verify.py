@@ -12,7 +12,7 @@ from typing import Any
 
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Buffer, Extern, Nest, Phase, Program, ProgramStep, Store, View, idle_axes, names_by_data
-from firesteel.loops.ops import LOOP_DTYPES, OPS, REDUCE_OPS, result_dtype
+from firesteel.loops.scalars import LOOP_DTYPES, OPS, REDUCE_OPS, result_dtype
 from firesteel.sym.expr import Expr, postorder
 
 HERE_ONLY = frozenset({"axis", "load", "masked", "acc", "check_index"})

@@ -14,7 +14,7 @@ from firesteel.graph.rules.refusals import known, must_be_float, same_shape
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Spec, fresh, like
 from firesteel.loops.lower.pointwise import as_element, times
-from firesteel.loops.ops import S, literal
+from firesteel.loops.scalars import S, literal
 from firesteel.ops.block import decomposition, device_rule, operator, pointwise, probed_rule, refuses, shape
 from firesteel.ops.pointwise import compute_clamp
 from firesteel.targets import on_host

@@ -19,7 +19,7 @@ from firesteel.graph.tensor import to_spec
 from firesteel.loops.lower.build import Builder, choose, fits, moved
 from firesteel.loops.lower.value import Index, IndexMap, Operand
 from firesteel.loops.lower.views import reshape_index
-from firesteel.loops.ops import SHORT, literal, number, to
+from firesteel.loops.scalars import SHORT, literal, number, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.views import transpose, view
 from firesteel.sym.expr import Expr, Size, and_, as_expr, eq, ge, le, lt, min_, ne, product

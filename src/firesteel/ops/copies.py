@@ -9,7 +9,7 @@ from firesteel.graph.rules.base import check, expands_to
 from firesteel.graph.spec import Spec, like
 from firesteel.loops.lower.build import Builder, broadcast_index, supported
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import SHORT, to
+from firesteel.loops.scalars import SHORT, to
 from firesteel.ops.block import lowering, operator, probed_rule, rule
 
 operator("_to_copy.* clone.* copy.*", recompute="move")

@@ -12,7 +12,7 @@ from firesteel.graph.sizes import ask, must
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, like, make_spec
 from firesteel.loops.lower.build import Builder, supported
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import SHORT, S, compute_dtype, is_float, literal, number, to
+from firesteel.loops.scalars import SHORT, S, compute_dtype, is_float, literal, number, to
 from firesteel.ops.block import lowering, operator, probed_rule, refuses, rule
 from firesteel.sym.expr import Expr, Size, as_expr, ceil, floor, ge, gt, truediv
 from firesteel.targets import HOST

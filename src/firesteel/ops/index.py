@@ -16,7 +16,7 @@ from firesteel.loops.ir import check_index
 from firesteel.loops.lower.build import Builder, broadcast_index, fits
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import reshape_index
-from firesteel.loops.ops import SHORT, S, literal, to
+from firesteel.loops.scalars import SHORT, S, literal, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.sized_by_data import masked_places, vector
 from firesteel.sym.expr import Expr, Size, product

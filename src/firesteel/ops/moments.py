@@ -13,7 +13,7 @@ from firesteel.graph.spec import Spec
 from firesteel.loops.lower.build import Builder, fits
 from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import S, compute_dtype, is_float, literal, number, to
+from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number, to
 from firesteel.ops.block import decomposition, lowering, operator, refuses, rule
 from firesteel.ops.reduce import Dims, real, reduced
 from firesteel.sym.expr import Expr, Size

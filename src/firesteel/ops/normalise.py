@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from firesteel.graph.decomp import cast, in_format_of, in_order, in_strides_of, shaped, widen
-from firesteel.graph.rules.base import RULES, accumulate_dtype, check, suggested
+from firesteel.graph.rules.base import RULES, check, suggested
 from firesteel.graph.rules.refusals import as_many, must_be_float, same_shape
 from firesteel.graph.sizes import must_match
-from firesteel.graph.spec import Spec, fresh, like
+from firesteel.graph.spec import Spec, fresh, like, wide_dtype
 from firesteel.ops.block import decomposition, device_rule, operator, refuses
 from firesteel.sym.expr import Size, product
 from firesteel.targets import on_gpu, on_host
@@ -25,12 +25,12 @@ operator("native_layer_norm.*", recompute="reduce")
 
 def stats_dtype(x: Any, weight: Any) -> torch.dtype:
     """The dtype of the saved statistics (of Specs or tensors)."""
-    return accumulate_dtype(x.dtype) if not on_host(x) or _mixed(x, weight) else x.dtype
+    return wide_dtype(x.dtype) if not on_host(x) or _mixed(x, weight) else x.dtype
 
 
 def group_stats_dtype(x: Any, weight: Any) -> torch.dtype:
     """The same for group normalisation, which saves in the input's dtype on every device."""
-    return accumulate_dtype(x.dtype) if _mixed(x, weight) else x.dtype
+    return wide_dtype(x.dtype) if _mixed(x, weight) else x.dtype
 
 
 def _mixed(x: Spec, weight: Spec | None) -> bool:
@@ -169,7 +169,7 @@ def _normal_grad(scaled: Tensor, normal: Tensor, rstd: Tensor, dims: list[int]) 
 @device_rule("_fused_rms_norm")
 def fused_rms_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, eps: float | None) -> tuple[Spec, Spec]:
     n = len(normalized)
-    return fresh(x), fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), accumulate_dtype(x.dtype))
+    return fresh(x), fresh(x, (*x.shape[:len(x.shape) - n], *(1,) * n), wide_dtype(x.dtype))
 
 
 @refuses("_fused_rms_norm")

@@ -30,7 +30,7 @@ from firesteel.graph.spec import Spec, contiguous_strides
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.pointwise import Impossible, as_element, lower_pointwise, times, truth
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import DTYPES, S, is_float, literal, to
+from firesteel.loops.scalars import DTYPES, S, is_float, literal, to
 from firesteel.ops.block import decomposition, lowering, operator, pointwise, probed_rule, refuses, shape
 from firesteel.sym.expr import Expr
 from firesteel.targets import on_host

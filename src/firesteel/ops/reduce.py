@@ -18,7 +18,7 @@ from firesteel.loops.lower.build import Builder, fits, supported
 from firesteel.loops.lower.pointwise import truth
 from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.ops import DTYPES, S, compute_dtype, highest, is_float, number, to
+from firesteel.loops.scalars import DTYPES, S, compute_dtype, highest, is_float, number, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses, rule, shape
 from firesteel.sym.expr import Expr, Size, as_expr, const, ne
 

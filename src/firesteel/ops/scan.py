@@ -10,7 +10,7 @@ from firesteel.graph.spec import Spec, fresh
 from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc
 from firesteel.loops.lower.build import Builder, exprs, fits
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import SHORT, is_float, to
+from firesteel.loops.scalars import SHORT, is_float, to
 from firesteel.ops.block import lowering, operator, probed_rule
 from firesteel.ops.reduce import sum_dtype
 

@@ -14,7 +14,7 @@ from firesteel.graph.spec import Shape, Spec, fresh, like
 from firesteel.loops.ir import StoreMode
 from firesteel.loops.lower.build import Builder, broadcast_index, fits
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.ops import SHORT, S, number, to
+from firesteel.loops.scalars import SHORT, S, number, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.index import (
     MASKS,

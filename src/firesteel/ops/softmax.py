@@ -15,7 +15,7 @@ from firesteel.graph.spec import Spec, fresh, like
 from firesteel.loops.lower.build import Builder, fits
 from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.ops import S, compute_dtype, is_float, to
+from firesteel.loops.scalars import S, compute_dtype, is_float, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses
 from firesteel.ops.reduce import Dims, reduce_shape, reduced_dims
 

@@ -14,7 +14,7 @@ from firesteel.graph.spec import Spec, fresh, like, make_spec
 from firesteel.loops.lower.build import Builder, choose, equal, fits
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import first_place, from_end
-from firesteel.loops.ops import SHORT, S
+from firesteel.loops.scalars import SHORT, S
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt
 

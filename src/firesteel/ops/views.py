@@ -17,7 +17,7 @@ from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, like
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import first_place, from_end, lower_window, reshape_index
-from firesteel.loops.ops import LOOP_DTYPES
+from firesteel.loops.scalars import LOOP_DTYPES
 from firesteel.operators import find
 from firesteel.ops.block import device_rule, lowering, operator, pointwise, probed_rule, refuses, shape
 from firesteel.ops.pointwise import compute_neg, compute_positive

@@ -35,7 +35,7 @@ from firesteel.codegen.host import DeviceLaunch, Setup
 from firesteel.codegen.triton import GpuKernel, Pass
 from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
 from firesteel.config import config
-from firesteel.loops.ops import ITEMSIZE
+from firesteel.loops.scalars import ITEMSIZE
 from firesteel.records import dataclass
 from firesteel.runtime import cpu
 from firesteel.sym.expr import Size

@@ -276,11 +276,6 @@ def binary(dtype_rule: DtypeRule) -> Callable[..., Spec]:
     return rule_of_binary
 
 
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which eager computes statistics."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def suggested(x: Spec, shape: tuple[Size, ...] | None = None, dtype: torch.dtype | None = None) -> Spec:
     """A fresh tensor in the memory format that eager would suggest for x."""
     shape = x.shape if shape is None else shape

@@ -18,7 +18,7 @@ import torch
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, ProgramStep, Store, StoreMode
 from firesteel.loops.lower.value import Body, Index, Operand, TensorSpec
-from firesteel.loops.ops import LOOP_DTYPES, SHORT, S, compute_dtype, literal, short_dtype, to
+from firesteel.loops.scalars import LOOP_DTYPES, SHORT, S, compute_dtype, literal, short_dtype, to
 from firesteel.operators import Facet
 from firesteel.sym.expr import Expr, Size, as_expr, lt, row_major
 

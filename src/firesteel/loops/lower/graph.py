@@ -22,7 +22,7 @@ from firesteel.loops.ir import Buffer, Extern, Given, Program, ProgramStep
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import is_view, lower_call
 from firesteel.loops.lower.value import Operand, TensorSpec, spec_of
-from firesteel.loops.ops import SHORT, literal
+from firesteel.loops.scalars import SHORT, literal
 from firesteel.operators import collective
 from firesteel.sym.expr import Expr, as_expr, as_size, free_symbols, make, ne, postorder
 from firesteel.sym.meaning import meaning

@@ -20,7 +20,7 @@ import torch
 
 from firesteel.loops.lower.build import Builder, broadcast_index, lowering, supported
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.ops import DTYPES, SHORT, STORAGE_FLOATS, S, compute_dtype, from_size, is_float, literal, number, to
+from firesteel.loops.scalars import DTYPES, SHORT, STORAGE_FLOATS, S, compute_dtype, from_size, is_float, literal, number, to
 from firesteel.sym.expr import Expr
 from firesteel.targets import on_gpu
 

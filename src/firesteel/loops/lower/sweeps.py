@@ -7,7 +7,7 @@ from typing import Any
 from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc
 from firesteel.loops.lower.build import Builder, exprs
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.ops import SHORT, compute_dtype, to
+from firesteel.loops.scalars import SHORT, compute_dtype, to
 from firesteel.sym.expr import Expr, Size, product
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from firesteel.loops.ir import Buffer, View, load, masked
-from firesteel.loops.ops import SHORT, S, short_dtype
+from firesteel.loops.scalars import SHORT, S, short_dtype
 from firesteel.sym.expr import Expr, Size
 
 Index = tuple[Size, ...]

@@ -26,7 +26,7 @@ from firesteel.table import Table
 
 # ---------------------------------------------------------------- dtypes
 
-DTYPES: Table[torch.dtype] = Table("dtype", "loops/ops.py")
+DTYPES: Table[torch.dtype] = Table("dtype", "loops/scalars.py")
 for _name, _dtype in {
     "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
@@ -95,7 +95,7 @@ class Op:
     domain: tuple[tuple[float, float], ...]
 
 
-OPS: Table[Op] = Table("scalar operator", "loops/ops.py")
+OPS: Table[Op] = Table("scalar operator", "loops/scalars.py")
 
 _ALL = FLOATS | INTS | BOOL
 _NUMBERS = FLOATS | INTS
@@ -192,7 +192,7 @@ class ReduceOp:
     running: Callable[[torch.Tensor, int], torch.Tensor]
 
 
-REDUCE_OPS: Table[ReduceOp] = Table("reduction", "loops/ops.py")
+REDUCE_OPS: Table[ReduceOp] = Table("reduction", "loops/scalars.py")
 
 
 def _one_dim_at_a_time(reduce: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from firesteel.loops.decompose import DECOMPOSED
-from firesteel.loops.ops import (
+from firesteel.loops.scalars import (
     DTYPES,
     FLOATS,
     LOOP_DTYPES,
