@@ -90,7 +90,7 @@ def reset() -> None:
 
 
 def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanation]:
-    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and tells what became of it."""
+    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and says what became of it."""
     def explained(*args: Any, **kwargs: Any) -> artifacts.Explanation:
         settings.setdefault("backend", "eager")
         counter = CompileCounterWithBackend(settings.pop("backend"))

@@ -37,7 +37,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 @COMMANDS.row("explain")
 def explain(args: argparse.Namespace) -> int:
-    """Runs a script and tells what was captured, what broke and where the time went."""
+    """Runs a script and says what was captured, what broke and where the time went."""
     sys.argv = [args.target, *args.rest]
     runpy.run_path(args.target, run_name="__main__")
     for group, counter in artifacts.counters.items():

@@ -335,7 +335,7 @@ def tensor_type_text(value: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor as a graph's text tells it."""
+    """A tensor as a graph's text describes it."""
     spec: Spec
     requires_grad: bool = False
     is_leaf: bool = True
@@ -393,7 +393,7 @@ def read_graph(text: str) -> ReadGraph:
 
 
 class GraphReader:
-    """Builds what the text tells: symbols, then constants, regions and the graph."""
+    """Builds what the text describes: symbols, then constants, regions and the graph."""
 
     def __init__(self) -> None:
         self.env = ShapeEnv()

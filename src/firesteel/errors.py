@@ -133,7 +133,7 @@ for _kind, (_sentence, _hint) in {
     # -- effects that a graph cannot hold
     "output": ("{name} writes output, which a graph cannot hold.", "Print outside of the compiled function, or drop the call."),
     "outside": ("{name} works on the world outside of the program: files, processes, a debugger.", "Call it outside of the compiled function."),
-    "warning": ("{name} is not captured: the program goes on with what came of the warning.", "Let warnings be shown, or warn outside."),
+    "warning": ("{name} is not captured: the program continues with the result of the warning.", "Let warnings be shown, or warn outside."),
     "code": ("{name} makes or runs code that does not exist yet while capturing.", "Make the function outside, and call it in the compiled one."),
     "cache": ("{name} is not captured: its cache would be filled at another time.", "Call the function behind the cache, or fill the cache outside."),
     "store": ("Storing {name} on {value} is not captured.", "Do it outside of the compiled function."),

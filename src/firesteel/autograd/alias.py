@@ -4,15 +4,15 @@ A compiled graph is functional: it reads its inputs and returns fresh tensors.  
 values is restored around it, by these rules.
 
  1. *An input that comes back is the same object.*  It is returned as the caller passed it, after rule 7.
- 2. *A view of an input is made again from the caller's tensor*, by the same view operators, outside of our autograd
+ 2. *A view of an input is replayed from the caller's tensor*, by the same view operators, outside of our autograd
     function.  So `_base`, `grad_fn`, the version counter and later in-place writes are eager's.  Each tensor on the way is made once:
     two results that are views of one detached tensor are so again.
  3. *Outputs that share the storage of an intermediate* are made from one tensor: the graph returns the intermediate (as a
-    hidden output where the user does not get it), and the views of it are made again as in rule 2.
+    hidden output where the user does not get it), and the views of it are replayed as in rule 2.
  4. *A single view of an intermediate* follows rule 3 too: that it is a view can be seen, and one that an autograd function
     returned could not be written in place.
  5. *One tensor returned twice is one object twice.*
- 6. *A view is made again with the history it has in eager.*  Each operator on the way runs under the grad mode of its own time, so
+ 6. *A view is replayed with the history it has in eager.*  Each operator on the way runs under the grad mode of its own time, so
     that a view taken under no_grad has none (and still claims to require grad: so does eager's), and one behind a detach is a view of a
     detached tensor.  A tensor that is no view, but shares memory and was written with a history of its own (`x.detach().copy_(w)`), then
     receives the graph's value by a recorded copy.  A view that a custom function returned is made inside of a function of that name, whose
@@ -76,7 +76,7 @@ class InputItself:
 
 @dataclass(frozen=True)
 class Replay:
-    """A view made again (rules 2 to 4), by its place among the replayed ones."""
+    """A view replayed (rules 2 to 4), by its place among the replayed ones."""
     index: int
 
     def text(self) -> str:
@@ -105,7 +105,7 @@ class Write:
 
 @dataclass
 class RemadeView:
-    """One tensor made again: `call(parent, values)` under grad mode `recorded`; before the writes where `early`.  `own` is the forward output that it
+    """One tensor replayed: `call(parent, values)` under grad mode `recorded`; before the writes where `early`.  `own` is the forward output that it
     then receives with a history of its own (rule 6)."""
     parent: Result
     call: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]

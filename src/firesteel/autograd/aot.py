@@ -93,7 +93,7 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
                 inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
                 decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False,
                 rewrite: Callable[[GraphModule], Any] | None = None) -> Callable:
-    """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it goes on with, so
+    """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it continues with, so
     that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
                              gm.meta.get("fullgraph", False), rewrite)

@@ -200,7 +200,7 @@ class PartWriter:
                 return copy
         told = where_told(symbol, (node for node in self.copies if node.op == "placeholder"), self.env)
         if told is None:
-            raise InternalError(f"The backward of some tangents needs the size {symbol}, which no input tells.")
+            raise InternalError(f"The backward of some tangents needs the size {symbol}, which no input has.")
         node, op, dim = told
         return self.call(op, (self.copies[node], dim), {}, to_symint(symbol, self.env))
 

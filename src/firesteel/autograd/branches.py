@@ -6,7 +6,7 @@ pass through the body that ran.  A backend that runs the graph as it is needs to
 
     branch(condition, x, w)         # bodies[bool(condition)](x, w)
 
-A branch of which one way only raises is a check: a seam that leaves the whole graph, and the run function goes on at the check in eager.
+A branch of which one way only raises is a check: a seam that leaves the whole graph, and the run function continues at the check in eager.
 """
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Left(BaseException):
 
 
 def check_of(exit: Any, leaves: bool) -> Callable[..., Any]:
-    """A condition under which the program goes on in the graph, and else at `exit`."""
+    """A condition under which the program continues in the graph, and else at `exit`."""
     def check(condition: Any, *values: Any) -> None:
         if bool(condition) == leaves:
             raise Left(exit, values)

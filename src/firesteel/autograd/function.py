@@ -183,7 +183,7 @@ def guarded(plan: AliasPlan, run: Callable, eager: Callable) -> Callable:
 
 def inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
     """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
-    the graph runs with recording off; views of inputs are made again with the caller's mode."""
+    the graph runs with recording off; views of inputs are replayed with the caller's mode."""
     forward, assemble, writes, finish = plain_call(forward), plan.assemble, plan.writes, plan.finish()
     recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
 

@@ -1,8 +1,8 @@
 """Groups: a compiled graph as several nodes of the engine's graph.
 
-The engine goes on from a node to what made each of its inputs, also those that get no gradient.  An operator of eager that it finds there unpacks its
-saved tensors, which the program may have overwritten, though nothing that was asked for depends on it.  So results that have no input in common are
-results of different autograd functions.
+The engine continues from a node to what made each of its inputs, also those that get no gradient.  An operator of eager that it finds there unpacks
+its saved tensors, which the program may have overwritten, though nothing that was asked for depends on it.  So results that have no input in
+common are results of different autograd functions.
 
     t1 = eager_sin(x); return compiled(x, t1)       # x.add_(1).exp(), t1.clamp_(0): two groups, and a backward of the first does not come to t1
 

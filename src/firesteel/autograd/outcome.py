@@ -4,7 +4,7 @@
 that they know what eager's tensors would: which is a view of which (`_base`), whether there is a history, versions.  Out come the
 forward's values and the `AliasPlan` that makes the caller's results of them and of the inputs.
 
-A tensor that shares memory with another is made again: `Alias.via` tells by which calls it came out of an input or out of a tensor that the
+A tensor that shares memory with another is replayed: `Alias.via` holds the calls by which it came out of an input or out of a tensor that the
 graph returns, and under which grad mode.  Each tensor on the way is made once, so that two results which are views of one tensor that
 nobody returned are so again.
 """
@@ -206,7 +206,7 @@ class TraceOutcome:
         return self.made[id(output)]
 
     def _wrapper_result(self, output: Any, origin: Origin) -> Result:
-        """A wrapper of fresh tensors, or a view of an input that is a wrapper, made again by the calls that made each of its parts (rule 12)."""
+        """A wrapper of fresh tensors, or a view of an input that is a wrapper, replayed by the calls that made each of its parts (rule 12)."""
         cells = [part.record.cell for part in parts_of(output)]
         if all(cell in self.owner for cell in cells) and (view := self._wrapper_view(output)) is not None:
             return view

@@ -400,7 +400,7 @@ def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
             return node
     told = where_told(symbol, roles.primals, env) or where_told(symbol, (n for n in roles.nodes if n not in roles.after_tangents), env)
     if told is None:
-        raise InternalError(f"The backward needs the size {symbol}, which no input tells.")
+        raise InternalError(f"The backward needs the size {symbol}, which no input has.")
     source, op, dim = told
     with roles.joint.graph.inserting_before(roles.joint.graph.output_node()):
         node = append_call(roles.joint.graph, op, (source, dim), {})
@@ -440,7 +440,7 @@ class GraphCopier:
 
     def __init__(self, roles: Roles, states: Mapping[Node, Node] | None = None):
         self.roles, self.graph = roles, Graph()
-        self.states = states or {}      # draw that is made again -> the state of its generator
+        self.states = states or {}      # draw that is recomputed -> the state of its generator
         self.copies: dict[Node, Node] = {}
 
     def placeholder(self, node: Node) -> None:

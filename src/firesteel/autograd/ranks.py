@@ -55,7 +55,7 @@ class Meeting:
         self.store, self.prefix, self.region, self.rank, self.ranks = store, prefix, region, rank, ranks
 
     def hold(self, calls: list[Any], whole: bool) -> None:
-        """Compares, the first time.  A rank without a collective tells so, and does not wait."""
+        """Compares, the first time.  A rank without a collective says so, and does not wait."""
         if self.store.check([f"{self.prefix}/{self.rank}"]):
             return
         self.store.set(f"{self.prefix}/{self.rank}", json.dumps([calls, whole]))

@@ -76,7 +76,7 @@ def checkpointed(body: GraphModule, *args: Any) -> Any:
 
 
 def run_nodes(gm: GraphModule, *args: Any, region: Callable[..., Any] = checkpointed, by: Callable[[Any], Any] = lambda fn: fn) -> Any:
-    """Runs a captured graph; `region` runs the regions in it, `by` tells what to call in place of a function."""
+    """Runs a captured graph; `region` runs the regions in it, `by` says what to call in place of a function."""
     values: dict[Node, Any] = {}
     supplied = iter(args)
     for node in gm.graph.nodes:

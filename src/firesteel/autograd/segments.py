@@ -4,7 +4,7 @@ backward of a user's operator or function reads data, so that it cannot be trace
     run = compile_in_segments(gm, backend)              # backend(part, example_inputs) -> callable
 
 What a stretch knows is what it reads.  A symbolic size that it uses and that none of the tensors it reads has (the length of a wave, where
-only features are read) is handed to it as a number, read off the first tensor of the whole graph that tells it.
+only features are read) is handed to it as a number, read off the first tensor of the whole graph that has it.
 
 Kernels read memory, and what an earlier stretch gives may be a view with the conjugate or negative bit.  A stretch is given such a tensor with
 the bit flipped, which is a view of the same memory, and flips it back.
@@ -117,7 +117,7 @@ def is_item_read(node: Node) -> bool:
 
 # -- stretches ----------------------------------------------------------------------------------------------------------
 class SymbolPlace(NamedTuple):
-    """A symbol, and the node that tells it: a number, or dimension `dim` of a tensor."""
+    """A symbol, and the node it is read from: a number, or dimension `dim` of a tensor."""
     node: Node
     dim: int | None
 
@@ -131,7 +131,7 @@ class SymbolPlace(NamedTuple):
 
 @dataclass
 class Stretch:
-    """Nodes that follow each other, with states of torch to set before them and to put back behind them.  Mutable: `sizes` are told."""
+    """Nodes that follow each other, with states of torch to set before them and to put back behind them.  Mutable: `sizes` are filled in."""
     before: list[StateCall]
     nodes: list[Node]
     behind: list[StateCall]
@@ -255,7 +255,7 @@ def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphMo
 
 
 def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
-    """What is read of earlier stretches and is a literal of the program.  The first call that reads it tells: none has written it before."""
+    """What is read of earlier stretches and is a literal of the program.  Its value is that of the first call that reads it."""
     first: dict[Node, torch.Tensor | None] = {}
     for node in stretch.nodes:
         for read, data in zip(node.all_input_nodes, node.meta.get("literals") or [None] * len(node.all_input_nodes)):

@@ -1,4 +1,4 @@
-"""A break: what the generated code does at the instruction that could not be captured, and where the program goes on.
+"""A break: what the generated code does at the instruction that could not be captured, and where the program continues.
 
 `ACTIONS` has a row for each instruction that can be executed for real in generated Python: its text, and the exits after it (how
 the stack has changed, which instruction is next).  Each exit is a continuation: the state of *all* frames, of which only live
@@ -312,7 +312,7 @@ def unique(names: list[str]) -> list[str]:
 
 
 def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:
-    """One frame that goes on at `index` with `stack`, and above it values whose texts are `extra`."""
+    """One frame that continues at `index` with `stack`, and above it values whose texts are `extra`."""
     live = live_slots(f.code, index) | (live_elsewhere(f) if f is not m.frames[-1] else frozenset())
     slots, kinds, values = written_values(e, f, live, stack)
     kinds += [VALUE] * len(extra)

@@ -179,7 +179,7 @@ def normalise(instrs: Sequence[Instr], cells: versions.Cells) -> list[Instr]:
 
 
 def _landing(instrs: Sequence[Instr], run: Sequence[Instr]) -> Instr | None:
-    """Where the run's jump really goes on."""
+    """Where the run's jump really continues."""
     for instr in run:
         if instr.target is not None:
             return instrs[instr.target.index + versions.LANDING.get(instr.opname, 0)]

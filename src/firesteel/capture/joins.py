@@ -207,7 +207,7 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 
 # -- joining ------------------------------------------------------------------------------------------------------------
 class Merge:
-    """The results of the call, in order, and what the program goes on with."""
+    """The results of the call, in order, and what the program continues with."""
 
     def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int):
         self.m, self.arms, self.step = m, arms, step

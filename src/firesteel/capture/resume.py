@@ -5,7 +5,7 @@ takes those locals and stack items, puts them back and jumps.  Only needed where
 under stance force_eager, or when a compiler failed.
 
     resume = resume_function(f.__code__, index, ["x", "total"], [VALUE], f.__globals__)
-    resume(x, total, iterator)          # goes on as f's frame would have
+    resume(x, total, iterator)          # continues as f's frame would have
 
 What always holds:
 1. The code behind the jump is the user's, instruction by instruction, with its lines, columns and exception table.
@@ -76,7 +76,7 @@ class _Layout:
 
 def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: Sequence[str], awaits: int | None = None,
                 unset_cells: Sequence[str] = (), drop: bool = False, gen: str = "") -> Resume:
-    """Code that goes on at normalised instruction `index` with these locals bound and these kinds of stack items.
+    """Code that continues at normalised instruction `index` with these locals bound and these kinds of stack items.
 
     With `drop` the awaited result is not pushed (a user's `__setattr__`, say).
 

@@ -337,7 +337,7 @@ def as_given(world: TensorWorld, used: list[GraphInput]) -> None:
 
 
 def mark_held(used: list[GraphInput]) -> None:
-    """Marks the tensors that the program goes on with before or behind a break: it may overwrite them before the backward runs."""
+    """Marks the tensors that the program continues with before or behind a break: it may overwrite them before the backward runs."""
     for one in used:
         if isinstance(one.real, torch.Tensor) and not (one.real.requires_grad and not torchstate.has_history(one.real)) and is_local(one.source):
             one.node.meta["held"] = True

@@ -133,7 +133,7 @@ for _name, _stack, _text, *_jumps in [
     ("BEFORE_WITH", "cm -- exit v", "exit is the bound __exit__, v is __enter__()"),
     ("WITH_EXCEPT_START", "exit lasti previous exc -- exit lasti previous exc v", "v = exit(type, exc, traceback)"),
     ("PREP_RERAISE_STAR", "orig list -- exc", "except*"),
-    ("RETURN_GENERATOR", "-- None", "the call returns a generator here; execution of the body goes on from here with the first send(None)"),
+    ("RETURN_GENERATOR", "-- None", "the call returns a generator here; execution of the body continues from here with the first send(None)"),
     ("YIELD_VALUE", "v -- sent", "yield"),
     ("GET_YIELD_FROM_ITER", "o -- it", "iter(o), generators and coroutines as they are"),
     ("SEND", "it v -- it yielded", "it.send(v) or next(it); returned: pops it, pushes the return value, jumps to target", True),

@@ -1,8 +1,8 @@
 """Views and writes as values: how an in-place program becomes a functional one.
 
-A `StorageValue` is a storage: the graph node that holds its present value.  A tensor's `Alias` says which cell it lies in and by which
+A `StorageValue` is a storage: the graph node that holds its present value.  A tensor's `Alias` says which cell it belongs to and by which
 view steps it is seen.  A write computes the cell's new value: the written part is put back step by step, from the last view to
-the first, by the rows of `PUT_BACK`; the cell's version rises, and every other view of it is made again at its next use.
+the first, by the rows of `PUT_BACK`; the cell's version rises, and every other view of it is replayed at its next use.
 
     v = x[1]; v.add_(1)          # Alias(cell of x, [select 0 1])
     # new value of the cell:  select_scatter(x, add(select(x, 0, 1), 1), 0, 1)
@@ -65,7 +65,7 @@ class MadeBy(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Alias:
-    """Where a tensor lies.  `node` shows it as of the cell's `version`.  `via` is None for what an operator made anew."""
+    """The storage of a tensor.  `node` is its value as of the cell's `version`.  `via` is None for what an operator made anew."""
     cell: StorageValue
     steps: tuple[ViewStep, ...]
     node: Node
@@ -80,7 +80,7 @@ def spec_of_node(node: Node) -> Spec:
 # ---------------------------------------------------------------- reading
 
 def show(place: Alias, emit: Emit) -> Node:
-    """The node of a tensor's present value; views of a cell that was written since are made again."""
+    """The node of a tensor's present value; views of a cell that was written since are replayed."""
     if place.version != place.cell.version:
         node = place.cell.node
         for step in place.steps:

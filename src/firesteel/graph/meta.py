@@ -1,6 +1,6 @@
-"""Operators without a rule: torch's meta kernel tells what they return.
+"""Operators without a rule: torch's meta kernel says what they return.
 
-It takes plain sizes.  Where a row of SHAPES tells the shapes for all sizes, the kernel is asked for those of the example call, and each result gets
+It takes plain sizes.  Where a row of SHAPES gives the shapes for all sizes, the kernel is asked for those of the example call, and each result gets
 the row's shape in the order of dimensions that the kernel chose; else the symbols are fixed to their hints by guards and counted in
 counters["aot"]["specialized_by_op"].  A row has the signature of its operator, as a rule has, and returns the shape of the result, or a list of
 shapes, None for a result that is not there.
@@ -37,7 +37,7 @@ def with_shapes(op: OpOverload, shapes: Any, example: Any) -> Any:
     if not isinstance(example, (list, tuple)):
         return example
     if len(shapes) != len(example):
-        raise InternalError(f"{op} has {len(example)} results; its row tells of {len(shapes)}")
+        raise InternalError(f"{op} has {len(example)} results; its row has {len(shapes)}")
     return type(example)(with_shapes(op, s, e) if s is not None else None for s, e in zip(shapes, example))
 
 

@@ -1,4 +1,4 @@
-"""Draws of random numbers that are made again: the operators that read and set the state of a generator.
+"""Random numbers drawn a second time when a region is recomputed: the operators that read and set the state of a generator.
 
     state = firesteel::random_state("cpu");  mask = aten::bernoulli.p(x, 0.5)              # in the forward
     now = firesteel::swap_random_state(state, "cpu");  mask = aten::bernoulli.p(x, 0.5)    # in the backward: the same numbers

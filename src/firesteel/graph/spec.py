@@ -89,7 +89,7 @@ def is_contiguous(spec: Spec) -> bool:
 
 
 def is_channels_last(spec: Spec) -> bool:
-    """Does the tensor lie in the channels-last format (4 or 5 dimensions)?"""
+    """Is the tensor in the channels-last format (4 or 5 dimensions)?"""
     ndim = len(spec.shape)
     if ndim not in (4, 5) or is_empty(spec):
         return False

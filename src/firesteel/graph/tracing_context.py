@@ -57,7 +57,7 @@ class ContextGraph(Graph):
 
 @transaction.context
 def context_of(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """Inside, torch tells of a compilation with these inputs."""
+    """Inside, torch reports a compilation with these inputs."""
     guards = torch._guards
     world = find_world([v for v in pytree.tree_leaves(example_inputs) if isinstance(v, torch.Tensor)])
     before = guards.TracingContext.try_get()

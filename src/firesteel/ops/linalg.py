@@ -52,7 +52,7 @@ def eig(x: Spec) -> tuple[Spec, Spec]:
 
 @rule("linalg_cholesky_ex linalg_inv_ex")
 def with_info(x: Spec, *options: Any, **named: Any) -> tuple[Spec, Spec]:
-    """A matrix of the same shape, and a word that tells whether it went well."""
+    """A matrix of the same shape, and an error code."""
     return _by_columns(x, x.shape), fresh(x, x.shape[:-2], torch.int32)
 
 

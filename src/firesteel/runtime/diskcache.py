@@ -159,7 +159,7 @@ def refuse_replaceable(found: os.stat_result, path: pathlib.Path) -> None:
     user's own is commonly the user alone."""
     others = stat.S_IWOTH | (0 if found.st_gid == os.getegid() else stat.S_IWGRP) if _user() is not None else 0
     if _user() is not None and (found.st_uid not in (0, _user()) or found.st_mode & others and not found.st_mode & stat.S_ISVTX):
-        raise PermissionError(f"{path}, which it lies in, belongs to another user, or others may write to it (chmod go-w)")
+        raise PermissionError(f"{path}, a folder above it, belongs to another user, or others may write to it (chmod go-w)")
 
 
 def _make_folders(folder: pathlib.Path) -> None:

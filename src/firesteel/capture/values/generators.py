@@ -69,7 +69,7 @@ class GeneratorValue(IteratorValue):
         return frame.stack[-2]
 
     def end_delegation(self, result: Value) -> None:
-        """The inner iterator returned: the frame goes on behind its `yield from`."""
+        """The inner iterator returned: the frame continues behind its `yield from`."""
         self.frame.stack[-2:] = [result]
         self.frame.pc = self.frame.program[self.frame.pc - 2].target.index
 

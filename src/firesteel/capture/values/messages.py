@@ -71,7 +71,7 @@ def may_raise_inside(m: Machine) -> bool:
 
 @CALLS.row(warnings.warn)
 def call_warn(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """Where warnings are recorded or raised, the program goes on with what came of it."""
+    """Where warnings are recorded or raised, the program continues with the result of it."""
     if may_raise(warnings) or is_recorded(m) or may_raise_inside(m):
         raise Break("warning", name="warnings.warn where warnings are recorded or raised")
     m.guard(Guard(Call(Fixed(warnings), may_raise), "equals", False))

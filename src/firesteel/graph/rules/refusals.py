@@ -155,7 +155,7 @@ def fits_in(value: Any, dtype: torch.dtype) -> None:
 
 
 def surely_holds(value: Spec, dtype: torch.dtype) -> None:
-    """A tensor of one number that fills another: eager reads it, and says where it overflows.  Only data tells, unless the dtype does."""
+    """A tensor of one number that fills another: eager reads it, and says where it overflows.  Only the data decides, unless the dtype does."""
     if not can_hold(dtype, value.dtype):
         raise DataAccess(f"a value of {value.dtype} that fills a tensor of {dtype}, which may not hold it")
 
