@@ -147,8 +147,10 @@ class Explanation:
 
 def _logs_from_environment() -> None:
     names = [n.strip() for n in os.environ.get("FIRESTEEL_LOGS", "").split(",") if n.strip()]
-    if names:
-        set_logs(**dict.fromkeys(names, True))
+    if unknown := [name for name in names if name not in LOG_NAMES]:
+        logger.warning("FIRESTEEL_LOGS: there is no log %s; there are %s", ", ".join(unknown), ", ".join(LOG_NAMES))
+    if known := [name for name in names if name in LOG_NAMES]:
+        set_logs(**dict.fromkeys(known, True))
 
 
 _logs_from_environment()

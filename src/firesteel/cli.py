@@ -1,21 +1,19 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | report DIR | replay DUMP`.
+"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | report DIR | replay DUMP`, and `--version`.
 
-Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.
+Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.  What only one of them needs is imported in it.
 """
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import pathlib
-import platform
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 
-from firesteel import artifacts
-from firesteel import replay as replaying
+from firesteel import __version__, artifacts
 from firesteel.config import config
+from firesteel.errors import UserError
 from firesteel.runtime import diskcache
 from firesteel.table import Table
 
@@ -24,20 +22,16 @@ COMMANDS: Table[Callable[[argparse.Namespace], int]] = Table("command", "cli.py"
 
 @COMMANDS.row("doctor")
 def doctor(args: argparse.Namespace) -> int:
-    """What this machine offers to compiled code."""
-    import torch
-    rows = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}",
-            **{name: _version(name) for name in ("torch", "llvmlite", "triton")},
-            "threads": torch.get_num_threads(), "CUDA": torch.version.cuda if torch.cuda.is_available() else "none",
-            "cache": config.cache_dir or "off"}
-    for name, value in rows.items():
-        print(f"{name:10} {value}")
-    return 0
+    """Says what was found on this machine, and what to do about what is missing."""
+    from firesteel.tools.doctor import examine
+    return 0 if examine() else 1
 
 
 @COMMANDS.row("explain")
 def explain(args: argparse.Namespace) -> int:
     """Runs a script and says what was captured, what broke and where the time went."""
+    if args.target is None:
+        raise UserError("explain takes a script.", hint="firesteel explain SCRIPT [ARGUMENTS]")
     sys.argv = [args.target, *args.rest]
     runpy.run_path(args.target, run_name="__main__")
     for group, counter in artifacts.counters.items():
@@ -63,6 +57,8 @@ def bench(args: argparse.Namespace) -> int:
 @COMMANDS.row("cache")
 def cache(args: argparse.Namespace) -> int:
     """Shows or clears the on-disk cache of compiled kernels: cache show, cache clear."""
+    if args.target not in (None, "show", "clear"):
+        raise UserError(f"There is no cache {args.target}.", hint="Say cache show or cache clear.")
     if args.target == "clear":
         for suffix in diskcache.SUFFIXES:
             diskcache.kernels(suffix).clear()
@@ -83,6 +79,7 @@ def report(args: argparse.Namespace) -> int:
 @COMMANDS.row("replay")
 def replay(args: argparse.Namespace) -> int:
     """Runs stages again from their dumps and compares with eager: replay DUMP [--from STAGE] [--to STAGE]."""
+    from firesteel import replay as replaying
     parser = argparse.ArgumentParser(prog="firesteel replay DUMP")
     parser.add_argument("--from", dest="start", default="graph")
     parser.add_argument("--to", dest="end", default="host")
@@ -90,22 +87,31 @@ def replay(args: argparse.Namespace) -> int:
     return 0 if replaying.replay(pathlib.Path(args.target or config.dump_dir or "."), chosen.start, chosen.end) else 1
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def main(argv: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     lines = "\n".join(f"  {name:8} {str(fn.__doc__).splitlines()[0]}" for name, fn in COMMANDS.items())
     parser = argparse.ArgumentParser(prog="firesteel", description="A compiler for PyTorch programs.\n\n" + lines,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=list(COMMANDS))
+    parser.add_argument("--version", action="version", version=f"firesteel {__version__}")
+    parser.add_argument("command", nargs="?", help="one of these")
     parser.add_argument("target", nargs="?", help="a script, a folder, or show / clear")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="passed on")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command.  2: it was not understood, or cannot be done, which one sentence on stderr says."""
+    parser = _parser()
     args = parser.parse_args(argv)
-    return COMMANDS[args.command](args)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        if args.command not in COMMANDS:
+            raise UserError(f"There is no command {args.command!r}.", hint=f"Commands are {', '.join(COMMANDS)}.")
+        return COMMANDS[args.command](args)
+    except UserError as error:
+        print(f"firesteel: {error.reason} {error.hint}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

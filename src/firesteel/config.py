@@ -63,10 +63,16 @@ for _name, _knob in {
     KNOBS.add(_name, _knob)
 
 
-def _parse(knob: Knob, text: str) -> Any:
-    if knob.type is bool:
-        return text.strip().lower() in ("1", "true", "yes", "on")
-    return knob.type(text)
+# variables of the environment that are no settings
+OTHER_VARIABLES = {"FIRESTEEL_LOGS": "Log artifacts to print, separated by commas.", "FIRESTEEL_INSTALL": "1: in torch.compile's place."}
+TRUTHS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off", ""), False)}
+
+
+def _parse(name: str, knob: Knob, text: str) -> Any:
+    try:
+        return TRUTHS[text.strip().lower()] if knob.type is bool else knob.type(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"FIRESTEEL_{name.upper()}={text!r}: the setting takes a {knob.type.__name__}. {knob.text}") from None
 
 
 class Config:
@@ -79,7 +85,7 @@ class Config:
         for name, knob in KNOBS.items():
             text = os.environ.get(f"FIRESTEEL_{name.upper()}")
             if text is not None:
-                values[name] = _parse(knob, text)
+                values[name] = _parse(name, knob, text)
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_watchers", {})
 

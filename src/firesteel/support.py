@@ -13,14 +13,18 @@ OLDEST = (2, 11)
 NEWEST = (2, 15)
 
 
+def release(version: str) -> tuple[int, int]:
+    """Its first two numbers."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else OLDEST
+
+
 def check_torch(version: str) -> None:
     """Says so where this release of torch is not one of those."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found else OLDEST
     known = f"torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    if release < OLDEST:
+    if release(version) < OLDEST:
         raise ImportError(f"firesteel works with {known}; this is {version}")
-    if release > NEWEST:
+    if release(version) > NEWEST:
         warnings.warn(f"firesteel was tried with {known}; this is {version}", stacklevel=3)
 
 

@@ -1,0 +1,51 @@
+"""What the pages say works: every Python block of the README and of docs/ runs, and what they point at is there."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import firesteel as fs
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def blocks(page):
+    """Python blocks of a page, which share their names; (line, text)."""
+    text = page.read_text()
+    return [(text[:found.start(1)].count("\n") + 1, found[1]) for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_blocks_run(page, tmp_path):
+    """In a process of their own, in order; a traceback names the page's line."""
+    lines = [""] * page.read_text().count("\n")
+    for start, text in blocks(page):
+        lines[start - 1:start - 1 + text.count("\n")] = text.splitlines()
+    script = tmp_path / "page.py"       # a file: capture reads source lines
+    script.write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, str(script)], text=True, capture_output=True, cwd=tmp_path,
+                          env={**os.environ, "FIRESTEEL_CACHE_DIR": "", "PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode == 0, done.stderr.replace(str(script), page.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_that_pages_name_are_there(page):
+    named = re.findall(r"`((?:docs|tests|bench|examples|src)/[\w./-]*\.\w+)`", page.read_text())
+    named += re.findall(r"python ((?:docs|tests|bench|examples)/[\w./-]*\.py)", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_fits_on_a_screen():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 64
+
+
+def test_the_version_stands_in_one_more_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fs.__version__ and f"## {fs.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert (ROOT / "src" / "firesteel" / "py.typed").exists()
