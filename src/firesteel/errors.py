@@ -72,6 +72,10 @@ class DifferentPrograms(FiresteelError):
     """Ranks of a process group compile different collectives, and would wait for each other for ever."""
 
 
+class PackageError(FiresteelError):
+    """A package that cannot be written, cannot be used here, or is called with what it was not recorded for."""
+
+
 class DataDependentError(FiresteelError):
     """The program asks a yes/no question about a value that only run time knows."""
 

@@ -22,7 +22,7 @@ from firesteel.autograd.joint import Joint, trace_program
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.capture.record import Recorder
 from firesteel.capture.translate import RegionCode, translate
-from firesteel.codegen import host, llvm
+from firesteel.codegen import host, hosted, llvm
 from firesteel.codegen.zones import ZONE
 from firesteel.config import config
 from firesteel.graph.verify import verify
@@ -140,7 +140,7 @@ def keep_layouts(gm: torch.fx.GraphModule) -> None:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor) and val.layout is torch.strided and all(type(s) is int for s in val.stride()):
             with gm.graph.inserting_after(node):
-                kept = gm.graph.call_function(host.laid_out, (node, tuple(val.stride())))
+                kept = gm.graph.call_function(hosted.laid_out, (node, tuple(val.stride())))
             kept.meta = dict(node.meta)
             node.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
     gm.recompile()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tracing import trace
 
-from firesteel.codegen import host
+from firesteel.codegen import hosted
 from firesteel.codegen.host import Launch, build
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
 from firesteel.loops.plan import plan
@@ -197,7 +197,7 @@ def test_constants_are_kept_alive():
 
 
 def test_float_symbols_travel_as_bits():
-    assert ctypes.c_double.from_buffer_copy(ctypes.c_int64(host.as_word(0.1))).value == 0.1 and host.as_word(7) == 7
+    assert ctypes.c_double.from_buffer_copy(ctypes.c_int64(hosted.as_word(0.1))).value == 0.1 and hosted.as_word(7) == 7
 
 
 # ---------------------------------------------------------------- with the real printer and JIT
@@ -258,7 +258,7 @@ def test_threads_may_call_at_the_same_time():
 def test_no_kernel_runs_with_a_number_that_does_not_fit(number, compile_text):
     ran = []
     address = python_kernel(lambda pointers, sizes: ran.append(sizes), 0)
-    run = host.launcher([1, 2, address, 2, 0, 0, -1, 0], compile_text)
+    run = hosted.launcher([1, 2, address, 2, 0, 0, -1, 0], compile_text)
     assert run(-1) == 0 and ran == [[-1]]
     with pytest.raises((OverflowError, TypeError)):
         run(number)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import emulated
 import torch
 
-from firesteel.codegen import host
+from firesteel.codegen import hosted
 from firesteel.codegen.triton import print_nest
 from firesteel.loops.ir import Buffer, Nest
 from firesteel.runtime import cpu, gpu
@@ -42,9 +42,9 @@ class Runner:
             stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
             words = [stream if isinstance(w, str) else evaluate(w, symbols) for w in launch.before]
             words += [tensors[b].data_ptr() for b in launch.buffers] + [scratch.data_ptr() + evaluate(p, symbols) for p in launch.scratch]
-            words += [host.as_word(symbols[s]) for s in launch.symbols] + list(launch.after)
+            words += [hosted.as_word(symbols[s]) for s in launch.symbols] + list(launch.after)
             recipe = [1, len(words) + 1, launch.address, len(words) + 1, *(part for word in words for part in (-2, word)), -1, 0]
-            assert host.launcher(recipe, cpu.compile_text)() == 0
+            assert hosted.launcher(recipe, cpu.compile_text)() == 0
         torch.cuda.synchronize()
         result, gpu.flag().word.value = gpu.flag().word.value, 0
         return result

@@ -8,7 +8,7 @@ import pytest
 import torch
 from native_nests import buffer, contiguous, layernorm, pointwise, reduction, softmax
 
-from firesteel.codegen import host
+from firesteel.codegen import hosted
 from firesteel.codegen.triton import print_nest
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, check_index, load
@@ -47,7 +47,7 @@ class FakeDriver:
         self.count = len(parameters)
         words = [ctypes.addressof(self.table), 0x111, 5, len(addresses), programs, 128, 64, 0x222, 0x333, len(parameters), *parameters]
         recipe = [1, len(words) + 1, gpu._launcher(), len(words) + 1, *(part for word in words for part in (-2, word)), -1, 0]
-        return host.launcher(recipe, cpu.compile_text)()
+        return hosted.launcher(recipe, cpu.compile_text)()
 
 
 def test_a_launch_hands_everything_to_the_driver():
@@ -71,7 +71,7 @@ def test_nothing_to_do_launches_nothing():
 def test_a_failed_launch_is_reported():
     driver = FakeDriver(result=700)
     assert driver.launch([0x1000], []) == 700 and ("pop",) in driver.calls
-    assert "700" in str(host.launch_error(700))
+    assert "700" in str(hosted.launch_error(700))
 
 
 def test_scratch_places_are_aligned_and_apart():

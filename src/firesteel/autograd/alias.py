@@ -103,12 +103,88 @@ class Write:
     how: str
 
 
+# ---------------------------------------------------------------- replayed views
+
+View = Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]        # (what it is made of, the forward's values) -> the view
+
+
+@dataclass(frozen=True)
+class At:
+    """An argument that is read from the forward's values at run time."""
+    value: int
+
+    def __str__(self) -> str:
+        return f"v[{self.value}]"
+
+
+@dataclass(frozen=True)
+class ViewCall:
+    """A view operator, and which of its results."""
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    item: int | None = None
+
+    def function(self) -> View:
+        op, args, kwargs, item = self.op, self.args, self.kwargs, self.item
+        if _has_at(args) or _has_at(tuple(kwargs.values())):
+            found: Any = lambda t, v: op(t, *_fill(args, v), **{k: _fill(a, v) for k, a in kwargs.items()})
+        else:
+            found = lambda t, v: op(t, *args, **kwargs)
+        if op is torch.ops.aten.view_as_real.default:
+            return lambda t, v: found(t.resolve_conj(), v)      # abstract tensors have no such bit
+        return found if item is None else lambda t, v: found(t, v)[item]
+
+
+@dataclass(frozen=True)
+class DataOf:
+    """`.data`."""
+
+    def function(self) -> View:
+        return lambda tensor, values: tensor.data
+
+
+@dataclass(frozen=True)
+class AttachedView:
+    """A view which is a result of an autograd function called `name`, as the user's is; its gradient goes to forward output `value`."""
+    name: str
+    calls: tuple[ViewCall, ...]
+    value: int
+
+    def function(self) -> View:
+        calls, value = [call.function() for call in self.calls], self.value
+
+        def forward(ctx: Any, base: torch.Tensor, source: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
+            for call in calls:
+                base = call(base, values)
+            return base
+
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+            return None, gradient, None
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        function: Any = type(self.name.removesuffix("Backward"), (torch.autograd.Function,), methods)
+        return lambda tensor, values: function.apply(tensor, values[value], values)
+
+
+MakesView = ViewCall | DataOf | AttachedView
+
+
+def _has_at(value: Any) -> bool:
+    return type(value) is At or isinstance(value, (list, tuple)) and any(map(_has_at, value))
+
+
+def _fill(value: Any, values: Sequence[Any]) -> Any:
+    if type(value) is At:
+        return values[value.value]
+    return type(value)(_fill(v, values) for v in value) if isinstance(value, (list, tuple)) else value
+
+
 @dataclass
 class RemadeView:
-    """One tensor replayed: `call(parent, values)` under grad mode `recorded`; before the writes where `early`.  `own` is the forward output that it
-    then receives with a history of its own (rule 6)."""
+    """One tensor replayed: by `call`, of its parent, under grad mode `recorded`; before the writes where `early`.  `own` is the forward output
+    that it then receives with a history of its own (rule 6)."""
     parent: Result
-    call: Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]
+    call: MakesView
     recorded: bool
     early: bool = False
     own: int = -1
@@ -172,7 +248,7 @@ class AliasPlan:
         if not self.views and not recorded and not self.rises and not self.spent and self.results == [Fresh(k) for k in range(self.num_values)]:
             return lambda inputs, values: tuple(values)
         constants = [r.value for r in self.results if isinstance(r, Constant)]
-        scope: dict[str, Any] = {"calls": [view.call for view in self.views],
+        scope: dict[str, Any] = {"calls": [view.call.function() for view in self.views],
                                  "recording": torch.is_grad_enabled, "record": torch._C._set_grad_enabled,
                                  "writes": recorded, "write_recorded": write_recorded, "rise": raise_versions, "constants": constants,
                                  "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}

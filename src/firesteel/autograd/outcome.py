@@ -19,7 +19,21 @@ from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 
-from firesteel.autograd.alias import AliasPlan, Constant, Fresh, InputItself, RemadeView, Replay, Result, Write
+from firesteel.autograd.alias import (
+    AliasPlan,
+    At,
+    AttachedView,
+    Constant,
+    DataOf,
+    Fresh,
+    InputItself,
+    MakesView,
+    RemadeView,
+    Replay,
+    Result,
+    ViewCall,
+    Write,
+)
 from firesteel.graph.functional import Alias, MadeBy, StorageValue
 from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.tensor import AbstractTensor
@@ -286,7 +300,7 @@ class TraceOutcome:
             self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
         return made
 
-    def _call_at(self, place: Alias) -> tuple[Callable[[torch.Tensor, Sequence[Any]], torch.Tensor], int]:
+    def _call_at(self, place: Alias) -> tuple[MakesView, int]:
         """The call that leads to a place, and the version of what it gives, where that counts its writes alone: then the call was `.data`."""
         via, tensor = place.via, self.seen.get(place)
         assert via is not None
@@ -297,7 +311,7 @@ class TraceOutcome:
             before = before.via.parent if before.via is not None else None
         if before is None or share_versions(self.seen[before], tensor):
             return self._call(via), 0
-        return _data, tensor._version
+        return DataOf(), tensor._version
 
     # ------------------------------------------------------------ making again
 
@@ -336,20 +350,13 @@ class TraceOutcome:
             place = place.via.parent
         value = self._add(self.world.to_node(output), output, origin)
         name: str = output.grad_fn.name()       # type: ignore[union-attr]  # it is tracked
-        self.views.append(RemadeView(self.rebuilt[base.record], attach_by(name, calls[::-1], value), True, text=f"{name}()"))
+        self.views.append(RemadeView(self.rebuilt[base.record], AttachedView(name, tuple(calls[::-1]), value), True, text=f"{name}()"))
         self.rebuilt[output.record] = Replay(len(self.views) - 1)
         return self.rebuilt[output.record]
 
-    def _call(self, via: MadeBy) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
-        """(tensor, the forward's values) -> the view.  Sizes that are symbols are read from the values."""
-        op, args, kwargs, item = via.op, self._at(via.args), {k: self._at(v) for k, v in via.kwargs.items()}, via.item
-        if _has_at(args) or _has_at(tuple(kwargs.values())):
-            found: Any = lambda t, v: op(t, *_fill(args, v), **{k: _fill(a, v) for k, a in kwargs.items()})
-        else:
-            found = lambda t, v: op(t, *args, **kwargs)
-        if op is aten.view_as_real.default:
-            return lambda t, v: found(t.resolve_conj(), v)      # abstract tensors have no such bit
-        return found if item is None else lambda t, v: found(t, v)[item]
+    def _call(self, via: MadeBy) -> ViewCall:
+        """Sizes that are symbols are read from the forward's values."""
+        return ViewCall(via.op, self._at(via.args), {k: self._at(v) for k, v in via.kwargs.items()}, via.item)
 
     def _text(self, via: MadeBy) -> str:
         item = "" if via.item is None else f"[{via.item}]"
@@ -436,42 +443,3 @@ def root_of(place: Alias) -> Alias:
     while place.via is not None:
         place = place.via.parent
     return place
-
-
-# ---------------------------------------------------------------- calls at run time
-
-@dataclass(frozen=True)
-class At:
-    """An argument that is read from the forward's values at run time."""
-    value: int
-
-    def __str__(self) -> str:
-        return f"v[{self.value}]"
-
-
-def _has_at(value: Any) -> bool:
-    return type(value) is At or isinstance(value, (list, tuple)) and any(map(_has_at, value))
-
-
-def _fill(value: Any, values: Sequence[Any]) -> Any:
-    if type(value) is At:
-        return values[value.value]
-    return type(value)(_fill(v, values) for v in value) if isinstance(value, (list, tuple)) else value
-
-
-def _data(tensor: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
-    return tensor.data
-
-
-def attach_by(name: str, calls: Sequence[Callable], value: int) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
-    """A call that makes a view which is a result of an autograd function called `name`, as the user's is."""
-    def forward(ctx: Any, base: torch.Tensor, source: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
-        for call in calls:
-            base = call(base, values)
-        return base
-
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
-        return None, gradient, None
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type(name.removesuffix("Backward"), (torch.autograd.Function,), methods)
-    return lambda tensor, values: function.apply(tensor, values[value], values)

@@ -21,23 +21,19 @@ What always holds
 """
 from __future__ import annotations
 
-import ctypes
 import itertools
-import math
 import re
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
 import torch
 
-from firesteel.artifacts import counters
-from firesteel.codegen.zones import Zones
+from firesteel.codegen.hosted import ConstantAddress, HostCode, check_number, draw_normal, empty_cuda, flat, made
 from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
-from firesteel.native_method import CompileText, native_method
+from firesteel.native_method import CompileText
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size
 from firesteel.table import Table
@@ -72,32 +68,7 @@ class Setup:
     scope: Mapping[str, Any] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------- fast doors of torch, with their plain twins
-
-def _empty_plain(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
-
-
-def _reinterpret_plain(x: torch.Tensor, shape: tuple, strides: tuple, offset: int) -> torch.Tensor:
-    return torch.as_strided(x, shape, strides, x.storage_offset() + offset)
-
-
-_doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
-_empty_cuda = getattr(_doors, "_empty_strided_cuda", None)                 # on the current device
-_reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
-
-
-def check_number(condition: bool, message: str) -> None:
-    """A condition that the program stated, or that a shape relies on."""
-    if not condition:
-        raise RuntimeError(message)
-
-
-def draw_normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Drawn in the strides of its argument, which a clone would lose: eager fills contiguous memory by an algorithm of its own."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).normal_(mean, std, generator=generator)
-
+# ---------------------------------------------------------------- quick calls
 
 _aten = torch.ops.aten
 QUICK_CALLS: Table[Callable] = Table("quick call", "codegen/host.py")   # torch's own functions cost 1.5 us less than an OpOverload
@@ -113,211 +84,39 @@ for _overload, _function in _functions.items():
 _ROW_MAJOR_RESULTS = ("mm", "addmm", "bmm", "baddbmm")      # their results are always contiguous: nothing to check
 
 
-def laid_out(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The result of a library call in the strides that its readers were compiled for."""
-    actual = result.stride()
-    if actual == strides or all(a == s or n <= 1 for a, s, n in zip(actual, strides, result.shape)) or result.numel() == 0:
-        return result
-    counters["native"]["restrided"] += 1
-    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
-
-
-def as_dtype(x: torch.Tensor, dtype: torch.dtype, shape: tuple, strides: tuple, distance: int) -> torch.Tensor:
-    """The same storage read as another dtype, from `distance` bytes behind the start of x on."""
-    start = (x.storage_offset() * x.itemsize + distance) // dtype.itemsize
-    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), start, shape, strides)
-
-
-def index_error() -> IndexError:
-    return IndexError("index out of range in self")
-
-
-def launch_error(code: int) -> RuntimeError:
-    return RuntimeError(f"a kernel could not be launched: CUDA driver error {code}")
-
-
-def as_word(value: int | float) -> int:
-    """A number among the inputs as the i64 that kernels take: a float by its bits."""
-    return struct.unpack("q", struct.pack("d", value))[0] if isinstance(value, float) else int(value)
-
-
-# ---------------------------------------------------------------- the launcher
-
-# What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
-# of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
-LAUNCHER = r"""
-declare i64 @PyLong_AsLongLong(ptr)
-declare ptr @PyLong_FromLongLong(i64)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare ptr @PyErr_Occurred()
-
-define i64 @firesteel_run(ptr %recipe, ptr %frame) {
-entry:
-  %error = alloca i64
-  store i64 0, ptr %error
-  %kernels = load i64, ptr %recipe
-  %most_at = getelementptr i64, ptr %recipe, i64 1
-  %most = load i64, ptr %most_at
-  %args = alloca i64, i64 %most
-  %first = getelementptr i64, ptr %recipe, i64 2
-  %error_address = ptrtoint ptr %error to i64
-  br label %kernel
-kernel:
-  %k = phi i64 [0, %entry], [%k_next, %launched]
-  %at = phi ptr [%first, %entry], [%slot_at, %launched]
-  %more = icmp slt i64 %k, %kernels
-  br i1 %more, label %arguments, label %done
-arguments:
-  %address = load ptr, ptr %at
-  %count_at = getelementptr i64, ptr %at, i64 1
-  %count = load i64, ptr %count_at
-  %slots = getelementptr i64, ptr %at, i64 2
-  br label %argument
-argument:
-  %a = phi i64 [0, %arguments], [%a_next, %stored]
-  %slot_at = phi ptr [%slots, %arguments], [%slot_next, %stored]
-  %unfinished = icmp slt i64 %a, %count
-  br i1 %unfinished, label %one, label %launched
-one:
-  %slot = load i64, ptr %slot_at
-  %addend_at = getelementptr i64, ptr %slot_at, i64 1
-  %addend = load i64, ptr %addend_at
-  switch i64 %slot, label %framed [ i64 -1, label %error_slot
-                                    i64 -2, label %literal ]
-framed:
-  %value_at = getelementptr i64, ptr %frame, i64 %slot
-  %value = load i64, ptr %value_at
-  %sum = add i64 %value, %addend
-  br label %stored
-error_slot:
-  br label %stored
-literal:
-  br label %stored
-stored:
-  %argument_value = phi i64 [%sum, %framed], [%error_address, %error_slot], [%addend, %literal]
-  %place = getelementptr i64, ptr %args, i64 %a
-  store i64 %argument_value, ptr %place
-  %a_next = add i64 %a, 1
-  %slot_next = getelementptr i64, ptr %slot_at, i64 2
-  br label %argument
-launched:
-  call void %address(ptr %args)
-  %k_next = add i64 %k, 1
-  br label %kernel
-done:
-  %result = load i64, ptr %error
-  ret i64 %result
-}
-
-define ptr @firesteel_launch(ptr %self, ptr %objects, i64 %count) {
-entry:
-  %recipe = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %frame = alloca i64, i64 %count
-  br label %next
-next:
-  %i = phi i64 [0, %entry], [%i_next, %converted]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %convert, label %ready
-convert:
-  %object_at = getelementptr ptr, ptr %objects, i64 %i
-  %object = load ptr, ptr %object_at
-  %value = call i64 @PyLong_AsLongLong(ptr %object)
-  %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
-  br i1 %odd, label %ask, label %converted
-ask:
-  %raised = call ptr @PyErr_Occurred()
-  %fits = icmp eq ptr %raised, null
-  br i1 %fits, label %converted, label %raise
-raise:
-  ret ptr null
-converted:
-  %place = getelementptr i64, ptr %frame, i64 %i
-  store i64 %value, ptr %place
-  %i_next = add i64 %i, 1
-  br label %next
-ready:
-  %thread = call ptr @PyEval_SaveThread()
-  %error = call i64 @firesteel_run(ptr %recipe, ptr %frame)
-  call void @PyEval_RestoreThread(ptr %thread)
-  %result = call ptr @PyLong_FromLongLong(i64 %error)
-  ret ptr %result
-}
-"""
-
-
-class _Recipe(int):
-    """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
-
-    words: ctypes.Array
-    kernels: list[int]      # the kernels' addresses are objects that keep their code loaded
-
-
-def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
-    """A function of the frame's values that runs the recipe's kernels; its result is not 0 where an index was out of range."""
-    if compile_text is None:
-        return _plain_launcher(recipe)
-    words = (ctypes.c_int64 * len(recipe))(*recipe)
-    own = _Recipe(ctypes.addressof(words))
-    own.words, own.kernels = words, [word for word in recipe if type(word) is not int]
-    return native_method("firesteel_launch", LAUNCHER, compile_text, own)
-
-
-def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
-    """The launcher without machine code: one call through ctypes a kernel."""
-    kernels, at = [], 2
-    for _ in range(recipe[0]):
-        address, count = recipe[at:at + 2]
-        slots = [tuple(recipe[i:i + 2]) for i in range(at + 2, at + 2 + 2 * count, 2)]
-        kernels.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), slots))
-        at += 2 + 2 * count
-
-    def run(*frame: int) -> int:
-        error = ctypes.c_int64(0)
-        for function, slots in kernels:
-            values = [ctypes.addressof(error) if slot == -1 else addend if slot == -2 else frame[slot] + addend for slot, addend in slots]
-            function((ctypes.c_int64 * len(values))(*values))
-        return error.value
-    return run
-
-
 # ---------------------------------------------------------------- the source text
-
-SCOPE: dict[str, Any] = {   # what every host function may name
-    "empty": _empty, "empty_cuda": _empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
-    "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
-    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
-}
-
 
 def build(plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], compile_text: CompileText | None = None,
           setup: Setup | None = None) -> Callable[..., tuple]:
     """The callable of a Plan.  `launches` has an entry for each Nest by its name: one launch, or several in order."""
-    return _Writer(plan, launches, compile_text, setup or Setup()).build()
+    return made(write(plan, launches, setup), compile_text)
+
+
+def write(plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], setup: Setup | None = None) -> HostCode:
+    return _Writer(plan, launches, setup or Setup()).write()
 
 
 class _Writer:
     """Writes the function line by line; a builder."""
 
-    def __init__(self, plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], compile_text: CompileText | None, setup: Setup):
-        self.plan, self.program, self.launches, self.compile_text = plan, plan.program, launches, compile_text
+    def __init__(self, plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]], setup: Setup):
+        self.plan, self.program, self.launches = plan, plan.program, launches
         self.buffers = plan.program.buffers
         self.lines: list[str] = list(setup.lines)
         self.moved: dict[tuple[str, str], str] = {}     # (CPU buffer, device) -> variable of its copy there
         self.names: dict[str, str] = {}             # buffer -> Python variable
         self.taken: set[str] = set()                # variables in use
-        self.scope: dict[str, Any] = {**SCOPE, **setup.scope}
+        self.scope: dict[str, Any] = dict(setup.scope)
+        self.recipes: dict[str, list[int]] = {}
         self.objects: dict[int, str] = {}           # id of an object in the scope -> its name
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
         self.freed: list[str] = []                  # buffers to let go after it
         self.holds_much = False                     # is one of them large?
-        self.launched = 0
         self.makes_views = False                    # is an output a view of an input?
         self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
 
-    def build(self) -> Callable[..., tuple]:
+    def write(self) -> HostCode:
         self._inputs()
         self._symbols()
         if self.plan.zone:
@@ -326,17 +125,14 @@ class _Writer:
             self.lines.append(f"arena = empty(({self._size(self.plan.arena)},), (1,), {self._dtype('u8')})")
         for step in self.plan.steps:
             _STEP_WRITERS[type(step)](self, step)
-        return self._compiled()
+        return self._code()
 
-    def _compiled(self) -> Callable[..., tuple]:
+    def _code(self) -> HostCode:
         boxed = self.program.boxed
         given = "box" if boxed else ", ".join(self.parameters)
         grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if self._asks_torch() else []
         source = "\n    ".join([f"def call({given}):", *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
-        exec(compile(source, "<firesteel host>", "exec"), self.scope)
-        call = self.scope["call"]
-        call.source, call._boxed_call = source, boxed
-        return call
+        return HostCode(source, boxed, self.scope, self.recipes)
 
     def _unbox(self) -> list[str]:
         """The inputs are this function's alone, so that each can be freed; those that nobody reads go at once."""
@@ -432,7 +228,7 @@ class _Writer:
 
     def _empty(self, layout: str, dtype: str, device: str) -> str:
         """Source text of fresh memory."""
-        if device == CPU or _empty_cuda is not None and is_the_only_gpu(device):
+        if device == CPU or empty_cuda is not None and is_the_only_gpu(device):
             return f"{'empty' if device == CPU else 'empty_cuda'}({layout}, {self._dtype(dtype)})"
         return f"empty_strided({layout}, dtype={self._dtype(dtype)}, device={device!r})"
 
@@ -491,12 +287,11 @@ class _Writer:
         recipe = [len(rows), max(len(slots) for _, slots in rows)]
         for address, slots in rows:
             recipe += [address, len(slots), *itertools.chain.from_iterable(slots)]
-        name = f"run_{self.launched}"
-        self.scope[name] = launcher(recipe, self.compile_text)
+        name = f"run_{len(self.recipes)}"
+        self.recipes[name] = recipe
         call = f"{name}({', '.join(frame)})"
         far = any(isinstance(self.launches[nest.name], tuple) for nest in self.group)
         self.lines.append(f"if code := {call}: raise launch_error(code)" if far else f"if {call}: raise index_error()")
-        self.launched += 1
         self.group.clear()
         self._let_go()
 
@@ -536,7 +331,9 @@ class _Writer:
         place = self.places.get(buffer)
         if place is None:
             if self.buffers[buffer].kind == "constant":
-                return -2, self.buffers[buffer].value.data_ptr()
+                constant = ConstantAddress(self.buffers[buffer].value.data_ptr())
+                constant.name = self._variable(buffer)
+                return -2, constant
             return _slot(f"{self._variable(buffer)}.data_ptr()", frame), 0
         if isinstance(place, int):
             return _slot("arena.data_ptr()", frame), place
@@ -625,10 +422,6 @@ def _returns_lists(step: Extern) -> bool:
     """Several lists, whose items are the step's outputs."""
     schema = getattr(step.target, "_schema", None)
     return schema is not None and len(schema.returns) > 1 and any(str(r.type).startswith("List") for r in schema.returns)
-
-
-def flat(results: Iterable[Any]) -> list[Any]:
-    return [item for result in results for item in (result if isinstance(result, (list, tuple)) else (result,))]
 
 
 def _out_names(step: Extern) -> list[str]:

@@ -1,0 +1,252 @@
+"""What host functions call, and how one is made of its text: all that a process needs which runs a program that was compiled elsewhere.
+
+In: a `HostCode`, written by `host.py`.  Out: `made(code, compile_text)`, the callable.  Nothing here knows plans or loops.
+"""
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from firesteel.artifacts import counters
+from firesteel.codegen.zones import Zones
+from firesteel.native_method import CompileText, native_method
+from firesteel.records import dataclass
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """The text of a host function and what it names: objects, and the recipes of its launches.  Among a recipe's words addresses are ints of
+    classes of their own: of kernels, and of constants (`ConstantAddress`)."""
+    source: str
+    boxed: bool
+    scope: dict[str, Any]
+    recipes: dict[str, list[int]]
+
+
+class ConstantAddress(int):
+    """Where a constant's data are; `name` is its name in the scope."""
+
+    name: str
+
+
+def made(code: HostCode, compile_text: CompileText | None) -> Callable[..., tuple]:
+    """The function of the text."""
+    scope = {**SCOPE, **code.scope, **{name: launcher(recipe, compile_text) for name, recipe in code.recipes.items()}}
+    exec(compile(code.source, "<firesteel host>", "exec"), scope)
+    call = scope["call"]
+    call.source, call._boxed_call = code.source, code.boxed
+    return call
+
+
+# ---------------------------------------------------------------- fast doors of torch, with their plain twins
+
+def _empty_plain(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _reinterpret_plain(x: torch.Tensor, shape: tuple, strides: tuple, offset: int) -> torch.Tensor:
+    return torch.as_strided(x, shape, strides, x.storage_offset() + offset)
+
+
+_doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
+empty_cuda = getattr(_doors, "_empty_strided_cuda", None)                 # on the current device
+_reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
+
+
+def check_number(condition: bool, message: str) -> None:
+    """A condition that the program stated, or that a shape relies on."""
+    if not condition:
+        raise RuntimeError(message)
+
+
+def draw_normal(x: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Drawn in the strides of its argument, which a clone would lose: eager fills contiguous memory by an algorithm of its own."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).normal_(mean, std, generator=generator)
+
+
+def laid_out(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The result of a library call in the strides that its readers were compiled for."""
+    actual = result.stride()
+    if actual == strides or all(a == s or n <= 1 for a, s, n in zip(actual, strides, result.shape)) or result.numel() == 0:
+        return result
+    counters["native"]["restrided"] += 1
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def as_dtype(x: torch.Tensor, dtype: torch.dtype, shape: tuple, strides: tuple, distance: int) -> torch.Tensor:
+    """The same storage read as another dtype, from `distance` bytes behind the start of x on."""
+    start = (x.storage_offset() * x.itemsize + distance) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), start, shape, strides)
+
+
+def flat(results: Iterable[Any]) -> list[Any]:
+    return [item for result in results for item in (result if isinstance(result, (list, tuple)) else (result,))]
+
+
+def index_error() -> IndexError:
+    return IndexError("index out of range in self")
+
+
+def launch_error(code: int) -> RuntimeError:
+    return RuntimeError(f"a kernel could not be launched: CUDA driver error {code}")
+
+
+def as_word(value: int | float) -> int:
+    """A number among the inputs as the i64 that kernels take: a float by its bits."""
+    return struct.unpack("q", struct.pack("d", value))[0] if isinstance(value, float) else int(value)
+
+
+# ---------------------------------------------------------------- the launcher
+
+# What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
+# of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
+LAUNCHER = r"""
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyErr_Occurred()
+
+define i64 @firesteel_run(ptr %recipe, ptr %frame) {
+entry:
+  %error = alloca i64
+  store i64 0, ptr %error
+  %kernels = load i64, ptr %recipe
+  %most_at = getelementptr i64, ptr %recipe, i64 1
+  %most = load i64, ptr %most_at
+  %args = alloca i64, i64 %most
+  %first = getelementptr i64, ptr %recipe, i64 2
+  %error_address = ptrtoint ptr %error to i64
+  br label %kernel
+kernel:
+  %k = phi i64 [0, %entry], [%k_next, %launched]
+  %at = phi ptr [%first, %entry], [%slot_at, %launched]
+  %more = icmp slt i64 %k, %kernels
+  br i1 %more, label %arguments, label %done
+arguments:
+  %address = load ptr, ptr %at
+  %count_at = getelementptr i64, ptr %at, i64 1
+  %count = load i64, ptr %count_at
+  %slots = getelementptr i64, ptr %at, i64 2
+  br label %argument
+argument:
+  %a = phi i64 [0, %arguments], [%a_next, %stored]
+  %slot_at = phi ptr [%slots, %arguments], [%slot_next, %stored]
+  %unfinished = icmp slt i64 %a, %count
+  br i1 %unfinished, label %one, label %launched
+one:
+  %slot = load i64, ptr %slot_at
+  %addend_at = getelementptr i64, ptr %slot_at, i64 1
+  %addend = load i64, ptr %addend_at
+  switch i64 %slot, label %framed [ i64 -1, label %error_slot
+                                    i64 -2, label %literal ]
+framed:
+  %value_at = getelementptr i64, ptr %frame, i64 %slot
+  %value = load i64, ptr %value_at
+  %sum = add i64 %value, %addend
+  br label %stored
+error_slot:
+  br label %stored
+literal:
+  br label %stored
+stored:
+  %argument_value = phi i64 [%sum, %framed], [%error_address, %error_slot], [%addend, %literal]
+  %place = getelementptr i64, ptr %args, i64 %a
+  store i64 %argument_value, ptr %place
+  %a_next = add i64 %a, 1
+  %slot_next = getelementptr i64, ptr %slot_at, i64 2
+  br label %argument
+launched:
+  call void %address(ptr %args)
+  %k_next = add i64 %k, 1
+  br label %kernel
+done:
+  %result = load i64, ptr %error
+  ret i64 %result
+}
+
+define ptr @firesteel_launch(ptr %self, ptr %objects, i64 %count) {
+entry:
+  %recipe = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %frame = alloca i64, i64 %count
+  br label %next
+next:
+  %i = phi i64 [0, %entry], [%i_next, %converted]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %convert, label %ready
+convert:
+  %object_at = getelementptr ptr, ptr %objects, i64 %i
+  %object = load ptr, ptr %object_at
+  %value = call i64 @PyLong_AsLongLong(ptr %object)
+  %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
+  br i1 %odd, label %ask, label %converted
+ask:
+  %raised = call ptr @PyErr_Occurred()
+  %fits = icmp eq ptr %raised, null
+  br i1 %fits, label %converted, label %raise
+raise:
+  ret ptr null
+converted:
+  %place = getelementptr i64, ptr %frame, i64 %i
+  store i64 %value, ptr %place
+  %i_next = add i64 %i, 1
+  br label %next
+ready:
+  %thread = call ptr @PyEval_SaveThread()
+  %error = call i64 @firesteel_run(ptr %recipe, ptr %frame)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %result = call ptr @PyLong_FromLongLong(i64 %error)
+  ret ptr %result
+}
+"""
+
+
+class _Recipe(int):
+    """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
+
+    words: ctypes.Array
+    kernels: list[int]      # the kernels' addresses are objects that keep their code loaded
+
+
+def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
+    """A function of the frame's values that runs the recipe's kernels; its result is not 0 where an index was out of range."""
+    if compile_text is None:
+        return _plain_launcher(recipe)
+    words = (ctypes.c_int64 * len(recipe))(*recipe)
+    own = _Recipe(ctypes.addressof(words))
+    own.words, own.kernels = words, [word for word in recipe if type(word) is not int]
+    return native_method("firesteel_launch", LAUNCHER, compile_text, own)
+
+
+def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
+    """The launcher without machine code: one call through ctypes a kernel."""
+    kernels, at = [], 2
+    for _ in range(recipe[0]):
+        address, count = recipe[at:at + 2]
+        slots = [tuple(recipe[i:i + 2]) for i in range(at + 2, at + 2 + 2 * count, 2)]
+        kernels.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), slots))
+        at += 2 + 2 * count
+
+    def run(*frame: int) -> int:
+        error = ctypes.c_int64(0)
+        for function, slots in kernels:
+            values = [ctypes.addressof(error) if slot == -1 else addend if slot == -2 else frame[slot] + addend for slot, addend in slots]
+            function((ctypes.c_int64 * len(values))(*values))
+        return error.value
+    return run
+
+
+# ---------------------------------------------------------------- the scope
+
+SCOPE: dict[str, Any] = {   # what every host function may name
+    "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
+    "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
+    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
+}
