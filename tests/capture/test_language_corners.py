@@ -293,6 +293,15 @@ def test_small_libraries(x):
 
 
 @one
+def test_matches_of_patterns(x):
+    """As packaging.version parses a release: methods of a pattern give matches, or None."""
+    pattern = re.compile(r"(?P<major>\d+)\.(?P<minor>\w+)")
+    found, missed = pattern.fullmatch("4.56"), pattern.match("none")
+    numbers = [int(each["major"]) for each in pattern.finditer("1.a 2.b")] + [each.span() for each in re.finditer("a", "banana")]
+    return x * int(found.group("major")), found.groupdict(), found.lastgroup, missed, numbers, pattern.search("v2.0").start()
+
+
+@one
 def test_loggers_and_context_variables(x):
     logger = logging.getLogger("firesteel.tests.quiet")
     if logger.isEnabledFor(logging.DEBUG):

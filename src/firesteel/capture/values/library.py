@@ -21,7 +21,7 @@ from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
-from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
 from firesteel.capture.values.functions import Args, FunctionValue, Handler, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
@@ -211,14 +211,17 @@ CALLS.add(heapq.nsmallest, _extremes(False))
 def _folded(fn: Any) -> Handler:
     """A function of known arguments that looks at nothing else."""
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        made = m.run_real(fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-        return m.constant_object(made) if isinstance(made, (re.Pattern, re.Match, logging.Logger, typing.TypeVar)) else m.fresh(made)
+        return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
     return call
 
 
-for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.escape,
+for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.finditer, re.escape,
             logging.getLogger, typing.TypeVar):
     CALLS.add(_fn, _folded(_fn))
+_made: Any
+for _made in (re.Pattern, re.Match, logging.Logger, typing.TypeVar):
+    FRESH.add(_made, lambda m, obj: m.constant_object(obj))
+FRESH.add(type(re.finditer("", "")), lambda m, obj: ListValue([m.fresh(found) for found in obj]).iterator(m))
 
 
 @CALLS.row(locals)
