@@ -42,24 +42,30 @@ if TYPE_CHECKING:
         set_stance,
         uninstall,
     )
+    from firesteel.shipping.load import load
+    from firesteel.shipping.pack import package
 
 __version__ = "0.1.0"
 
 __all__ = [
     "allow_in_graph", "aot", "assume_constant_result", "checkpoint_budget", "compile", "compiled_autograd", "config", "counters", "disable",
     "disable_compiled_autograd", "errors", "explain", "forbid_in_graph", "graph_break", "in_compiled_autograd_region", "install",
-    "is_compiling", "list_backends", "lookup_backend", "mark_dynamic", "mark_static",
-    "mark_unbacked", "maybe_mark_dynamic", "memory_report", "register_backend", "reset", "set_logs", "set_stance", "stage_times",
+    "is_compiling", "list_backends", "load", "lookup_backend", "mark_dynamic", "mark_static",
+    "mark_unbacked", "maybe_mark_dynamic", "memory_report", "package", "register_backend", "reset", "set_logs", "set_stance", "stage_times",
     "substitute_in_graph", "testing", "uninstall",
 ]
 
 
+SHIPPING = {"load": "shipping.load", "package": "shipping.pack"}        # to load a package needs no compiler
+
+
 def __getattr__(name: str) -> Any:
-    """The names of public.py, all at once."""
+    """The names of public.py, all at once; those that ship programs each by itself."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    public = transaction.atomic(importlib.import_module, f"{__name__}.public")
-    globals().update({name: getattr(public, name) for name in __all__ if name not in globals()})
+    home = transaction.atomic(importlib.import_module, f"{__name__}.{SHIPPING.get(name, 'public')}")
+    names = [name] if name in SHIPPING else [name for name in __all__ if name not in globals() and name not in SHIPPING]
+    globals().update({name: getattr(home, name) for name in names})
     return globals()[name]
 
 

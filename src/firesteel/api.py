@@ -51,7 +51,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
-    return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else _compile_function(model, settings)
+    return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else compile_callable(model, settings)
 
 
 def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
@@ -121,7 +121,7 @@ def _first_backends() -> dict[str, Callable]:
     return {"eager_then_compile": checked(BACKENDS["eager"]), "aot_eager_then_compile": checked(BACKENDS["aot_eager"])}
 
 
-def _compile_function(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
+def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
     compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
                                       first_backends=_first_backends(), **{**own, "backend": checked(settings["backend"])})
@@ -157,7 +157,7 @@ def _compile_closure(fn: Any, settings: dict) -> Callable:
     key = (fn.__code__, id(fn.__globals__), *(float if type(held) is float else (id(held), type(held)) for held in held_by(fn)), *settings.values())
     call = _closure_calls.pop(key, None)
     if call is None or any(len(region.entries) >= CROWDED for region in call.__firesteel_root__.all_regions()):
-        call = _compile_function(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__})
+        call = compile_callable(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__})
     _closure_calls[key] = call
     if len(_closure_calls) > KEPT:
         del _closure_calls[next(iter(_closure_calls))]
@@ -254,7 +254,7 @@ def _module_call(cls: Any, original: torch.nn.Module, settings: dict, function: 
     call = cls._firesteel_calls.get(key)
     if call is None:
         boxed = isinstance(original, torch.fx.GraphModule) and original.meta.get("boxed", False)
-        call = cls._firesteel_calls[key] = _compile_function(function, settings, steals=1 if boxed else None)
+        call = cls._firesteel_calls[key] = compile_callable(function, settings, steals=1 if boxed else None)
     original.__dict__.setdefault(CompiledCode.NAME, CompiledCode()).calls.add(call)
     return call
 

@@ -1,4 +1,4 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | report DIR | replay DUMP`, and `--version`.
+"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | package info FILE | report DIR | replay DUMP`, and `--version`.
 
 Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.  What only one of them needs is imported in it.
 """
@@ -64,6 +64,16 @@ def cache(args: argparse.Namespace) -> int:
             diskcache.kernels(suffix).clear()
     for suffix in diskcache.SUFFIXES:
         print(f"{suffix:8} {diskcache.kernels(suffix).show()}")
+    return 0
+
+
+@COMMANDS.row("package")
+def package(args: argparse.Namespace) -> int:
+    """Says what is in a package that fs.package wrote: package info FILE."""
+    from firesteel.shipping import info
+    if args.target != "info" or len(args.rest) != 1:
+        raise UserError("firesteel package was not understood.", hint="Say firesteel package info FILE.")
+    print(info.words(args.rest[0]))
     return 0
 
 

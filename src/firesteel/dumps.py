@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
-import importlib
 import math
 import operator
 import re
@@ -37,6 +36,8 @@ from firesteel.graph.tensor import AbstractTensor
 from firesteel.loops import ir
 from firesteel.loops import plan as planning
 from firesteel.records import dataclass
+from firesteel.shipping import values
+from firesteel.shipping.values import home_of
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, as_expr, const, make, postorder, python_text, symbol
 from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
@@ -52,7 +53,6 @@ TAGS = ("exact", "recompute", "region", "late", "held", "mutated", "unbacked", "
 
 # ---------------------------------------------------------------- objects that have a name
 
-HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._special", "torch._C._fft", "torch._C._linalg", "torch.Tensor")
 SPELLED = {"torch": torch, "operator": operator, "math": math}      # modules whose names are written as they are
 
 
@@ -62,24 +62,21 @@ def name_of(value: Any) -> str:
         return f"torch.ops.{value}"
     if isinstance(value, torch._ops.HigherOrderOperator):
         return f"torch.ops.higher_order.{value.name()}"
-    own = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-    qualified = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
-    for home, name in ((own, qualified), *((home, getattr(value, "__name__", "")) for home in HOMES)):
-        if home and name and find(home, name, None) is value:
-            home = home.lstrip("_")
-            return f"{home}.{name}" if home.split(".")[0] in SPELLED else f"find({home!r}, {name!r})"
-    return f"unreadable({f'{own}.{qualified}'!r})"
+    known = home_of(value)
+    if known is None:
+        own = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+        qualified = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+        return f"unreadable({f'{own}.{qualified}'!r})"
+    home, name = known[0].lstrip("_"), known[1]
+    return f"{home}.{name}" if home.split(".")[0] in SPELLED else f"find({home!r}, {name!r})"
 
 
-def find(home: str, name: str, default: Any = ...) -> Any:
-    """The object of this name in a module; a class of torch's counts as one."""
-    try:
-        found = torch.Tensor if home == "torch.Tensor" else importlib.import_module(home)
-        return operator.attrgetter(name)(found)
-    except (ImportError, AttributeError):
-        if default is ...:
-            raise UserError(f"The dump calls {home}.{name}, which cannot be imported.", hint="Replay it where the program's modules are.") from None
-        return default
+def find(home: str, name: str) -> Any:
+    """The object of this name in a module."""
+    found = values.find(home, name)
+    if found is None:
+        raise UserError(f"The dump calls {home}.{name}, which cannot be imported.", hint="Replay it where the program's modules are.")
+    return found
 
 
 def unreadable(what: str) -> Any:

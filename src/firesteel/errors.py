@@ -72,7 +72,7 @@ class DifferentPrograms(FiresteelError):
     """Ranks of a process group compile different collectives, and would wait for each other for ever."""
 
 
-class PackageError(FiresteelError):
+class PackageError(UserError):
     """A package that cannot be written, cannot be used here, or is called with what it was not recorded for."""
 
 

@@ -49,7 +49,6 @@ from typing import Any
 
 import torch
 
-from firesteel.autograd.backwards import spent
 from firesteel.graph.wrappers import is_wrapper, parts_of
 from firesteel.records import dataclass
 
@@ -300,6 +299,7 @@ class AliasPlan:
 
 def with_spent(words: Mapping[int, str], values: Sequence[Any]) -> list[Any]:
     """Rule 14."""
+    from firesteel.autograd.backwards import spent  # few programs use a history up; a loaded package does without what this imports
     return [spent(value, words[k]) if k in words else value for k, value in enumerate(values)]
 
 

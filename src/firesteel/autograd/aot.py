@@ -112,12 +112,10 @@ def compile_segment(gm: GraphModule, part: GraphModule, example_inputs: Sequence
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
     """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, that call is made for real."""
-    program, spends = functools.partial(interpret, gm), takes_gradients(gm)
-    states = [node for node in gm.graph.nodes if "state" in node.meta]
+    program, turns_on, spends = program_of(gm)
     held = [k for k, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.meta.get("held")]
-    turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
     try:
-        return compile_program(putting_back(program, states) if states else program, example_inputs, compilers, eager=gm.forward,
+        return compile_program(program, example_inputs, compilers, eager=gm.forward,
                                turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)), held=held,
                                graph=gm)
     except Undifferentiable as error:
@@ -125,6 +123,14 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Com
         reason = str(error)
         artifacts.log("aot", lambda: f"{reason}: the operators of the user's run in eager")
         return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), seams=runs_users_code)
+
+
+def program_of(gm: GraphModule) -> tuple[Program, bool, bool]:
+    """A captured graph as a program; whether it turns grad mode on; whether it takes gradients itself."""
+    states = [node for node in gm.graph.nodes if "state" in node.meta]
+    turns_on = not torch.is_grad_enabled() and any(node.meta["state"][0] == ("grad",) and node.args[-1] is True for node in states)
+    program = functools.partial(interpret, gm)
+    return putting_back(program, states) if states else program, turns_on, takes_gradients(gm)
 
 
 def putting_back(program: Program, states: Sequence[Node]) -> Program:
@@ -165,11 +171,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if joint.packing is None:
         for place in held:
             joint.gm.graph.find_nodes(op="placeholder")[place].meta["held"] = True
-    with timed("clean"):
-        clean(joint.gm)
-        if compilers.rewrite is not None:
-            compilers.rewrite(joint.gm)
-        mark_exact(joint.gm)
+    tidy(joint, compilers.rewrite)
     if joint.refusal is not None:
         return run_by_eager(*joint.refusal, eager)
     stages.done("joint", joint, graph)
@@ -178,6 +180,15 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
     counters["aot"]["ok"] += 1
     return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
+
+
+def tidy(joint: Joint, rewrite: Callable[[GraphModule], Any] | None) -> None:
+    """What is done to each traced graph before it is compiled."""
+    with timed("clean"):
+        clean(joint.gm)
+        if rewrite is not None:
+            rewrite(joint.gm)
+        mark_exact(joint.gm)
 
 
 def run_by_eager(counter: str, reason: str, eager: Callable) -> Callable:
@@ -241,6 +252,11 @@ def write_in_graph(joint: Joint) -> None:
 
 
 def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
+    return runtime.training(training_graph(joint, program, compilers, eager))
+
+
+def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> runtime.TrainingGraph:
+    """The forward compiled, the backward ready to be."""
     count, packing = joint.num_primals, joint.packing
     inputs = joint.example_inputs
     with timed("partition"):
@@ -258,7 +274,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
     if packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), packing)
         gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
-    return runtime.training(runtime.TrainingGraph(
+    return runtime.TrainingGraph(
         plan=joint.plan, forward=forward, tangents=runtime.of_function(joint.tangents, joint.plan),
         num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
         non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reaches,
@@ -268,7 +284,7 @@ def _compile_training(joint: Joint, program: Program, compilers: Compilers, eage
         second_order=SecondOrder(program, joint, compilers, eager),
         unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
         draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager,
-        backward_graph=bw, severed=joint.severed, packs=packs, hands_on=compilers.hands_on))
+        backward_graph=bw, severed=joint.severed, packs=packs, hands_on=compilers.hands_on)
 
 
 def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:

@@ -16,7 +16,6 @@ at its first use.  What always holds:
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -29,6 +28,7 @@ from firesteel import transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
+from firesteel.autograd.edges import Tangent, casts, detaching, fit, in_all_places, is_transformed, peek_transform, without_casting
 from firesteel.autograd.groups import groups_of, in_groups
 from firesteel.autograd.pieces import handing_on
 from firesteel.graph.passes import frozen
@@ -46,22 +46,6 @@ from firesteel.targets import on_gpu
 Compiled = Callable[..., Sequence[Any]]
 has_storage = torch._C._has_storage
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does the caller want a second backward?
-
-
-@dataclass(frozen=True)
-class Dense:
-    """Strides over symbolic sizes: dense in this order of dimensions."""
-    order: tuple[int, ...]          # slowest first
-    back: tuple[int, ...]           # the inverse of the order
-
-
-@dataclass(frozen=True)
-class Tangent:
-    """What the backward graph expects for one forward output."""
-    value: int                      # which forward output; of a TrainingGraph: which output of its autograd function
-    strides: tuple | Dense | None   # as traced; None where they hold symbols and are contiguous
-    pack: Pack | None = None        # where the output is a tensor subclass
-    parts: tuple = ()               # the strides of its parts
 
 
 @dataclass
@@ -149,24 +133,6 @@ def boxed_call(compiled: Compiled) -> Callable[[list], Sequence[Any]]:
     return lambda args: quiet(args) if casts() else call(args)
 
 
-casts = torch._C._is_any_autocast_enabled
-
-
-def without_casting(fn: Callable) -> Callable:
-    def run(*args):
-        with torch._C._DisableAutocast():
-            return fn(*args)
-    return run
-
-
-peek_transform = torch._C._functorch.peek_interpreter_stack
-
-
-def is_transformed() -> bool:
-    """Is a function transform (vmap, grad, forward-mode) at work?  Then tensors may be wrapped: the program itself is run."""
-    return peek_transform() is not None or forward_ad._current_level >= 0
-
-
 def guarded(plan: AliasPlan, run: Callable, eager: Callable) -> Callable:
     """Rule 9 of alias.py, for graphs that write to inputs."""
     mutated = [w.input for w in plan.writes]
@@ -252,19 +218,6 @@ def training(graph: TrainingGraph) -> Callable:
             return tuple(eager(*inputs))
         return assemble(inputs, apply(*inputs))
     return guarded(plan, run, graph.eager)
-
-
-def detaching(apply: Callable, severed: Sequence[int]) -> Callable:
-    """The function with no edge to what made these inputs: an edge without a gradient would still run what lies behind it."""
-    return lambda *inputs: apply(*[t.detach() if i in severed else t for i, t in enumerate(inputs)])
-
-
-def in_all_places(apply: Callable, plan: AliasPlan) -> Callable:
-    """The function's outputs as forward outputs, with None for those that it does not give."""
-    recorded = plan.recorded_values()
-    places = {value: place for place, value in enumerate(sorted(recorded))}
-    pick = operator.itemgetter(*(places.get(value, len(places)) for value in range(plan.num_values)))       # at least two
-    return lambda *inputs: pick((*apply(*inputs), None))
 
 
 def of_function(tangents: Sequence[Tangent], plan: AliasPlan) -> list[Tangent]:
@@ -542,18 +495,6 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
             arrived |= 1 << place
         fitted.append(fit(tangent, expected.strides))
     return arrived, fitted
-
-
-def fit(tangent: torch.Tensor, strides: tuple | Dense | None) -> torch.Tensor:
-    if tangent.is_conj() or tangent.is_neg():
-        tangent = tangent.resolve_conj().resolve_neg()
-    if strides is None:
-        return tangent.contiguous()
-    if isinstance(strides, Dense):
-        return tangent.permute(strides.order).contiguous().permute(strides.back)
-    if tangent.stride() == strides:
-        return tangent
-    return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 
 
 def packed_forward(forward: Compiled, packing: Packing) -> Compiled:

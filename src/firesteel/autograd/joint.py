@@ -29,7 +29,7 @@ from firesteel.artifacts import timed
 from firesteel.autograd.alias import AliasPlan
 from firesteel.autograd.arrived import engine_reach, spread
 from firesteel.autograd.backwards import ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
-from firesteel.autograd.function import Dense, Tangent
+from firesteel.autograd.edges import Dense, Tangent
 from firesteel.autograd.outcome import Origin, Program, TraceOutcome
 from firesteel.errors import DataDependentError, FiresteelError
 from firesteel.graph.abstract import bare_view, is_bare_view

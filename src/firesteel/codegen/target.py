@@ -59,7 +59,7 @@ def _register_kind(features: dict[str, bool]) -> tuple[int, bool, str]:
     return 16, False, "b"
 
 
-def _vector_math(width: int, variant: str) -> frozenset[str]:
+def vector_math(width: int, variant: str) -> frozenset[str]:
     library = vector_library()
     if library is None:
         return frozenset()
@@ -82,4 +82,4 @@ def _look() -> Target:
     features = llvm.get_host_cpu_features()
     width, masks, variant = _register_kind(features)
     fma = variant == "n" or bool(features.get("fma"))
-    return Target(llvm.get_host_cpu_name(), features.flatten(), width, masks, fma, variant, _vector_math(width, variant))
+    return Target(llvm.get_host_cpu_name(), features.flatten(), width, masks, fma, variant, vector_math(width, variant))

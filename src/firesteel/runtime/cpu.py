@@ -31,7 +31,7 @@ import firesteel.runtime.diskcache as diskcache
 from firesteel import transaction
 from firesteel.artifacts import counters, timed
 from firesteel.codegen.printer import Kernel
-from firesteel.codegen.target import this_machine, vector_library
+from firesteel.codegen.target import Target, this_machine, vector_library
 from firesteel.config import config
 from firesteel.runtime import threads
 
@@ -73,9 +73,9 @@ class Jit:
         vector_library()                    # its functions are found among the process's symbols
         self._add_launch()
 
-    def machine(self) -> Any:
-        """A target machine; the compiler takes one for each thread and one for the JIT."""
-        cpu = this_machine()
+    def machine(self, target: Target | None = None) -> Any:
+        """A target machine, for this processor or another of its kind; the compiler takes one for each thread and one for the JIT."""
+        cpu = target or this_machine()
         # "jitdefault": code and its constants are loaded into two places, which may be more than 2 GB apart in a process full of libraries
         return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="default", codemodel="jitdefault", jit=True)
 
@@ -106,9 +106,9 @@ class Jit:
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             return list(pool.map(self._compile, texts))
 
-    def _compile(self, text: str) -> bytes:
+    def _compile(self, text: str, machine: Any = None) -> bytes:
         """Text -> object code.  Each has a context of its own, so threads do not meet in LLVM."""
-        machine = _of_thread(self)
+        machine = machine or _of_thread(self)
         context = self.llvm.create_context()
         with self.llvm.parse_assembly(text, context) as module:
             if config.verify:
@@ -273,6 +273,16 @@ def compile_text(text: str, function: str) -> NativeAddress:
     """A function in LLVM text written by others (the host's launcher)."""
     symbol = f"{function}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return jit().load([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]
+
+
+def object_code(texts: Mapping[str, str], target: Target) -> dict[str, bytes]:
+    """Of each text, by its name, for a processor that need not be this one."""
+    return transaction.aside(_lock.holding, _object_code, jit(), texts, target)
+
+
+def _object_code(made: Jit, texts: Mapping[str, str], target: Target) -> dict[str, bytes]:
+    machine = made.machine(target)
+    return {name: made._compile(text, machine) for name, text in texts.items()}
 
 
 def compiler_at_hand() -> Callable[[str, str], int] | None:

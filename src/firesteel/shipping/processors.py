@@ -1,0 +1,66 @@
+"""Processors that packages can hold machine code for: a row a name, with what the processor must have.
+
+The levels of x86-64 are those that compilers and Linux distributions use.  What this machine has is read from the system, without LLVM.
+
+    best_of(["x86-64-v3", "x86-64-v4"])     # the greatest that this machine runs
+"""
+from __future__ import annotations
+
+import functools
+import platform
+import re
+import sys
+from collections.abc import Sequence
+
+from firesteel.codegen.target import Target, vector_math
+from firesteel.errors import PackageError
+from firesteel.records import dataclass
+from firesteel.table import Table
+
+
+@dataclass(frozen=True)
+class Processor:
+    flags: frozenset[str]       # as the Linux kernel names them
+    vector_bytes: int
+    masks: bool
+    fma: bool
+    variant: str                # letter of the vector function ABI
+
+    def target(self, name: str) -> Target:
+        return Target(name, "", self.vector_bytes, self.masks, self.fma, self.variant, vector_math(self.vector_bytes, self.variant))
+
+
+_V2 = frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])
+_V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
+_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+PROCESSORS: Table[Processor] = Table("processor", "shipping/processors.py")      # from the least to the greatest
+for _name, _row in {"x86-64-v2": Processor(_V2, 16, False, False, "b"), "x86-64-v3": Processor(_V3, 32, False, True, "d"),
+                    "x86-64-v4": Processor(_V4, 64, True, True, "e")}.items():
+    PROCESSORS.add(_name, _row)
+
+
+@functools.cache
+def flags() -> frozenset[str]:
+    """What this machine's processor has."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise PackageError(f"Packages are made and loaded on Linux on x86-64, not on {sys.platform} on {platform.machine()}.",
+                           hint="Use fs.compile here.")
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as facts:
+        found = re.search(r"^flags\s*:(.*)$", facts.read(), flags=re.MULTILINE)
+    return frozenset(found[1].split()) if found is not None else frozenset()
+
+
+def runs_here(name: str) -> bool:
+    return PROCESSORS[name].flags <= flags()
+
+
+def best_of(names: Sequence[str]) -> str:
+    """The greatest of the processors whose code runs here."""
+    known = [name for name in PROCESSORS if name in names]
+    usable = [name for name in known if runs_here(name)]
+    if not usable:
+        missing = sorted(PROCESSORS[known[0]].flags - flags()) if known else []
+        lacks = f": it lacks {', '.join(missing)}" if missing else ""
+        raise PackageError(f"The package has machine code for {', '.join(names)}, which this processor does not run{lacks}.",
+                           hint="Make the package with processors=[...] that name this one.")
+    return usable[-1]
