@@ -37,6 +37,31 @@ def test_a_result_may_be_overwritten_before_the_backward():
     torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_writes_to_detached_results_count_once():
+    def of_a_result(x, w):
+        y = x * 2
+        z = y.detach()
+        z.copy_(w * 3)
+        return z, y.sin(), y
+
+    def of_two(x, w):
+        y = x * 2
+        z, u = y.detach(), y.detach()
+        z.copy_(w * 3)
+        u[1:].mul_(2)
+        return z, u, z[1:]
+
+    def of_an_input(x, w):
+        z, u = x.detach(), x.detach()
+        z.copy_(w * 3)
+        return z, u, x
+    for program in (of_a_result, of_two, of_an_input):
+        counts = []
+        for function in (program, fs.compile(program)):
+            counts.append([t._version for t in function(torch.ones(6, requires_grad=True), torch.ones(6, requires_grad=True))])
+        assert counts[1] == counts[0], program.__name__
+
+
 def test_a_negated_input_is_written_without_gradients():
     """The view of its memory that the graph is given tells its history after the write."""
     def program(x):
@@ -385,6 +410,12 @@ def _difference_of_a_view(x):
 @found("pixels of an empty image", (((3, 2, 4, 4), (0, 2, 4, 4)), bf16, "offset", "leaf"), (((5, 2, 4, 4), (3, 2, 4, 4)), f32))
 def _pixels(x, y):
     return F.pixel_unshuffle(x, 2), F.pixel_shuffle(x.reshape(-1, 8, 2, 2), 2), F.pixel_unshuffle(y[3:], 2)
+
+
+@found("stack whose sizes a guard made equal, returned and read by a backward", (((4, 17), (3, 17)), bf16, "contiguous", "inner"), (((4, 17), (3, 17)), i64))
+def _stack_of_equal_sizes(x, i):
+    t = torch.stack([i, x], -2)
+    return (t.abs() + 0.5) ** t, t
 
 
 @fs.disable

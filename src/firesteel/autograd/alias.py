@@ -274,7 +274,7 @@ class AliasPlan:
                 mode = view.recorded
             lines.append(f"r[{k}] = calls[{k}]({view.parent.text()}, v)")
             if view.own >= 0:
-                lines += ["record(True)", f"r[{k}].copy_(v[{view.own}])", f"record({mode})"]
+                lines += ["record(True)", f"r[{k}].copy_(v[{view.own}])", f"rise([(r[{k}], -1)])", f"record({mode})"]    # the storage has its version
             if view.version:
                 lines.append(f"set_versions([(r[{k}], {view.version})])")
         return lines

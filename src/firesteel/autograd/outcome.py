@@ -40,7 +40,7 @@ from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, eq
 from firesteel.sym.symint import SYMBOLIC, from_sym
 
 aten = torch.ops.aten
@@ -244,7 +244,7 @@ class TraceOutcome:
 
     def _tensor_result(self, output: AbstractTensor, origin: Origin) -> Result:
         cell = output.record.cell
-        alone = cell not in self.owner and len(self.members[cell]) == 1 and not output._is_view() and fills(output)
+        alone = cell not in self.owner and len(self.members[cell]) == 1 and not output._is_view() and self._fills(output)
         if alone or self.shown and cell not in self.owner:
             return self._fresh(output, origin)
         if cell in self.owner and is_wrapper(self.inputs[self.owner[cell]]):
@@ -271,17 +271,25 @@ class TraceOutcome:
             self.plan.versions[value] = output._version
         return Fresh(value)
 
+    def _fills(self, tensor: AbstractTensor) -> bool:
+        """Does it begin where its storage begins, and show all of it?"""
+        part, whole = tensor.spec, tensor.record.cell.spec
+        return all(self.world.env.known(eq(a, b)) is True for a, b in ((part.offset, whole.offset), (part.numel(), whole.numel())))
+
     def _root(self, cell: StorageValue) -> None:
         """Lets the graph return what the outputs in a storage are made from: the one tensor that they are views of, or what the storage began as."""
         self.rooted.add(cell)
         owners = {owner.record: (owner, place, owner is t) for place, t in reversed(self.members[cell]) for owner in [owner_of(t)]}
         start = root_of(self.members[cell][0][1].record)
-        place = next(iter(owners)) if len(owners) == 1 and fills(next(iter(owners.values()))[0]) else start
+        place = next(iter(owners)) if len(owners) == 1 and self._fills(next(iter(owners.values()))[0]) else start
         if place in owners:
             tensor, output, shown = owners[place]
             self.rebuilt[place] = self._fresh(tensor, Origin("output" if shown else "base", output))
         else:
-            self.rebuilt[place] = Fresh(self._add(cell.node, None, None))
+            value = self._add(cell.node, None, None)
+            self.rebuilt[place] = Fresh(value)
+            if version := max(t._version for _, t in self.members[cell]):
+                self.plan.versions[value] = version
 
     def _view_of(self, base: AbstractTensor, output: AbstractTensor, origin: Origin) -> Result:
         if base.record not in self.rebuilt:
@@ -422,12 +430,6 @@ def is_view_call(node: Node) -> bool:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
     return isinstance(node.target, OpOverload) and node.target._schema.arguments[0].alias_info is not None
-
-
-def fills(tensor: AbstractTensor) -> bool:
-    """Does it begin where its storage begins, and show all of it?"""
-    whole = tensor.record.cell.spec
-    return tensor.spec.offset == whole.offset and tensor.spec.numel() == whole.numel()
 
 
 def calls_to(place: Alias) -> list[MadeBy]:
