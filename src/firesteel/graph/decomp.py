@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.spec import wide_dtype
+from firesteel.graph.spec import only_channels_last, suggests_channels_last, wide_dtype
+from firesteel.graph.tensor import to_spec
 from firesteel.operators import Facet
 
 aten = torch.ops.aten
@@ -62,11 +63,17 @@ def shaped(x: Tensor, shape: list[Any]) -> Tensor:
 
 
 def in_format_of(value: Tensor, like: Tensor) -> Tensor:
+    """value in the memory format of the results of eager's batch and group norms."""
+    return _in_format(value, only_channels_last(to_spec(like)))
+
+
+def as_suggested(value: Tensor, like: Tensor) -> Tensor:
     """value in the memory format that eager gives the results of operators that follow their argument's suggestion."""
-    wanted = torch.contiguous_format
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
-    if last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last):
-        wanted = last
+    return _in_format(value, suggests_channels_last(to_spec(like)))
+
+
+def _in_format(value: Tensor, last: bool) -> Tensor:
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}[value.dim()] if last else torch.contiguous_format
     return value if value.is_contiguous(memory_format=wanted) else aten.clone.default(value, memory_format=wanted)
 
 

@@ -114,6 +114,11 @@ def suggests_channels_last(spec: Spec) -> bool:
     return True
 
 
+def only_channels_last(spec: Spec) -> bool:
+    """Channels-last, dense or by suggestion, and not contiguous too."""
+    return len(spec.shape) in (4, 5) and not is_contiguous(spec) and (is_channels_last(spec) or suggests_channels_last(spec))
+
+
 def is_empty(spec: Spec) -> bool:
     """Has it a size that is known to be 0?  A symbol is not asked: that would be one more guard for every tensor."""
     return 0 in spec.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firesteel.graph.decomp import cast, in_strides_of, widen, wrap
 from firesteel.graph.meta import as_second
-from firesteel.graph.rules.base import RULES, check, elementwise, floating, result_dtype, same_dtype, unary, wrap_dim
+from firesteel.graph.rules.base import RULES, check, elementwise, floating, into_empty_like, result_dtype, same_dtype, unary, wrap_dim
 from firesteel.graph.rules.refusals import known, must_be_float, same_shape
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Spec, fresh, like
@@ -34,12 +34,12 @@ def compute_relu(x):
     return compute_clamp(x, 0)
 
 
-@pointwise("relu6", unary(same_dtype))
+@pointwise("relu6", into_empty_like)
 def compute_relu6(x):
     return compute_clamp(x, 0, 6)
 
 
-@pointwise("hardtanh", unary(same_dtype))
+@pointwise("hardtanh", into_empty_like)
 def compute_hardtanh(x, min_val=-1, max_val=1):
     return compute_clamp(x, min_val, max_val)
 
@@ -84,12 +84,7 @@ def compute_leaky_relu_backward(grad, x, negative_slope, self_is_result):
     return S.where(S.gt(x, 0), grad, S.mul(grad, negative_slope))
 
 
-@probed_rule("_prelu_kernel")
-def prelu(x: Spec, weight: Spec) -> Spec:
-    return elementwise([x, weight], x.dtype)
-
-
-@pointwise("_prelu_kernel")
+@pointwise("_prelu_kernel", into_empty_like)
 def compute_prelu(x, weight):
     return S.where(S.gt(x, 0), x, S.mul(weight, x))
 
@@ -238,13 +233,12 @@ def compute_tanh_backward(grad, y):
 
 @probed_rule("log_sigmoid_forward")
 def log_sigmoid_forward(x: Spec) -> tuple[Spec, Spec]:
-    result = elementwise([x], x.dtype)
-    buffer = result if on_host(x) else Spec((0,), (1,), 0, x.dtype, x.device)
-    return result, buffer
+    if on_host(x):      # its kernel first makes its operand contiguous
+        return fresh(x), fresh(x)
+    return elementwise([x], x.dtype), Spec((0,), (1,), 0, x.dtype, x.device)
 
 
 def in_order_on_cpu(x: Tensor) -> Tensor:
-    """Eager's CPU kernel first makes its operand contiguous."""
     return aten.clone.default(x, memory_format=torch.contiguous_format) if on_host(x) and not x.is_contiguous() else x
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.decomp import positions, shaped, wrap
+from firesteel.graph.decomp import as_suggested, positions, shaped, wrap
 from firesteel.graph.meta import as_first
-from firesteel.graph.rules.base import check, each, promote, wrap_dim, wrap_dims
+from firesteel.graph.rules.base import check, each, promote, suggested, wrap_dim, wrap_dims
 from firesteel.graph.rules.refusals import fits_in, within
 from firesteel.graph.sizes import must, must_match, same, unbacked, unknown
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, like, suggests_channels_last
@@ -164,8 +164,9 @@ def repeat_interleave(repeats: Spec, *, output_size: Size | None = None) -> Spec
 
 @device_rule("roll")
 def roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> Spec:
-    """On the CPU two parts are joined."""
+    """On the CPU two parts are joined, of which an empty one is never channels-last."""
     joined = len(x.shape) in (4, 5) and len(dims) > 0 and on_host(x) and suggests_channels_last(x)
+    joined = joined and not any(same(by % x.shape[d], 0) for by, d in zip(each(shifts, 1), dims))
     return like(x, memory_format=torch.channels_last if len(x.shape) == 4 else torch.channels_last_3d) if joined else fresh(x)
 
 
@@ -253,10 +254,20 @@ def lower_rot90(b: Builder, out: Any, x: Operand, k: int = 1, dims: Sequence[int
     return b.map(out, element)
 
 
+def _as_suggested(x: Spec, shape: Shape) -> Spec:
+    """The CPU's kernels keep channels-last."""
+    return suggested(x, shape) if on_host(x) else fresh(x, shape)
+
+
+def _laid_out(mixed: Tensor, shape: list[Any], x: Tensor) -> Tensor:
+    made = shaped(aten.clone.default(mixed, memory_format=torch.contiguous_format), shape)
+    return as_suggested(made, x) if on_host(x) else made
+
+
 @device_rule("pixel_shuffle")
 def pixel_shuffle(x: Spec, factor: int) -> Spec:
     *batch, c, h, w = x.shape
-    return fresh(x, (*batch, c // (factor * factor), h * factor, w * factor))
+    return _as_suggested(x, (*batch, c // (factor * factor), h * factor, w * factor))
 
 
 @refuses("pixel_shuffle")
@@ -272,7 +283,7 @@ def decompose_pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     n = len(batch)
     split = shaped(x, [*batch, c // (factor * factor), factor, factor, h, w])
     mixed = aten.permute.default(split, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
-    return shaped(aten.clone.default(mixed, memory_format=torch.contiguous_format), [*batch, c // (factor * factor), h * factor, w * factor])
+    return _laid_out(mixed, [*batch, c // (factor * factor), h * factor, w * factor], x)
 
 
 def _only_copied(x: Spec) -> bool:
@@ -285,7 +296,7 @@ def pixel_unshuffle(x: Spec, factor: int) -> Spec:
     if _only_copied(x):
         return fresh(x, x.shape)
     *batch, c, h, w = x.shape
-    return fresh(x, (*batch, c * factor * factor, h // factor, w // factor))
+    return _as_suggested(x, (*batch, c * factor * factor, h // factor, w // factor))
 
 
 @refuses("pixel_unshuffle")
@@ -304,7 +315,7 @@ def decompose_pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     n = len(batch)
     split = shaped(x, [*batch, c, h // factor, factor, w // factor, factor])
     mixed = aten.permute.default(split, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return shaped(aten.clone.default(mixed, memory_format=torch.contiguous_format), [*batch, c * factor * factor, h // factor, w // factor])
+    return _laid_out(mixed, [*batch, c * factor * factor, h // factor, w // factor], x)
 
 
 shape("channel_shuffle")(as_first)

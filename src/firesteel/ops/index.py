@@ -19,6 +19,7 @@ from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.scalars import SHORT, S, literal, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.sized_by_data import masked_places, vector
+from firesteel.ops.views import expand, view
 from firesteel.sym.expr import Expr, Size, product
 from firesteel.targets import on_host
 
@@ -96,10 +97,8 @@ def _indexed_strides(x: Spec, indices: list[Spec | None], before: list[int], joi
     source = Spec(shape, (*(x.strides[d] for d in before), *indexed, *(x.strides[d] for d in after)), 0, x.dtype, x.device)
     operands = [source]
     for i in indices:
-        if i is not None:
-            padded_shape = (*(1,) * len(before), *(1,) * (len(joint) - len(i.shape)), *i.shape, *(1,) * len(after))
-            padded = (*(0,) * len(before), *(0,) * (len(joint) - len(i.shape)), *i.strides, *(0,) * len(after))
-            operands.append(Spec(padded_shape, padded, 0, i.dtype, i.device))
+        if i is not None:       # expanded and reshaped: beside a size of 1 of the source the strides of the new dimensions count
+            operands.append(view(expand(i, joint), (*(1,) * len(before), *joint, *(1,) * len(after))))
     order = where_known(elementwise_order, shape, operands, shape=shape)
     return strides_in_order(shape, elementwise_order(shape, operands) if order is None else order)
 

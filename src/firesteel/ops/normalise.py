@@ -13,7 +13,7 @@ from firesteel.graph.decomp import cast, in_format_of, in_order, in_strides_of, 
 from firesteel.graph.rules.base import RULES, check, suggested
 from firesteel.graph.rules.refusals import as_many, must_be_float, same_shape
 from firesteel.graph.sizes import must_match
-from firesteel.graph.spec import Spec, fresh, like, wide_dtype
+from firesteel.graph.spec import Spec, channels_last_strides, fresh, like, only_channels_last, wide_dtype
 from firesteel.ops.block import decomposition, device_rule, operator, refuses
 from firesteel.sym.expr import Size, product
 from firesteel.targets import on_gpu, on_host
@@ -299,8 +299,10 @@ def _batch_stats(x: Spec, weight: Spec | None, training: bool) -> Spec:
 
 
 def batch_norm_output(x: Spec) -> Spec:
-    """CUDA's kernel keeps the strides."""
-    return like(x) if on_gpu(x) else suggested(x)
+    """CUDA's kernel keeps the strides; the CPU's asks first whether they are contiguous."""
+    if on_gpu(x):
+        return like(x)
+    return x._replace(strides=channels_last_strides(x.shape), offset=0) if only_channels_last(x) else fresh(x)
 
 
 @device_rule("_native_batch_norm_legit.no_stats")

@@ -18,6 +18,7 @@ from firesteel.graph.rules.base import (
     check,
     elementwise,
     floating,
+    into_empty_like,
     real_dtype,
     result_dtype,
     same_dtype,
@@ -26,7 +27,7 @@ from firesteel.graph.rules.base import (
     unary,
 )
 from firesteel.graph.rules.refusals import fits_in, surely_holds
-from firesteel.graph.spec import Spec, contiguous_strides
+from firesteel.graph.spec import Spec, contiguous_strides, fresh
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.pointwise import Impossible, as_element, lower_pointwise, times, truth
 from firesteel.loops.lower.value import Operand
@@ -114,7 +115,8 @@ probed_rule("special_erfcx special_i0e special_i1 special_i1e special_ndtri spec
             "special_bessel_y0 special_bessel_y1 special_airy_ai special_modified_bessel_i0 special_modified_bessel_i1 "
             "special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
             "special_spherical_bessel_j0")(unary(floating))
-probed_rule("conj_physical nan_to_num")(unary(same_dtype))
+probed_rule("conj_physical")(unary(same_dtype))
+probed_rule("nan_to_num")(into_empty_like)
 shape("mvlgamma")(as_first)
 
 
@@ -296,12 +298,7 @@ operator("nextafter.*", decides=True)
 probed_rule("gcd lcm nextafter igamma igammac")(binary(same_dtype))
 
 
-@probed_rule("copysign.Tensor copysign.Scalar")
-def copysign(a: Spec, b: Any) -> Spec:
-    return elementwise(tensors_of(a, b), floating(result_dtype((a, b))))
-
-
-@pointwise("copysign.Tensor copysign.Scalar")
+@pointwise("copysign.Tensor copysign.Scalar", binary(floating))
 def compute_copysign(x, y):
     return S.copysign(x, y)
 
@@ -350,7 +347,7 @@ probed_rule(" ".join(f"special_{name}{overload}" for name in POLYNOMIALS for ove
 
 # ---------------------------------------------------------------- powers
 
-@pointwise("pow.Tensor_Scalar", binary(same_dtype))
+@pointwise("pow.Tensor_Scalar", binary(same_dtype, numbers=False))
 def compute_pow_scalar(x, exponent):
     if isinstance(exponent, Expr):
         if is_float(x.dtype):
@@ -387,7 +384,13 @@ def _whole_power(x: Expr, exponent: int) -> Expr:
     return result
 
 
-@pointwise("pow.Tensor_Tensor pow.Scalar", binary(same_dtype))
+@probed_rule("pow.Scalar")
+def pow_of_number(base: Any, exponent: Spec) -> Spec:
+    return fresh(exponent, dtype=result_dtype((base, exponent)))
+
+
+@pointwise("pow.Tensor_Tensor", binary(same_dtype))
+@pointwise("pow.Scalar")
 def compute_pow_tensor(x, exponent):
     if not is_float(exponent.dtype):
         raise Impossible
@@ -435,12 +438,12 @@ def compute_clamp(x, min=None, max=None):
     return x if max is None else S.min(max, x)
 
 
-@pointwise("clamp_min clamp_min.Tensor", binary(same_dtype))
+@pointwise("clamp_min clamp_min.Tensor", binary(same_dtype, numbers=False))
 def compute_clamp_min(x, min):
     return compute_clamp(x, min)
 
 
-@pointwise("clamp_max clamp_max.Tensor", binary(same_dtype))
+@pointwise("clamp_max clamp_max.Tensor", binary(same_dtype, numbers=False))
 def compute_clamp_max(x, max):
     return compute_clamp(x, None, max)
 

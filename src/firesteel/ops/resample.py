@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.decomp import cast, in_format_of, positions
+from firesteel.graph.decomp import as_suggested, cast, positions
 from firesteel.graph.rules.base import check, suggested
 from firesteel.graph.rules.refusals import must_be_float, within
 from firesteel.graph.spec import Shape, Spec, fresh
@@ -48,7 +48,7 @@ def _upsample(x: Tensor, sizes: Sequence[Any], scales: Sequence[float | None], e
     for i, (size, scale) in enumerate(zip(sizes, scales)):
         index = _nearest(size, x.shape[x.dim() - n + i], scale, x, exact)
         indices.append(aten.view.default(index, [size] + [1] * (n - 1 - i)))
-    return in_format_of(aten.index.Tensor(x, indices), x)
+    return as_suggested(aten.index.Tensor(x, indices), x)
 
 
 @decomposition("upsample_nearest1d")

@@ -20,6 +20,7 @@ from firesteel.graph.spec import (
     channels_last_strides,
     contiguous_strides,
     elementwise_strides,
+    like,
     make_spec,
     preserved_strides,
     suggests_channels_last,
@@ -264,16 +265,26 @@ def unary(dtype_rule: DtypeRule) -> Callable[..., Spec]:
     return rule_of_unary
 
 
-def binary(dtype_rule: DtypeRule) -> Callable[..., Spec]:
-    """The rule of a pointwise operator of two tensors, or of a tensor and a number."""
+def into_empty_like(x: Spec, *args: Any, **kwargs: Any) -> Spec:
+    """The rule of a pointwise operator that eager computes into `empty_like`: a dense tensor's strides stay, those of sizes of 1 too."""
+    return like(x)
+
+
+def binary(dtype_rule: DtypeRule, numbers: bool = True) -> Callable[..., Spec]:
+    """The rule of a pointwise operator of two tensors, or of a tensor and a number.  `numbers`: eager makes a tensor of a number, whose shape is not
+    its neighbour's, so that the strides of dimensions of size 1 count."""
     def rule_of_binary(a: Any, b: Any = None, *args: Any, **kwargs: Any) -> Spec:
         if type(a) is Spec and type(b) is Spec:
             if a.dtype is b.dtype:
                 return elementwise([a, b], dtype_rule(a.dtype))
             common = result_dtype((a, b))
             return elementwise([converted(a, common), converted(b, common)], dtype_rule(common))
-        return elementwise(tensors_of(a, b), dtype_rule(result_dtype((a, b))))
+        common = result_dtype((a, b))
+        return elementwise([converted(x, common) for x in tensors_of(a, b)] + [A_NUMBER] * numbers, dtype_rule(common))
     return rule_of_binary
+
+
+A_NUMBER = Spec((), (), 0, torch.float64, HOST)
 
 
 def suggested(x: Spec, shape: tuple[Size, ...] | None = None, dtype: torch.dtype | None = None) -> Spec:
