@@ -418,6 +418,27 @@ def _stack_of_equal_sizes(x, i):
     return (t.abs() + 0.5) ** t, t
 
 
+@found("branch on data of views with bits", (MATRIX, f64, "contiguous", "leaf", "negated"), (MATRIX, torch.complex128, "transposed", "inner", "conj"))
+def _branch_of_bits(x, z):
+    if x.sum() > 1:
+        y, w = x + 1, z.mT * 2
+    else:
+        y, w = x[..., 1:] * 2, z.mT - 1
+    return y, w
+
+
+@found("logsigmoid of a permuted tensor, returned and gone on with", (((5, 16, 3), (4, 6, 3)), f64, "reversed", "leaf"))
+def _logsigmoid_gone_on_with(x):
+    t = F.logsigmoid(x)
+    return F.interpolate(t.clamp(-1.25, 2), scale_factor=2), t
+
+
+@found("nearest of an image whose format sizes of 1 leave open", (((6, 3, 8, 8), (9, 16, 6, 6)), f32, "contiguous", "inner"), (((3, 8, 4, 6), (2, 4, 6, 4)), f32, "channels_last", "leaf"))
+def _ambiguous_format(x, y):
+    t = torch.rot90(F.adaptive_avg_pool2d(x, 1), 1, (2, -4))
+    return F.interpolate(t, scale_factor=2), t, F.pixel_unshuffle(y, 2), F.pixel_shuffle(y, 2), F.batch_norm(y[..., 1:-1], None, None, training=True)
+
+
 @fs.disable
 def normalised(x):
     return F.rms_norm(x, x.shape[-1:])

@@ -198,11 +198,17 @@ class SegmentStep:
 
     def run(self, values: dict[Node, Any]) -> None:
         args = [*[values[node] for node in self.reads], *[size.read(values) for size in self.sizes]]
-        for place, functions in self.flips:
-            for flip in functions:
-                args[place] = flip(args[place])
-        for node, result in zip(self.writes, self.fn(*args)):
+        for node, result in zip(self.writes, self.fn(*flipped(args, self.flips))):
             values[node] = result
+
+
+def flipped(args: Sequence[Any], flips: Iterable[tuple[int, Sequence[Callable]]]) -> list[Any]:
+    """The arguments, those at the places in `flips` through the functions there."""
+    args = list(args)
+    for place, functions in flips:
+        for flip in functions:
+            args[place] = flip(args[place])
+    return args
 
 
 class SeamStep(SegmentStep):
@@ -221,8 +227,11 @@ FLIPS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def bits(node: Node) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """The functions that flip the bits which a captured node's tensor has; those of a placeholder are flipped before the graph."""
-    val = node.meta.get("val")
-    return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor and node.op != "placeholder" else []
+    return bits_of(node.meta.get("val")) if node.op != "placeholder" else []
+
+
+def bits_of(val: Any) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor else []
 
 
 def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool) -> SegmentStep:
@@ -241,17 +250,34 @@ def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphMo
         return as_module(stretch, writes, {})
 
     def compiler(body: GraphModule) -> Callable:
-        if has_seams(body):
-            return compile_in_segments(body, backend)
         inputs = body.graph.find_nodes(op="placeholder")
-        calls = any(node.op not in ("placeholder", "output") for node in body.graph.nodes)
-        return backend(body, [node.meta["val"] for node in inputs]) if calls else body.forward
+        if all(node.op in ("placeholder", "output") for node in body.graph.nodes):
+            return body.forward
+        flips = {place: found for place, node in enumerate(inputs) if (found := bits_of(node.meta["val"]))}
+        body = with_flips(body, flips) if flips else body
+        compiled = compile_in_segments(body, backend) if has_seams(body) else backend(body, [node.meta["val"] for node in inputs])
+        return (lambda *args: compiled(*flipped(args, flips.items()))) if flips else compiled
     bare = Stretch([], stretch.nodes, [])       # the bodies set the states of torch themselves
     bare.sizes = stretch.sizes
     module = as_module(bare, writes, {})
     compile_bodies(list(module.graph.nodes), compiler, module.graph.find_nodes(op="placeholder")[len(bare.reads):], stretch.before, stretch.behind)
     module.recompile()
     return module
+
+
+def with_flips(body: GraphModule, flips: Mapping[int, Sequence[Callable]]) -> GraphModule:
+    """The body of a branch as a graph that is given the flipped tensors."""
+    graph = torch.fx.Graph()
+    inputs = body.graph.find_nodes(op="placeholder")
+    copies = {node: graph.node_copy(node) for node in inputs}
+    for place, functions in flips.items():
+        for flip in functions:
+            copies[inputs[place]] = graph.call_function(flip, (copies[inputs[place]],))
+            copies[inputs[place]].meta = dict(inputs[place].meta)
+    for node in body.graph.nodes:
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return module_of(graph, "Body")
 
 
 def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
