@@ -120,7 +120,7 @@ def _method(function: Any, swapped: bool) -> Any:
             return NotImplemented
         a, b = _pair(other, self) if swapped else _pair(self, other)
         if function is torch.div:
-            assert a.dtype is torch.float64
+            assert a.dtype.is_floating_point
         return T(function(a, b))
     return method
 
@@ -200,8 +200,8 @@ class Language:
 
     @staticmethod
     def where(condition: T, a: T, b: T) -> T:
-        assert condition.dtype is torch.bool and isinstance(a, T) and isinstance(b, T)
-        x, y = _pair(a, b)
+        assert condition.dtype is torch.bool
+        x, y = _pair(a, b) if isinstance(a, T) or isinstance(b, T) else (torch.tensor(a), torch.tensor(b))
         return T(torch.where(condition.t, x, y))
 
     @staticmethod
@@ -234,6 +234,11 @@ class Language:
     def div_rn(a: Any, b: T) -> T:
         assert b.dtype is torch.float32
         return T(torch.div(*_pair(a, b)))
+
+    @staticmethod
+    def fma(a: T, b: T, c: T) -> T:
+        assert a.dtype is b.dtype is torch.float32
+        return T((a.t.double() * b.t.double() + _plain(c)).float())
 
     @staticmethod
     def sqrt_rn(a: T) -> T:

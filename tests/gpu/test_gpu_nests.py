@@ -72,6 +72,63 @@ def test_a_long_row_is_swept():
     assert text.count("for start in range") == 3
 
 
+def test_a_row_that_fits_registers_is_not_swept_again():
+    assert print_nest(*softmax(1000, 8192)).text.count("tl.load") == 1
+
+
+def test_a_value_stored_for_a_row_stays_in_registers():
+    """The second phase reads what the first one stored, which others read too: no load, no barrier."""
+    n, m = 30, 70
+    x, y, z = llvm_nests.randn(n, m), torch.empty(n, m), torch.empty(n, m)
+    X, Y, Z, i = buffer("x", x), buffer("y", y), buffer("z", z), axis("i")
+    total = Reduce("t", "sum", S.exp(load(X, (i, axis("a")))), "f32")
+    phases = (Phase("reduce", (Axis("a", m),), (total,), (Store("y", (i, axis("a")), S.exp(load(X, (i, axis("a"))))),)),
+              Phase("map", (Axis("b", m),), (), (Store("z", (i, axis("b")), S.div(load(Y, (i, axis("b"))), acc(total))),)))
+    nest, buffers = Nest("n", (Axis("i", n),), phases), {"x": X, "y": Y, "z": Z}
+    text = print_nest(nest, buffers).text
+    assert text.count("tl.load") == 1 and "barrier" not in text
+    assert gpu_nests.run(nest, buffers, {"x": x, "y": y, "z": z}) == 0
+    llvm_nests.near(y, x.exp(), 1e-5)
+    llvm_nests.near(z, x.softmax(1), 1e-5)
+
+
+def test_a_row_divided_by_one_number_has_the_bits_of_a_division():
+    numbers = [0.0, -0.0, 1.0, -3.0, float("inf"), float("-inf"), float("nan"), 1e-45, 1e-40, -1e-20, 1e20, 3e38, 2.0**-64, 2.0**64]
+    wide = llvm_nests.randn(9, 60) * torch.exp(10 * llvm_nests.randn(9, 60))
+    b = torch.tensor([*numbers, *wide[:, 0]])
+    x = torch.cat([torch.tensor([0.0, -0.0, 1.0, float("inf"), float("nan"), 3e38]).expand(len(b), -1), wide.flatten().expand(len(b), -1)], 1).contiguous()
+    X, B, Y = buffer("x", x), buffer("b", b), buffer("y", y := torch.empty_like(x))
+    store = Store("y", (axis("i"), axis("r")), S.div(load(X, (axis("i"), axis("r"))), load(B, (axis("i"),))))
+    nest, buffers = Nest("n", (Axis("i", len(b)),), (Phase("map", (Axis("r", x.shape[1]),), (), (store,)),)), {"x": X, "b": B, "y": Y}
+    assert "div_rn" in print_nest(nest, buffers).text and "fs_div" in print_nest(nest, buffers).text
+    assert gpu_nests.run(nest, buffers, {"x": x, "b": b, "y": y}) == 0
+    want = x / b[:, None]
+    assert torch.equal(y.nan_to_num(7.0), want.nan_to_num(7.0)) and torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y.signbit() & ~y.isnan(), want.signbit() & ~want.isnan())
+
+
+def test_reciprocals_are_as_near_as_divisions():
+    x = torch.cat([torch.tensor([1.0, -1.0, float("inf"), float("nan"), 1e30, 1e-30, 1.7e38]), llvm_nests.randn(500)])
+    nest, buffers = pointwise(lambda v: S.recip(v), contiguous("y", x.shape), contiguous("x", x.shape))
+    y = torch.empty_like(x)
+    assert gpu_nests.run(nest, buffers, {"x": x, "y": y}) == 0
+    near = torch.isclose(y, 1 / x, rtol=1.2e-7, atol=1e-45, equal_nan=True)
+    assert near.all(), x[~near]
+
+
+def test_an_axis_that_is_one_for_a_whole_tile_is_a_scalar():
+    """A weight for each channel of images: one load for a tile of one channel."""
+    X, W, Y = contiguous("x", (2, 3, 4096)), contiguous("w", (3,)), contiguous("y", (2, 3, 4096))
+    at = (axis("n"), axis("c"), axis("i"))
+    store = Store("y", at, S.mul(load(X, at), load(W, (axis("c"),))))
+    nest, buffers = Nest("n", tuple(Axis(n, e) for n, e in zip("nci", X.shape)), (Phase("map", (), (), (store,)),)), {"x": X, "w": W, "y": Y}
+    text = print_nest(nest, buffers).text
+    assert "p0 + (x)" in text and "// 4096) % 3" in text and "x //" not in text
+    x, w, y = llvm_nests.randn(2, 3, 4096), llvm_nests.randn(3), torch.empty(2, 3, 4096)
+    assert gpu_nests.run(nest, buffers, {"x": x, "w": w, "y": y}) == 0
+    assert torch.equal(y, x * w[:, None])
+
+
 def test_few_points_and_long_sweeps_are_split():
     kernel = print_nest(*reduction("sum", contiguous("x", (1000, 1000)), (0, 1)))
     assert len(kernel.passes) == 2 and kernel.passes[0].programs >= 100 and kernel.scratch == (("f32", kernel.passes[0].programs),)
@@ -81,6 +138,11 @@ def test_few_points_and_long_sweeps_are_split():
 def test_columns_are_read_side_by_side():
     assert tiling(reduction("sum", contiguous("x", (4096, 4096)), (0,))).points >= 16
     assert tiling(reduction("sum", contiguous("x", (4096, 4096)), (1,))).points == 1
+    # numbers for each row have no say: there are few of them
+    X, M, R, Y = contiguous("x", (16384, 768)), contiguous("m", (16384,)), contiguous("s", (16384,)), contiguous("y", (768,))
+    value = S.mul(S.sub(load(X, (axis("r"), axis("i"))), load(M, (axis("r"),))), load(R, (axis("r"),)))
+    phases = (Phase("reduce", (Axis("r", 16384),), (total := Reduce("t", "sum", value, "f32"),)), Phase("map", (), (), (Store("y", (axis("i"),), acc(total)),)))
+    assert tiling((Nest("n", (Axis("i", 768),), phases), {"x": X, "m": M, "s": R, "y": Y})).points >= 16
 
 
 def test_small_addresses_are_int32_and_large_ones_int64():

@@ -40,11 +40,13 @@ from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, make, postorder, rebuild
 
 BLOCK = 1024            # points of a program that sweeps nothing
-TILE = 2048             # elements of a tile
-WHOLE = 4096            # the longest sweep that is one tile
-COLUMNS = 64            # points side by side where memory runs along the points
+TILE = 2048             # elements of a tile that is one of many in a sweep
+ROWS = 1024             # elements of a tile of whole rows, where the rows are short
+WHOLE = 32768           # elements that stay in registers: those of a sweep in one tile, times the arrays that it reads
+PARTS = 4096            # partial results that are combined in one tile
+COLUMNS, LEAST_COLUMNS = 64, 16     # points side by side where memory runs along the points; fewer where the machine would be idle
 PROGRAMS = 264          # fewer than this leave a GPU idle (two for each of 132 processors)
-SLICES = 256            # the most slices of a sweep
+SLICES = 512            # the most slices of a sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +107,14 @@ def _extent(axes: Sequence[Axis]) -> Size:
 
 
 def _runs_along_points(nest: FlatNest) -> bool:
-    """Do more accesses step through memory along a parallel axis than along the sweeps?"""
+    """Do more of the accesses that vary along both step through memory along a parallel axis than along the sweeps?"""
     votes = 0
     points = [a.name for a in nest.axes]
     for phase in nest.phases:
         for _, address, _, _ in addresses(phase) if phase.axes else ():
-            if any(address.coefficient(a.name) == 1 for a in phase.axes):
-                votes -= 1
-            elif any(address.coefficient(a) == 1 for a in points) and any(address.coefficient(a.name) != 0 for a in phase.axes):
-                votes += 1
+            swept, spread = ([address.coefficient(name) for name in names] for names in ([a.name for a in phase.axes], points))
+            if any(c != 0 for c in swept) and any(c != 0 for c in spread):
+                votes += any(c == 1 for c in spread) - any(c == 1 for c in swept)
     return votes > 0
 
 
@@ -139,19 +140,30 @@ def choose(nest: FlatNest) -> _Tiling:
     extents = [_extent(p.axes) for p in nest.phases]
     longest = max(e if isinstance(e, int) else LIMIT for e, p in zip(extents, nest.phases) if p.axes)
     points = _points_block(total, longest, columns)
-    most = max(TILE // points, 1) if columns else WHOLE if longest <= WHOLE else TILE
+    tiling = _tiled(nest, extents, longest, columns, total, points)
+    while columns and points > LEAST_COLUMNS and not _keeps_busy(total, tiling):
+        points //= 2
+        tiling = _tiled(nest, extents, longest, columns, total, points)
+    return tiling
+
+
+def _tiled(nest: FlatNest, extents: Sequence[Size], longest: int, columns: bool, total: Size, points: int) -> _Tiling:
+    most = max(TILE // points, 1) if columns else power_of_two(longest) if _stays_in_registers(nest, longest, total) else TILE
     blocks = tuple(min(power_of_two(e), most) if isinstance(e, int) else min(most, BLOCK) for e in extents)
     slices = tuple(_slices(p, e, b, total, points) for p, e, b in zip(nest.phases, extents, blocks))
-    if not any(s > 1 for s in slices):
-        slices = (0,) * len(slices)
-    return _Tiling(points, blocks, slices)
+    return _Tiling(points, blocks, slices if any(s > 1 for s in slices) else (0,) * len(slices))
+
+
+def _keeps_busy(total: Size, tiling: _Tiling) -> bool:
+    programs = _tiles(total, tiling.points)
+    return not isinstance(programs, int) or programs * max(*tiling.slices, 1) >= PROGRAMS
 
 
 def _points_block(total: Size, longest: int, columns: bool) -> int:
-    wanted = COLUMNS if columns else max(TILE // power_of_two(longest), 1)
+    wanted = COLUMNS if columns else max(ROWS // power_of_two(longest), 1)
     if isinstance(total, int):
         wanted = min(wanted, power_of_two(total))
-        while wanted > (16 if columns else 1) and total // wanted < PROGRAMS:
+        while not columns and wanted > 1 and total // wanted < PROGRAMS:
             wanted //= 2
     return wanted
 
@@ -161,14 +173,28 @@ def _slices(phase: FlatPhase, extent: Size, block: int, total: Size, points: int
     programs = _tiles(total, points)
     if not phase.axes or phase.kind == "scan" or not isinstance(programs, int) or programs >= PROGRAMS:
         return 1
-    wanted = min(2 * PROGRAMS // max(programs, 1), SLICES, max(WHOLE // points, 1))
+    wanted = min(2 * PROGRAMS // max(programs, 1), SLICES, max(PARTS // points, 1))
     if isinstance(extent, int):
         wanted = min(wanted, extent // (2 * block))
     return 1 << max(wanted, 1).bit_length() - 1
 
 
+def _stays_in_registers(nest: FlatNest, longest: int, total: Size) -> bool:
+    """Is a sweep read once for all phases?  Each buffer that varies along it counts.  Few rows that are long are rather split."""
+    if isinstance(total, int) and total < PROGRAMS:
+        return longest <= PARTS
+    read = {(buffer, address) for p in nest.phases for buffer, address, _, stored in addresses(p) if not stored and len(address.terms) > 1}
+    return power_of_two(longest) * max(len({buffer for buffer, _ in read}), 2) <= WHOLE
+
+
 def _warps(elements: int) -> int:
     return min(max(elements // 256, 1), 8)
+
+
+def _row_warps(elements: int, programs: Size) -> int:
+    """For whole rows in registers: few, so that rows are combined by few; more where that would leave the machine idle."""
+    idle = isinstance(programs, int) and programs < PROGRAMS
+    return min(max(elements // (256 if idle else 1024), 1), 16)
 
 
 # ---------------------------------------------------------------- the printer
@@ -186,8 +212,6 @@ class _Printer:
         self.passes: list[tuple[Size, int]] = []
         self.can_fail = False
         self.total = _extent(nest.axes)
-        stored = {s.buffer for p in nest.phases for s in p.stores}
-        self.rereads = bool(stored & {n.attr[0] for p in nest.phases for n in postorder(*p.roots()) if n.op in ("at", "at_masked")})
         _check_adds(nest)
 
     def run(self) -> list[str]:
@@ -200,9 +224,9 @@ class _Printer:
     def code(self, flat: bool = False) -> TritonFunction:
         return TritonFunction(self.nest, self.intervals, self.narrow, self.tiling.points, flat, self.symbols)
 
-    def finish(self, w: TritonFunction, programs: Size, elements: int) -> list[str]:
+    def finish(self, w: TritonFunction, programs: Size, warps: int) -> list[str]:
         self.can_fail |= w.can_fail
-        self.passes.append((programs, _warps(elements)))
+        self.passes.append((programs, warps))
         return w.lines
 
     def whole(self) -> list[str]:
@@ -211,10 +235,12 @@ class _Printer:
         w.points("tl.program_id(0)", self.total)
         for number, phase in enumerate(self.nest.phases):
             _phase(w, phase, self.tiling.blocks[number], None)
-            if self.rereads and number + 1 < len(self.nest.phases):
-                w.line("tl.debug_barrier()")
-                w.forget_memory()
-        return self.finish(w, _tiles(self.total, self.tiling.points), self.tiling.points * max(self.tiling.blocks))
+            w.forget_stored()
+            if any(w.is_reread(n) for later in self.nest.phases[number + 1:] for n in postorder(*later.roots())):
+                w.barrier()
+        programs, elements = _tiles(self.total, self.tiling.points), self.tiling.points * max(self.tiling.blocks)
+        rows = any(p.axes for p in self.nest.phases) and all(_one_tile(p, b) for p, b in zip(self.nest.phases, self.tiling.blocks))
+        return self.finish(w, programs, _row_warps(elements, programs) if rows else _warps(elements))
 
     # ------------------------------------------------------------ split nests
 
@@ -256,7 +282,9 @@ class _Printer:
         for early in waiting:       # read again by later functions
             for r in early.reduces:
                 self._keep(w, r, 1, places)
-        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), self.tiling.points * block)
+        combined = [places[name][1] for name in used if name in places]
+        most = max([block, *(parts for parts in combined if isinstance(parts, int))])
+        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), _warps(self.tiling.points * most))
 
     def _pieces(self, number: int, phase: FlatPhase) -> Size:
         """Slices of a phase: a map has one for each tile."""
@@ -306,16 +334,20 @@ def _phase(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, 
         _stores(w, phase)
         return
     extent = _extent(phase.axes)
-    one_tile = isinstance(extent, int) and extent <= block
     w.sweep = TileSweep(phase.axes, block)
     aligned = isinstance(extent, int) and extent > 0 and extent % block == 0
-    if one_tile:
+    if _one_tile(phase, block):
         _tile(w, phase, "", None if aligned else str(extent))
     elif window is not None and window[1]:
         _tile(w, phase, f"cut.to({w.index_type}) * {block}", None if aligned else w.size(extent))
     else:
         _loop(w, phase, block, window, extent, aligned)
     w.leave()
+
+
+def _one_tile(phase: FlatPhase, block: int) -> bool:
+    extent = _extent(phase.axes)
+    return isinstance(extent, int) and extent <= block
 
 
 def _tile(w: TritonFunction, phase: FlatPhase, start: str, end: str | None) -> None:
@@ -404,7 +436,7 @@ def _stores(w: TritonFunction, phase: FlatPhase) -> None:
 def _addresses_fit(nest: FlatNest, intervals: NestIntervals) -> bool:
     """Is every address, and every number of points, known to be below 2**31?"""
     counts = [_extent(nest.axes), *(_extent(p.axes) for p in nest.phases)]
-    if not all(isinstance(c, int) and c <= LIMIT - TILE * WHOLE for c in counts):
+    if not all(isinstance(c, int) and c <= LIMIT - PARTS * TILE for c in counts):
         return False
     return all(_reach(a, irregular, intervals) <= LIMIT for _, a, irregular, _ in addresses(nest))
 
@@ -434,8 +466,7 @@ def _share_axes(nest: FlatNest, tiling: _Tiling) -> FlatNest:
     known: dict[tuple[Size, ...], tuple[Axis, ...]] = {}
     phases = []
     for phase, block in zip(nest.phases, tiling.blocks):
-        total = _extent(phase.axes)
-        if not phase.axes or not isinstance(total, int) or total > block:
+        if not phase.axes or not _one_tile(phase, block):
             phases.append(phase)
             continue
         axes = known.setdefault(tuple(a.extent for a in phase.axes), phase.axes)

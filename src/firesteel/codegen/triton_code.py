@@ -2,7 +2,8 @@
 
 Every value lives on a tile [points, sweep]: `dims` says along which of the two it varies (0 neither: a scalar, POINTS a column
 [X, 1], SWEEP a row [1, R], both a block).  A function without sweeps has tiles of points only, of one dimension.
-Nothing is written twice (`memo`: Expr -> TritonValue); what does not vary along a sweep stands before its loop.
+Nothing is written twice (`memo`: Expr -> TritonValue); what does not vary along a sweep stands before its loop.  What was stored is known
+to a later load of the same place (`kept`), so that a row which fits a tile stays in registers from phase to phase.
 
 Integers: the IR's indices are i64.  Where all addresses of a nest fit into 31 bits, index arithmetic whose values are known to fit is
 done in int32 (`TritonValue.narrow`), and widened where a value leaves it.
@@ -11,10 +12,10 @@ check_index: an index out of range sets the error flag and is replaced by 0; loa
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from firesteel.codegen.bounds import NestIntervals
-from firesteel.codegen.flat import Address, FlatNest, product
+from firesteel.codegen.flat import Address, FlatNest, mul, product
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
 from firesteel.loops.ir import Axis
 from firesteel.loops.scalars import from_size
@@ -51,7 +52,8 @@ class TritonFunction:
         self.nest, self.intervals, self.narrow, self.block, self.flat = nest, intervals, narrow, block, flat
         self.symbols = symbols                  # shared by the functions of a kernel: (name, dtype) -> parameter
         self.memo: dict[object, TritonValue] = {}
-        self.splits: dict[str, tuple[str, Size, Size | None, int]] = {}     # axis -> flattened number, what is inside, extent, dims
+        self.splits: dict[str, tuple[str, Size, Size | None, int, int]] = {}    # axis -> flattened number, what is inside, extent, dims, its tile's
+        self.tiles: dict[int, tuple[str, dict[str, Size]]] = {}     # dims -> flattened number, and what is inside of each of its axes
         self.lines: list[str] = []
         self.before: list[str] = []             # lines in front of the loop that is open
         self.sweep: TileSweep | None = None
@@ -62,6 +64,9 @@ class TritonFunction:
         self.can_fail = False
         self.sweeps = 0                         # opened so far
         self.once = ""                          # a scalar condition under which stores are made
+        self.kept: dict[tuple, TritonValue] = {}        # place -> what was stored there
+        self.fresh: set[int] = set()            # buffers written in this phase,
+        self.unseen: set[int] = set()           # and in earlier ones since the last barrier
 
     # ------------------------------------------------------------ text
 
@@ -104,12 +109,12 @@ class TritonFunction:
     def points(self, tile: str, total: Size) -> None:
         """The points of tile number `tile`."""
         arange = f"tl.arange(0, {self.block})"
-        start = f"{tile}.to({self.index_type}) * {self.block}"
+        start = self.new(f"{tile}.to({self.index_type}) * {self.block}")
         self.line(f"x = {start} + {arange}" if self.flat else f"x = ({start} + {arange})[:, None]")
         if not (isinstance(total, int) and total % self.block == 0):
             self.line(f"x_mask = x < {self.size(total)}")
             self.masks[POINTS] = "x_mask"
-        self._split_index("x", self.nest.axes, POINTS)
+        self._split_index("x", self.nest.axes, POINTS, start, self.block)
 
     def sweep_tile(self, start: str, end: str | None) -> None:
         """The points of the open sweep from `start` on; those from `end` on do not exist (None: all do)."""
@@ -122,25 +127,30 @@ class TritonFunction:
         if end is not None:
             self.line(f"{r}_mask = {r} < {end}")
             self.masks[SWEEP] = f"{r}_mask"
-        self._split_index(r, self.sweep.axes, SWEEP)
+        self._split_index(r, self.sweep.axes, SWEEP, start, self.sweep.block)
 
-    def _split_index(self, index: str, axes: Sequence[Axis], dims: int) -> None:
-        """The axes from their flattened number, innermost fastest; each is written where it is first needed."""
+    def _split_index(self, index: str, axes: Sequence[Axis], dims: int, start: str, block: int) -> None:
+        """The axes from their flattened number, innermost fastest; each is written where it is first needed.  An axis that is the same for a
+        whole tile (`start` is a multiple of `block`) is a scalar."""
         inner: Size = 1
+        steps: dict[str, Size] = {}
+        self.tiles[dims] = index, steps
         for k, axis in reversed(list(enumerate(axes))):
-            self.splits[axis.name] = (index, inner, axis.extent if k else None, dims)
+            steps[axis.name] = inner
+            same = bool(start) and isinstance(inner, int) and inner % block == 0
+            self.splits[axis.name] = (start if same else index, inner, axis.extent if k else None, 0 if same else dims, dims)
             self.memo.pop(("axis", axis.name), None)
             inner = product([inner, axis.extent])
 
     def axis(self, name: str) -> TritonValue:
         found = self.memo.get(("axis", name))
         if found is None:
-            text, inner, extent, dims = self.splits[name]
+            text, inner, extent, dims, along = self.splits[name]
             if inner != 1:
                 text = f"{text} // {self.size(inner)}"
             if extent is not None:
                 text = f"({text}) % {self.size(extent)}"
-            found = self.put(("axis", name), text, dims, self.narrow, outside=not dims & SWEEP)
+            found = self.put(("axis", name), text, dims, self.narrow, outside=not along & SWEEP)
         return found
 
     def leave(self) -> None:
@@ -158,6 +168,29 @@ class TritonFunction:
         """After stores into a buffer that is read again: what was computed from loads is stale."""
         self.memo = {k: v for k, v in self.memo.items() if not isinstance(k, Expr) or k.op in ("acc", "symbol", "const")}
         self.valid.clear()
+
+    def forget_stored(self) -> None:
+        """Behind a phase: what was computed from loads of the buffers that it stored into is stale."""
+        stale: dict[Expr, bool] = {}
+        for node in postorder(*(k for k in self.memo if isinstance(k, Expr))) if self.fresh else ():
+            stale[node] = self._reads(node) and node.attr[0] in self.fresh or any(stale[a] for a in node.args)
+        self.memo = {k: v for k, v in self.memo.items() if not (isinstance(k, Expr) and stale.get(k))}
+        self.valid = {k: v for k, v in self.valid.items() if not stale.get(k)}
+        self.unseen |= self.fresh
+        self.fresh = set()
+
+    def barrier(self) -> None:
+        """All threads see what was stored."""
+        self.line("tl.debug_barrier()")
+        self.unseen.clear()
+
+    @staticmethod
+    def _reads(node: Expr) -> bool:
+        return node.op in ("at", "at_masked")
+
+    def is_reread(self, node: Expr) -> bool:
+        """Does it load from memory what other threads may have stored?"""
+        return self._reads(node) and node.attr[0] in self.unseen and (node.op != "at" or bool(node.args) or _place(*node.attr) not in self.kept)
 
     # ------------------------------------------------------------ values
 
@@ -185,7 +218,17 @@ class TritonFunction:
         narrow = bool(whole) and all(a.narrow for a in whole) and (node.dtype != "i64" or self._fits(node))
         names = [a.name if narrow or not a.narrow else f"{a.name}.to(tl.int64)" for a in args]
         natural = node.op in ("mod", "floordiv") and self.intervals.natural(node)
+        if node.op == "div" and args[0].dims & SWEEP & ~args[1].dims and REGISTER.get(node.dtype) == REGISTER["f32"]:
+            names[1:] = self._reciprocal(node.args[1])
         self.put(node, spell(node, names, natural, narrow), dims, narrow and node.dtype == "i64", outside=not any(a.inside for a in args))
+
+    def _reciprocal(self, divisor: Expr) -> list[str]:
+        """What a whole row is divided by, prepared once: a power of two that brings it near 1, it times that, and the reciprocal of the product."""
+        val, found = self.memo[divisor], list[str]()
+        for key, text in ("scale", "fs_scale({0})"), ("scaled", "{0} * {1}"), ("reciprocal", "tl.div_rn(1.0, {2})"):
+            known = self.memo.get((key, divisor)) or self.put((key, divisor), text.format(val.name, *found), val.dims, outside=not val.inside)
+            found.append(known.name)
+        return found
 
     def _fits(self, node: Expr) -> bool:
         return self.intervals.fits(node, -LIMIT, LIMIT)
@@ -221,14 +264,23 @@ class TritonFunction:
         terms, dims, inside = [], 0, False
         if not (isinstance(address.base, int) and address.base == 0):
             terms.append(self.size(address.base))
-        parts = [(self.axis(name), scale) for name, scale in address.terms]
-        parts += [(self.memo[e], scale) for e, scale in zip(irregular, address.scales, strict=True)]
+        parts = [*self._flattened(address)] + [(self.memo[e], scale) for e, scale in zip(irregular, address.scales, strict=True)]
         for val, scale in parts:
             dims |= val.dims
             inside |= val.inside
             name = val.name if self.narrow else self.wide(val)
             terms.append(name if isinstance(scale, int) and scale == 1 else f"{name} * {self.size(scale)}")
         return " + ".join(terms) or "0", dims, inside
+
+    def _flattened(self, address: Address) -> Iterator[tuple[TritonValue, Size]]:
+        """The axes of an address with their scales; those of a tile that run through memory as they are numbered, by that number."""
+        left = dict(address.terms)
+        for dims, (index, steps) in self.tiles.items():
+            scale = left.get(next(iter(steps), ""), 0)
+            if len(steps) > 1 and all(left.get(name) == mul(inner, scale) for name, inner in steps.items()):
+                yield TritonValue(index, dims, self.narrow, self.in_loop and bool(dims & SWEEP)), scale
+                left = {name: scale for name, scale in left.items() if name not in steps}
+        yield from [(self.axis(name), scale) for name, scale in left.items()]
 
     def pointer(self, buffer: int, offset: str, dims: int, wanted: int) -> str:
         if offset == "0":
@@ -246,6 +298,9 @@ class TritonFunction:
 
     def load(self, node: Expr) -> None:
         buffer, address = node.attr
+        if not node.args and (kept := self.kept.get(_place(buffer, address))) is not None:
+            self.memo[node] = kept
+            return
         offset, dims, inside = self.offset(address, node.args)
         mask = self.mask(dims, self.checks(node.args))
         self._read(node, buffer, self.pointer(buffer, offset, dims, dims), mask, "", dims, inside)
@@ -300,6 +355,14 @@ class TritonFunction:
         if add:
             arguments.append("sem='relaxed'")
         self.line(f"tl.{'atomic_add' if add else 'store'}({', '.join(arguments)})")
+        self.fresh.add(buffer)
+        self.kept = {place: kept for place, kept in self.kept.items() if place[0] != buffer}
+        if not (add or irregular or self.once or val.inside or val.narrow):
+            self.kept[_place(buffer, address)] = val
+
+
+def _place(buffer: int, address: Address) -> tuple:
+    return buffer, frozenset(address.terms), address.base
 
 
 _LEAVES = {

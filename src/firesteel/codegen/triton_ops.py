@@ -5,7 +5,9 @@ are looked up from the narrow to the wide: a dtype, then "real", "signed", "unsi
 What has no row here is decomposed by `loops/decompose.py` before printing.
 
 Registers: bf16 and f16 values are held as float32, bool as int1.  Division, square root and the functions of the CUDA
-library are those that eager's kernels call, so that values agree with eager's to the last bits.
+library are those that eager's kernels call, so that values agree with eager's to the last bits.  A row divided by one number is multiplied
+by its reciprocal and corrected by the rest (`fs_div`), which gives the same bits without a division for each element; the number is first
+brought near 1, so that reciprocals are finite and normal.  What is not a number then (0, infinities) is what the product says.
 
     spell(div of f32, ["a", "b"])      # "tl.div_rn(a, b)"
 """
@@ -52,6 +54,24 @@ def fs_and(a, b):
     return a & b
 
 
+def fs_scale(b):
+    small, large = 5.421010862427522e-20, 1.8446744073709552e+19        # 2**-64, 2**64
+    return tl.where(tl.abs(b) < small, large, tl.where(tl.abs(b) > large, small, 1.0))
+
+
+def fs_div(a, scale, b, reciprocal):
+    a = a * scale
+    first = a * reciprocal
+    better = tl.fma(tl.fma(first * -1.0, b, a), reciprocal, first)
+    return tl.where((better == better) & (first != 0.0), better, first)     # keeps the sign of 0
+
+
+def fs_recip(b):
+    first = 1.0 / b
+    better = tl.fma(tl.fma(first * -1.0, b, 1.0), first, first)
+    return tl.where(better == better, better, first)
+
+
 def fs_mod(a, b):
     rest = a % b
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
@@ -62,7 +82,7 @@ def fs_floordiv(a, b):
     rest = a - quotient * b
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
 '''
-HELPER_NAMES = ("fs_add", "fs_mul", "fs_max", "fs_min", "fs_or", "fs_and", "fs_mod", "fs_floordiv")
+HELPER_NAMES = ("fs_add", "fs_mul", "fs_max", "fs_min", "fs_or", "fs_and", "fs_scale", "fs_div", "fs_recip", "fs_mod", "fs_floordiv")
 
 
 def kinds(dtype: str) -> tuple[str, ...]:
@@ -85,7 +105,7 @@ for _name, _row in {
     "min": {"real": "fs_min({0}, {1})", "whole": "tl.minimum({0}, {1})", "bool": "{0} & {1}"},
     "max": {"real": "fs_max({0}, {1})", "whole": "tl.maximum({0}, {1})", "bool": "{0} | {1}"},
     "div": {"f32": "tl.div_rn({0}, {1})", "f64": "{0} / {1}"},
-    "recip": {"f32": "tl.div_rn(1.0, {0})", "f64": "1.0 / {0}"},
+    "recip": {"f32": "fs_recip({0})", "f64": "1.0 / {0}"},
     "sqrt": {"f32": "tl.sqrt_rn({0})", "f64": "libdevice.sqrt({0})"},
     "fmod": {"real": "libdevice.fmod({0}, {1})", "whole": "{0} % {1}"},
     "mod": {"whole": "fs_mod({0}, {1})", "unsigned": "{0} % {1}"},
@@ -126,6 +146,10 @@ def _template(node: Expr) -> str | None:
 
 def spell(node: Expr, args: list[str], natural: bool = False, narrow: bool = False) -> str:
     """The text of a node over the names of its arguments.  `natural`: they are never negative; `narrow`: they are int32."""
+    if len(args) == 4:      # a division whose divisor was prepared
+        return f"fs_div({', '.join(args)})"
+    if node.op == "div" and _is_power_of_two(node.args[1]):
+        return f"{args[0]} * {1 / node.args[1].attr!r}"
     if natural and node.op in ("mod", "floordiv"):
         return f"{args[0]} {'%' if node.op == 'mod' else '//'} {args[1]}"
     dtype = "i32" if narrow else node.args[-1].dtype
@@ -135,6 +159,11 @@ def spell(node: Expr, args: list[str], natural: bool = False, narrow: bool = Fal
     for arg in args[2:] if node.op in _FOLDED else ():
         text = template.format(f"({text})", arg, t=REGISTER[dtype], bits=BITS.get(dtype, 0))
     return text
+
+
+def _is_power_of_two(divisor: Expr) -> bool:
+    """Is multiplying by the reciprocal the same to the last bit?"""
+    return divisor.op == "const" and abs(math.frexp(divisor.attr)[0]) == 0.5 and 1e-30 < abs(divisor.attr) < 1e30
 
 
 def literal(value: int | float | bool, dtype: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from firesteel.loops.ir import LOADS, Axis, Buffer
 from firesteel.loops.scalars import ITEMSIZE
 from firesteel.sym.expr import Expr, Size, postorder
+from firesteel.targets import has_arena
 
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
 _WEIGHTS: dict[str, int] = {}
@@ -28,6 +29,7 @@ for _weight, _ops in {
 LOAD, GATHER = 2, 8             # an element in order, an element at a computed place
 BYTE = 1                        # a byte written to memory and read back, once it has left the nearest cache
 CACHED_PAIR = 6                 # a store and a load of an element that stays in the nearest cache
+FAR_PAIR = 100                  # a store and a load of an element in a GPU's memory
 WRITTEN_OUT = 28                # an element that is written out to memory for nothing: a little more than one exp
 CACHE_BYTES = 1 << 20           # what stays in a core's own cache from one use to the next
 MOST_NODES = 1500               # of one body: beyond that compile time grows faster than run time shrinks
@@ -96,9 +98,12 @@ def worth_inlining(cost: int, buffer: Buffer, uses: int) -> bool:
 
 def worth_recomputing(cost: int, buffer: Buffer, stored_anyway: bool) -> bool:
     """In a later sweep over the same row: compute the value again, or read back what an earlier sweep stored?  The row itself
-    is in the nearest cache; but a large buffer that nobody else reads also goes out to memory in the end."""
+    is in the nearest cache; but a large buffer that nobody else reads also goes out to memory in the end.  A GPU computes much
+    while it moves one element, and what fits its registers it computes once."""
     if stored_anyway:
         return cost <= LOAD
+    if not has_arena(buffer.device):
+        return cost <= FAR_PAIR
     return cost <= (WRITTEN_OUT if elements(buffer) * ITEMSIZE[buffer.dtype] > CACHE_BYTES else CACHED_PAIR)
 
 
