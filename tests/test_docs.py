@@ -7,8 +7,11 @@ import sys
 import tomllib
 
 import pytest
+import torch
 
 import firesteel as fs
+from firesteel.artifacts import breaks
+from firesteel.errors import BREAKS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,6 +42,49 @@ def test_files_that_pages_name_are_there(page):
     named = re.findall(r"`((?:docs|tests|bench|examples|src)/[\w./-]*\.\w+)`", page.read_text())
     named += re.findall(r"python ((?:docs|tests|bench|examples)/[\w./-]*\.py)", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# ---------------------------------------------------------------- docs/errors.md
+
+EXAMPLES = re.findall(r"^```python (error|break)=(\w+)\n(.*?)^```$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE | re.DOTALL)
+RAISED_BY_SEVERAL = {"DifferentPrograms", "InternalError"}        # by two processes, by a bug: tests/distributed, tests/tools/test_debug.py
+
+
+def executed(text, tmp_path, name):
+    """The names of a block; from a file, so that lines are known."""
+    file = tmp_path / f"{name}.py"
+    file.write_text(text)
+    names = {"fs": fs, "torch": torch, "__name__": name}
+    exec(compile(text, str(file), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("sort, kind, text", EXAMPLES, ids=[kind for _, kind, _ in EXAMPLES])
+def test_the_examples_of_errors_do_that(sort, kind, text, tmp_path, capsys):
+    fs.reset()
+    if sort == "error":
+        with pytest.raises(getattr(fs.errors, kind)):
+            executed(text, tmp_path, kind)
+        return
+    f = executed(text, tmp_path, kind)["f"]
+    sys.modules.pop("colorsys", None)       # an import is a break where it has an effect
+    fs.compile(f, backend="eager")(torch.ones(3))
+    record = breaks[0]
+    assert record.hint == BREAKS[kind].hint, record
+    assert f"{kind}.py" in record.location
+
+
+def test_every_error_and_every_break_has_a_section():
+    classes = {name for name, cls in vars(fs.errors).items() if isinstance(cls, type) and issubclass(cls, fs.errors.FiresteelError)}
+    assert {kind for sort, kind, _ in EXAMPLES if sort == "break"} == set(BREAKS)
+    assert {kind for sort, kind, _ in EXAMPLES if sort == "error"} | RAISED_BY_SEVERAL == classes - {"FiresteelError"}
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    assert set(headings) == set(BREAKS) | classes - {"FiresteelError"}
+
+
+def test_the_sections_say_what_the_messages_do():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    assert [kind for kind, row in BREAKS.items() if row.hint not in page] == []
 
 
 def test_the_readme_fits_on_a_screen():

@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     )
     from firesteel.shipping.load import load
     from firesteel.shipping.pack import package
+    from firesteel.tools import debug
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "allow_in_graph", "aot", "assume_constant_result", "checkpoint_budget", "compile", "compiled_autograd", "config", "counters", "disable",
+    "allow_in_graph", "aot", "assume_constant_result", "checkpoint_budget", "compile", "compiled_autograd", "config", "counters", "debug", "disable",
     "disable_compiled_autograd", "errors", "explain", "forbid_in_graph", "graph_break", "in_compiled_autograd_region", "install",
     "is_compiling", "list_backends", "load", "lookup_backend", "mark_dynamic", "mark_static",
     "mark_unbacked", "maybe_mark_dynamic", "memory_report", "package", "register_backend", "reset", "set_logs", "set_stance", "stage_times",
@@ -56,16 +57,18 @@ __all__ = [
 ]
 
 
-SHIPPING = {"load": "shipping.load", "package": "shipping.pack"}        # to load a package needs no compiler
+# names with a home of their own, which is loaded when they are used; a home that ends in a point is the thing itself
+LATER = {"debug": "tools.debug.", "load": "shipping.load", "package": "shipping.pack"}
 
 
 def __getattr__(name: str) -> Any:
-    """The names of public.py, all at once; those that ship programs each by itself."""
+    """The names of public.py, all at once; those of LATER each by itself."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = transaction.atomic(importlib.import_module, f"{__name__}.{SHIPPING.get(name, 'public')}")
-    names = [name] if name in SHIPPING else [name for name in __all__ if name not in globals() and name not in SHIPPING]
-    globals().update({name: getattr(home, name) for name in names})
+    place = LATER.get(name, "public")
+    home = transaction.atomic(importlib.import_module, f"{__name__}.{place.rstrip('.')}")
+    names = [name] if name in LATER else [name for name in __all__ if name not in globals() and name not in LATER]
+    globals().update({name: home if place.endswith(".") else getattr(home, name) for name in names})
     return globals()[name]
 
 

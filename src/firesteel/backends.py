@@ -84,9 +84,9 @@ def checked(backend: Backend) -> Backend:
         except FiresteelError:
             raise
         except Exception as e:
-            raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}") from e
+            raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}", ours=ours) from e
         if not callable(compiled):
-            raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.")
+            raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.", ours=ours)
         return compiled
     return compile_graph
 

@@ -1,4 +1,4 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bench | cache {show,clear} | package info FILE | report DIR | replay DUMP`, and `--version`.
+"""The command line: `firesteel doctor | explain SCRIPT | bisect SCRIPT | bench | cache {show,clear} | package info FILE | report DIR | replay DUMP`.
 
 Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.  What only one of them needs is imported in it.
 """
@@ -42,6 +42,13 @@ def explain(args: argparse.Namespace) -> int:
     for stage, seconds in sorted(artifacts.stage_times().items(), key=lambda row: -row[1]):
         print(f"time: {stage}: {seconds * 1e3:.1f} ms")
     return 0
+
+
+@COMMANDS.row("bisect")
+def bisect(args: argparse.Namespace) -> int:
+    """Finds the stage, or the fusion, that makes a script fail: bisect SCRIPT [ARGUMENTS]."""
+    from firesteel.tools.bisect import bisect as halve
+    return halve([args.target or "", *args.rest])
 
 
 @COMMANDS.row("bench")

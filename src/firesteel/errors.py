@@ -63,6 +63,10 @@ class RecompileLimitExceeded(FiresteelError):
 class BackendError(FiresteelError):
     """A backend (ours or the user's) failed on a graph."""
 
+    def __init__(self, message: str, location: Location | None = None, hint: str = "", ours: bool = False):
+        self.ours = ours
+        super().__init__(message, location, hint)
+
 
 class ConstraintViolation(FiresteelError):
     """A size that the user marked as dynamic was fixed by the program."""

@@ -20,7 +20,6 @@ import torch
 
 from firesteel import dumps, stages
 from firesteel.autograd.aot import keep_gradients
-from firesteel.autograd.backwards import gradients, history_of
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.backends import native
 from firesteel.config import config
@@ -29,11 +28,10 @@ from firesteel.pipeline import LOOP_STAGES, compile_native
 from firesteel.records import dataclass
 from firesteel.stages import STAGES, Compilation, StageReached
 from firesteel.table import Table
-from firesteel.testing import same
+from firesteel.tools.cases import Values, first_difference, outcome
 
 Run = Callable[[list[Any]], Sequence[Any]]      # a function of a list of inputs
 LAST = "host"
-TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
 
 
 # ---------------------------------------------------------------- dumps on disk
@@ -136,31 +134,19 @@ def called(fn: Callable[..., Sequence[Any]]) -> Run:
 
 # ---------------------------------------------------------------- comparing
 
-def outcome(run: Run, read: dumps.ReadGraph) -> list[Any]:
-    """Results, gradients, and what became of the inputs, for random inputs that are the same each time."""
-    torch.manual_seed(0)
-    inputs = [dumps.example_of(value, read.env) for value in read.example_inputs]
-    leaves = history_of([value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]).leaves
-    with torch.set_grad_enabled(read.settings["grad_mode"]):
-        results = list(run(list(inputs)))
-    values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in (*results, *inputs)]
-    recorded = [value for value in results if isinstance(value, torch.Tensor) and value.requires_grad]
-    found = gradients(recorded, [torch.ones_like(value) for value in recorded], leaves, False, False) if recorded and leaves else ()
-    return [value for value in (*values, *found) if value is None or isinstance(value, (torch.Tensor, int, float))]
-
-
-def equal(a: Any, b: Any) -> bool:
-    tolerance = TOLERANCE.get(a.dtype, 2e-2) if isinstance(a, torch.Tensor) else 0.0
-    return same(a, b, tolerance)
-
-
 def differences(run: Run, dump: Dump) -> list[str]:
-    """What differs between the compiled function and eager's run of the dumped graph."""
+    """What differs between the compiled function and eager's run of the dumped graph, on random inputs that are the same each time."""
     read = dump.graph()
-    if dump.stage != "graph":
-        read.settings["grad_mode"] = False      # gradients are results there
-    pairs = list(zip(outcome(run, read), outcome(called(read.gm.forward), read), strict=True))
-    return [f"value {place}: {a} instead of {b}" for place, (a, b) in enumerate(pairs) if not equal(a, b)]
+    grad_mode = read.settings["grad_mode"] and dump.stage == "graph"        # in later stages gradients are results
+    names = [node.name for node in read.gm.graph.find_nodes(op="placeholder")]
+
+    def values(run: Run) -> Values:
+        torch.manual_seed(0)
+        inputs = [dumps.example_of(value, read.env) for value in read.example_inputs]
+        with torch.set_grad_enabled(grad_mode):
+            return outcome(lambda *args: run(list(args)), dict(zip(names, inputs)))
+    found = first_difference(values(run), values(called(read.gm.forward)))
+    return [f"{found.what}: {found.text}"] if found is not None else []
 
 
 # ---------------------------------------------------------------- the command

@@ -9,6 +9,7 @@ What always holds: without such a wish nothing is kept, and a product's text is 
 """
 from __future__ import annotations
 
+import importlib
 import itertools
 import pathlib
 import re
@@ -119,6 +120,11 @@ def kept_by(compilation: Compilation | None) -> Iterator[Compilation | None]:
 def wanted(name: str) -> Compilation | None:
     """A compilation to keep products in, if somebody asks for them."""
     return Compilation(name) if config.dump_dir or config.keep_stages else None
+
+
+def failed(how: str, error: Exception, *what: Any) -> None:
+    """The compiler failed: tools/failures.py, which few processes need, writes a program that shows it and notes where."""
+    getattr(importlib.import_module("firesteel.tools.failures"), how)(error, *what)
 
 
 def run(name: str, *args: Any, **kwargs: Any) -> Any:

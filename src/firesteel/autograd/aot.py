@@ -332,6 +332,9 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers) -> Callable:
         except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
             _tell_late("backward", question)
             return runtime.boxed_call(nop(bw, inputs))
+        except Exception as error:
+            stages.failed("note_graph", error, bw, inputs)
+            raise
 
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:

@@ -39,12 +39,13 @@ from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
+from firesteel.capture.tracebacks import is_ours
 from firesteel.capture.translate import Jump, RegionCode, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
 from firesteel.capture.world import MakeWorld
 from firesteel.config import config
-from firesteel.errors import Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
+from firesteel.errors import BackendError, Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
 from firesteel.native_method import CompileText
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
@@ -256,10 +257,12 @@ class Region:
             self.eager_only = True
             counters["graph_break"][stop.sentence] += 1
             return None
-        except FiresteelError:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, FiresteelError) and not isinstance(error, (BackendError, InternalError)):
+                raise
             if not config.suppress_errors:
+                if is_ours(error):
+                    stages.failed("note_capture", error, self.root.fn, inputs)
                 raise
             counters["suppressed"][self.name] += 1
             logger.warning("capture of %s failed; it runs eagerly", self.name, exc_info=True)

@@ -15,6 +15,8 @@ import re
 import types
 from collections.abc import Iterable
 
+from firesteel.homes import lies_in
+
 CodeLine = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -24,6 +26,14 @@ _ONE_LINE = bytes([0x80 | 13 << 3 | 7, 0])      # a table of positions: the firs
 def places_of(stack_trace: str | None) -> list[CodeLine]:
     """The places in the `stack_trace` of a node."""
     return [(file, int(line), name) for file, line, name in _LINE.findall(stack_trace or "")]
+
+
+def is_ours(error: BaseException) -> bool:
+    """Was it raised by a line of this project's?"""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and lies_in(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
 
 
 def located(error: BaseException, places: Iterable[CodeLine]) -> BaseException:

@@ -358,8 +358,12 @@ def _compile_graph(region: Captures, graph: torch.fx.GraphModule, used: list[Gra
     try:
         with timed("backend"), outside_inference(), outside_transforms():
             return region.backend(graph, [i.abstract for i in used])
-    except BackendError as error:
-        raise eager_error(graph, [i.real for i in used]) or error from None
+    except (BackendError, InternalError) as error:
+        if (known := eager_error(graph, [i.real for i in used])) is not None:
+            raise known from None
+        if getattr(error, "ours", True):
+            stages.failed("note_graph", error, graph, [i.abstract for i in used])
+        raise
     finally:        # a graph that ends at a break may leave states of torch set, and a backend may have run it
         for node in graph.graph.nodes:
             if "state" in node.meta:

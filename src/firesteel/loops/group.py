@@ -208,7 +208,7 @@ class Grouper:
         if not first.writes.keys().isdisjoint(second.writes) or not first.reads.keys().isdisjoint(second.writes):
             return
         first, second, match = matched(first, second)
-        if match is not None and _worth(first, second, match, self.program.buffers) and self.fuel.take():
+        if match is not None and _worth(first, second, match, self.program.buffers) and self.fuel.take(lambda: f"{first} with {second}"):
             unite(first, second, match)
             self._merge(first, second)
 

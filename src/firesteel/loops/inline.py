@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from firesteel import artifacts
 from firesteel.config import config
 from firesteel.loops import access, cost
 from firesteel.loops.checks import keep_checks
@@ -39,11 +40,15 @@ class Fuel:
 
     def __init__(self, amount: int):
         self.left = amount
+        self.taken = 0
 
-    def take(self) -> bool:
+    def take(self, what: Callable[[], str]) -> bool:
+        """One more fusion?  `what` says which, for logs."""
         if self.left == 0:
             return False
         self.left -= self.left > 0
+        self.taken += 1
+        artifacts.log("schedule", lambda: f"fusion {self.taken}: {what()}")
         return True
 
 
@@ -159,7 +164,7 @@ class _Inliner:
         nodes = size + sum(part.nodes for part in parts)
         if not self._worth(total, nodes, store.buffer, use) or not self._sound(new.phases[0].stores[0].value, use):
             return None
-        if not self.fuel.take():
+        if not self.fuel.take(lambda: f"{nest.name} ({', '.join(nest.origin)}) into its readers"):
             return None
         return Definition(store.index, new.phases[0].stores[0].value, total, nodes)
 

@@ -41,6 +41,9 @@ class Group:
     origin: list[str] = field(default_factory=list)
     united: bool = False
 
+    def __str__(self) -> str:
+        return ", ".join(self.origin)
+
 
 # ---------------------------------------------------------------- a nest as a group
 
