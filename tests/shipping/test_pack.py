@@ -175,7 +175,8 @@ class Steps(torch.nn.Module):
 
 
 REFUSED = {
-    "an attribute": (Steps(), (torch.ones(3),), {}, "changes its attribute count"),
+    "an attribute": (Steps(), (torch.ones(3),), {}, "changes more than tensors: s_0.count = 1, where s_0 is a Steps"),
+    "a list": (lambda x, found: found.append(x + 1) or x * 2, (torch.ones(3), []), {}, "changes more than tensors"),
     "nothing": (lambda x: 3, (torch.ones(3),), {}, "nothing to compile"),
     "an unknown argument": (lambda x: x + 1, (torch.ones(3),), {"dynamic": {"y": {0: True}}}, "'y'"),
     "an unknown processor": (lambda x: x + 1, (torch.ones(3),), {"processors": ["z80"]}, "z80"),

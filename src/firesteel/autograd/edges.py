@@ -56,6 +56,7 @@ def in_all_places(apply: Callable, plan: AliasPlan) -> Callable:
 
 
 casts = torch._C._is_any_autocast_enabled
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does the caller want a second backward?
 
 
 def without_casting(fn: Callable) -> Callable:

@@ -28,7 +28,17 @@ from firesteel import transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
-from firesteel.autograd.edges import Tangent, casts, detaching, fit, in_all_places, is_transformed, peek_transform, without_casting
+from firesteel.autograd.edges import (
+    Tangent,
+    casts,
+    detaching,
+    fit,
+    in_all_places,
+    is_transformed,
+    keeps_graph,
+    peek_transform,
+    without_casting,
+)
 from firesteel.autograd.groups import groups_of, in_groups
 from firesteel.autograd.pieces import handing_on
 from firesteel.graph.passes import frozen
@@ -45,7 +55,6 @@ from firesteel.targets import on_gpu
 
 Compiled = Callable[..., Sequence[Any]]
 has_storage = torch._C._has_storage
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph      # does the caller want a second backward?
 
 
 @dataclass

@@ -19,18 +19,19 @@ from torch.utils import _pytree as pytree
 
 import firesteel
 from firesteel.autograd import alias
-from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
-from firesteel.autograd.edges import casts, is_transformed, without_casting
+from firesteel.autograd.alias import AliasPlan, overlaps
+from firesteel.autograd.edges import Dense, Tangent, is_transformed
 from firesteel.codegen import hosted
 from firesteel.errors import PackageError
 from firesteel.runtime import elf, threads
 from firesteel.shipping.archive import Archive
+from firesteel.shipping.kinds import KINDS
 from firesteel.shipping.processors import best_of
 from firesteel.shipping.values import RECORDS, decode
 from firesteel.targets import in_use
 
 for _cls in (alias.AliasPlan, alias.At, alias.AttachedView, alias.Constant, alias.DataOf, alias.Fresh, alias.InputItself, alias.RemadeView,
-             alias.Replay, alias.ViewCall, alias.Write):
+             alias.Replay, alias.ViewCall, alias.Write, Dense, Tangent):
     RECORDS.add(_cls.__name__, _cls)
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -124,7 +125,7 @@ class LoadedProgram(torch.nn.Module):
         self._layouts = [eval(f"lambda {', '.join(about['symbols'])}: ({', '.join(map(str, [*row['sizes'], *row['strides'], '']))})", {"math": math})
                          if "sizes" in row else None for row in about["inputs"]]
         plan: AliasPlan = decode(about["plan"], self._constants)
-        self._run = RUNS[about["kind"]](plan, read_parts(archive, self._constants), about)
+        self._run = KINDS[about["kind"]](plan, read_parts(archive, self._constants), decode(about["backward"], self._constants))
         self._written = [write.input for write in plan.writes]
         super().train(about["training_mode"])
 
@@ -253,26 +254,3 @@ def check_layout(about: Mapping[str, Any], layout: Sequence[int], value: torch.T
     if any(a != b and n > 1 for a, b, n in zip(value.stride(), strides, sizes)) and value.numel():
         raise PackageError(f"{about['name']} has the strides {value.stride()}; the package was recorded for {strides}.",
                            hint=f"Pass {about['name']}.contiguous()." if strides == tuple(torch.empty(sizes, device="meta").stride()) else "")
-
-
-# ---------------------------------------------------------------- kinds of programs
-
-def inference(plan: AliasPlan, parts: Mapping[str, Callable], about: Mapping[str, Any]) -> Callable[[Sequence[Any]], tuple]:
-    """Runs a forward graph and carries out the alias plan; gradients are not recorded."""
-    forward, finish, writes = quiet(parts["forward"]), plan.prepare().finish(), plan.writes
-
-    def run(inputs: Sequence[Any]) -> tuple:
-        with torch.no_grad():
-            values = forward(*inputs)
-            write_unrecorded(writes, inputs, values)
-            return plan.assemble(inputs, values if finish is None else finish(values))
-    return run
-
-
-def quiet(host: Callable) -> Callable:
-    """The host function without automatic casting: the casts are in the program."""
-    uncast = without_casting(host)
-    return lambda *args: uncast(*args) if casts() else host(*args)
-
-
-RUNS: dict[str, Callable[..., Callable[[Sequence[Any]], tuple]]] = {"inference": inference}

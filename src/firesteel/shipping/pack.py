@@ -8,6 +8,7 @@ weights as bytes.  What capture guards on the model is part of the code from the
 """
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import dataclasses
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +27,9 @@ from torch.utils import _pytree as pytree
 
 import firesteel
 from firesteel import dumps, pipeline, stages
-from firesteel.api import CompiledCode, call_module, compile_callable
+from firesteel.api import call_module, compile_callable
 from firesteel.autograd import aot
+from firesteel.autograd.function import TrainingGraph
 from firesteel.autograd.joint import UNTRACEABLE, Undifferentiable, trace_program
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.autograd.segments import has_seams
@@ -69,7 +72,7 @@ def package(model: Callable, example_inputs: Sequence[Any], path: str | os.PathL
     wanted = checked_processors(processors)
     original = getattr(model, "_firesteel_original", getattr(model, marks.COMPILED, model))
     call = ExampleCall(original, tuple(example_inputs), dict(example_keywords or {}))
-    with marked(call, dynamic), unchanged(original):
+    with marked(call, dynamic):
         taken = RecordedModel(original, call, dynamic is True)
     Package(taken, wanted, weights).write(path)
 
@@ -144,32 +147,40 @@ def wishes_of(call: ExampleCall, dynamic: Mapping[str | int, Any]) -> Iterator[t
         yield place, {dim: (None, None) if limits is True else tuple(limits) for dim, limits in dims.items()}
 
 
-@contextlib.contextmanager
-def unchanged(model: Any) -> Iterator[None]:
-    """A program that changes an attribute of the model, other than a tensor in place, is refused, and the attribute put back: a package
-    keeps tensors alone."""
-    modules = dict(model.named_modules()) if isinstance(model, torch.nn.Module) else {}
-    kinds: dict[str, Callable[[Any], Any]] = {"": vars, "_parameters": lambda m: m._parameters, "_buffers": lambda m: m._buffers,
-                                              "_modules": lambda m: m._modules}
-    held = [(path, own(module), dict(own(module))) for path, module in modules.items() for own in kinds.values()]
-    changed: list[str] = []
+class EffectFound(BaseException):
+    """Leaves the code behind a graph, which takes other exceptions for the program's own."""
+
+
+def refuse_effects(source: str, names: Mapping[str, Any]) -> None:
+    """Of the code behind the graph, in which `names` are known: it may put results together.  What changes objects of the caller's is refused, unless
+    they are so already: a package keeps tensors alone."""
+    body: Any = ast.parse(source).body[0]
+    for statement in body.body:
+        builds = isinstance(statement, ast.Assign) and all(isinstance(target, (ast.Name, ast.Tuple)) for target in statement.targets)
+        if not (builds or isinstance(statement, (ast.Try, ast.Return)) or is_so_already(statement, names)):
+            raise EffectFound(f"The program changes more than tensors: {effect_words(statement, names)}.")
+
+
+def is_so_already(statement: ast.stmt, names: Mapping[str, Any]) -> bool:
+    """Is what an assignment gives there already?"""
+    match statement:
+        case ast.Assign(targets=[target], value=value):
+            pair = ast.unparse(target), ast.unparse(value)
+        case ast.Expr(ast.Call(func=ast.Attribute(attr="__setattr__"), args=[owner, ast.Constant(str(name)), value])):
+            pair = f"{ast.unparse(owner)}.{name}", ast.unparse(value)
+        case _:
+            return False
     try:
-        yield
-    finally:
-        for path, own, before in held:
-            if names := changed_names(own, before):
-                changed += [f"{path}.{name}".removeprefix(".") for name in names]
-                own.clear()
-                own.update(before)
-    if changed:
-        raise PackageError(f"The model changes its attribute {changed[0]} when it is called; a package keeps tensors alone.",
-                           hint="Keep it in a buffer that is written in place, or change it outside of the call.")
+        now, new = (eval(text, dict(names)) for text in pair)
+    except (NameError, AttributeError, LookupError):        # a result of the graph, or a new attribute
+        return False
+    return now is new or type(now) is type(new) and type(new) in (bool, int, float, str) and now == new
 
 
-def changed_names(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Attributes that are other objects, and no equal numbers or texts."""
-    return [name for name in {**before, **now} if (new := now.get(name, ...)) is not (old := before.get(name, ...)) and name != CompiledCode.NAME
-            and (type(new) not in (bool, int, float, str) or type(new) is not type(old) or new != old)]
+def effect_words(statement: ast.stmt, names: Mapping[str, Any]) -> str:
+    owners = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id.startswith("s_") and node.id in names]
+    said = ", ".join(f"{name} is a {type(names[name]).__name__}" for name in dict.fromkeys(owners))
+    return f"{ast.unparse(statement)}{f', where {said}' if said else ''}"
 
 
 # ---------------------------------------------------------------- capture and the stages
@@ -196,16 +207,21 @@ class RecordedModel:
         self.guards: list[Any] = []
         self.results: list[Any] = []
         self.result_structure: Any = None
+        self.backward: dict[str, Any] = {}
         is_module = isinstance(model, torch.nn.Module)
         compiled = compile_callable(call_module if is_module else model, {
             "backend": self, "fullgraph": True, "dynamic": dynamic, "backwards": False, "name": type(model).__name__ if is_module else None,
             "recompile_limit": None, "isolated": None})
         self.training_mode = is_module and model.training
         with firesteel.config.patch(automatic_dynamic_shapes=False):
-            result = compiled(*([model] if is_module else []), *call.args, **call.kwargs)
+            try:
+                result = compiled(*([model] if is_module else []), *call.args, **call.kwargs)
+            except EffectFound as refusal:
+                raise PackageError(str(refusal), hint="Keep it in a tensor that is written in place, or do it outside.") from None
         if self.gm is None:
             raise PackageError("The program computes nothing with tensors: there is nothing to compile.")
-        self.guards = [guard for region in compiled.__firesteel_root__.all_regions() for entry in region.variants() for guard in entry.guard.guards]
+        entries = [entry for region in compiled.__firesteel_root__.all_regions() for entry in region.variants()]
+        self.guards = [guard for entry in entries for guard in entry.guard.guards]
         self.results, self.result_structure = pytree.tree_flatten(result)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
@@ -222,8 +238,9 @@ class RecordedModel:
         return self._receive
 
     def _receive(self, *inputs: Any) -> list[Any]:
-        """The call of the graph: nothing is computed."""
-        self.inputs = inputs
+        """The call of the graph by the code around it: nothing is computed."""
+        self.inputs, caller = inputs, sys._getframe(1)
+        refuse_effects(caller.f_globals[caller.f_code.co_name].__source__, {**caller.f_globals, **caller.f_locals})
         return self.markers
 
     def _compile(self, gm: GraphModule) -> None:
@@ -239,9 +256,17 @@ class RecordedModel:
         stages.done("joint", joint, gm)
         self.plan, self.kind = joint.plan, "training" if joint.tangents else "inference"
         if joint.tangents:
-            raise PackageError("Packages with a backward are not written yet.", hint="ExampleCall fs.package under torch.no_grad().")
-        stages.done("forward", joint.gm, joint)
-        self._compile_part(joint.gm, joint.example_inputs)
+            self._compile_training(aot.training_graph(joint, program, compilers, eager=program))
+        else:
+            stages.done("forward", joint.gm, joint)
+            self._compile_part(joint.gm, joint.example_inputs)
+
+    def _compile_training(self, graph: TrainingGraph) -> None:
+        """The backward too, now: what it asks about sizes is then among the conditions."""
+        assert graph.compile_backward is not None
+        graph.compile_backward()
+        self.backward = {"tangents": graph.tangents, "saved_tensors": graph.num_saved_tensors, "non_differentiable": graph.non_differentiable,
+                         "gradients": graph.gradients, "reaches": graph.reaches, "severed": list(graph.severed)}
 
     def _compile_part(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
         program = stages.run("program", gm, example_inputs)
@@ -298,7 +323,8 @@ class Package:
             "positional": self.call.positional, "arguments": arguments, "results": results, "inputs": inputs, "symbols": self._symbols(inputs),
             "conditions": self._conditions(inputs), "torch_state": torch_state(),
             "guards": [without_paths(str(guard)) for guard in taken.guards],
-            "plan": plan, "weights": weights, "constants": [self._stored([f"constant {k}"], t) for k, t in enumerate(self.constants)],
+            "plan": plan, "backward": encode(taken.backward, self.constants), "weights": weights,
+            "constants": [self._stored([f"constant {k}"], t) for k, t in enumerate(self.constants)],
         }
         archive.write(path, manifest, self.members, self.pieces)
 
