@@ -19,7 +19,7 @@ from firesteel.records import dataclass
 
 logger = logging.getLogger("firesteel")
 
-LOG_NAMES = ("graph_breaks", "recompiles", "guards", "graph", "aot", "joint", "kernels", "schedule", "autograd", "perf")
+LOG_NAMES = ("graph_breaks", "recompiles", "guards", "graph", "aot", "joint", "kernels", "schedule", "autograd", "perf", "cache")
 
 
 class Counters(dict):

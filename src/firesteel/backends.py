@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx
 
 from firesteel import pipeline
 from firesteel.autograd import aot
+from firesteel.config import config
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.build import write_code
 from firesteel.graph.decomp import core_decompositions
@@ -30,7 +31,16 @@ BACKENDS: Table[Backend] = Table("backend", "backends.py")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd, then our code generator."""
     return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True, rewrite=channels_last)
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True, rewrite=channels_last,
+                           cache=kept_programs)
+
+
+def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """The place of a graph in the cache on disk, where there is one."""
+    if not config.cache_dir:
+        return None
+    from firesteel import programcache  # with what reads and writes texts
+    return programcache.entry_of(gm, example_inputs)
 
 
 @BACKENDS.row("aot_eager")

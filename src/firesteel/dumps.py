@@ -28,7 +28,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.autograd.regions import module_of
-from firesteel.codegen import printer, triton
+from firesteel.codegen import printer
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
@@ -46,7 +46,7 @@ from firesteel.targets import HOST, on_host
 
 LARGE = 4096        # elements of a constant that is not written out
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-RECORDS = {name: cls for module in (ir, planning, printer, triton) for name, cls in vars(module).items() if dataclasses.is_dataclass(cls)}
+RECORDS = {name: cls for module in (ir, planning, printer) for name, cls in vars(module).items() if dataclasses.is_dataclass(cls)}
 SHARED = (ir.Nest, ir.Extern, ir.Program)       # records that others refer to
 TAGS = ("exact", "recompute", "region", "late", "held", "mutated", "unbacked", "state")     # meta of nodes that stages read
 
@@ -165,8 +165,9 @@ for _kinds, _write in {
 
 def constant(data: list | None, dtype: torch.dtype, shape: tuple, strides: tuple, device: str) -> torch.Tensor:
     """A constant of a program; one without data is random."""
-    made = random_tensor(shape, strides, dtype, device)
-    return made if data is None else made.copy_(torch.tensor(data, dtype=dtype).reshape(shape))
+    if data is None:
+        return random_tensor(shape, strides, dtype, device)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(torch.tensor(data, dtype=dtype).reshape(shape))
 
 
 def expr(op: str, dtype: str, args: tuple, attr: Any) -> Expr:

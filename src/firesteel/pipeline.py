@@ -41,14 +41,18 @@ from firesteel.targets import CPU, CUDA
 
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
     """A graph compiler for `autograd.aot`: native code for the graph's device."""
+    before = {name: counters["native"][name] for name in COUNTED}
     product = stages.run("program", gm, example_inputs)
     if target_of(product) is None:
         return _run_by_torch(gm)
     for name in LOOP_STAGES:
         product = stages.run(name, product)
-    return stages.run("host", product, stages.run("kernels", product))
+    call = stages.run("host", product, stages.run("kernels", product))
+    call.counts = {name: counters["native"][name] - count for name, count in before.items()}
+    return call
 
 
+COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters that tell of a program, not of its making
 LOOP_STAGES = ("simplify", "fuse", "plan")      # of one argument, each on the product of the one before
 
 

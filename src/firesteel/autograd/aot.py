@@ -30,6 +30,7 @@ from firesteel.autograd.arrived import tangent_bits
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
+from firesteel.autograd.outline import Outline, ProgramCache, ProgramEntry
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.recompute import is_size, op_class
@@ -71,13 +72,15 @@ class Compilers:
     boxed: bool = False     # the inputs of an inference graph come in one list, which may be emptied
     rewrite: Callable[[GraphModule], Any] | None = None     # of a whole graph, before it is partitioned
     hands_on: bool = False  # gradients are wanted as they are made
+    cache: ProgramCache | None = None
 
     @classmethod
     def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
            partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False,
-           whole: bool = False, rewrite: Callable[[GraphModule], Any] | None = None) -> Compilers:
+           whole: bool = False, rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None) -> Compilers:
         return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
-                   decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole, rewrite=rewrite)
+                   decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole, rewrite=rewrite,
+                   cache=cache)
 
 
 def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: GraphCompiler | None) -> tuple[Any, Any, Any]:
@@ -92,11 +95,12 @@ def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: G
 def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None,
                 inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
                 decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False,
-                rewrite: Callable[[GraphModule], Any] | None = None) -> Callable:
+                rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it continues with, so
-    that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned."""
+    that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned.  What
+    `cache` has of a graph is not made again."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
-                             gm.meta.get("fullgraph", False), rewrite)
+                             gm.meta.get("fullgraph", False), rewrite, cache)
     compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm), hands_on=gm.meta.get("hands_on", False))
     cuts = results_gone_on_with(gm) if hookable_results and not takes_gradients(gm) else frozenset()
     if cuts or has_seams(gm):
@@ -155,6 +159,10 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     counters["aot"]["total"] += 1
     if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in example_inputs):
         return run_by_eager("sparse_inputs", "an input is sparse", eager)
+    entry = compilers.cache(graph, example_inputs) if compilers.cache is not None and graph is not None else None
+    if entry is not None and (outline := entry.outline()) is not None:
+        counters["aot"]["ok"] += 1
+        return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
     try:
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on, spends=spends)
@@ -177,8 +185,13 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     stages.done("joint", joint, graph)
     if graph is not None and "ranks" in graph.meta:
         compare_ranks(joint.gm, *graph.meta["ranks"])
-    compiled = _compile_training(joint, program, compilers, eager) if joint.tangents else _compile_inference(joint, compilers, eager)
+    entry = entry if joint.packing is None else None
+    compiled = _compile_training(joint, program, compilers, eager, entry) if joint.tangents else _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
+    return in_grad_mode(compiled, turns_on, joint)
+
+
+def in_grad_mode(compiled: Callable, turns_on: bool, joint: Joint) -> Callable:
     return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
 
 
@@ -223,16 +236,39 @@ def _tell_late(part: str, question: LateQuestion) -> None:
     artifacts.log("aot", lambda: f"{part}: {question}")
 
 
-def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable) -> Callable:
+def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entry: ProgramEntry | None) -> Callable:
     boxed = joint.gm.meta["boxed"] = compilers.boxed and joint.packing is None
     stages.done("forward", joint.gm, joint)
     if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
+    if entry is not None:
+        entry.keep(Outline(without_graph(joint), boxed), forward, None)
     if joint.packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
+    return _inference(joint, boxed, forward, eager)
+
+
+def _inference(joint: Joint, boxed: bool, forward: Callable, eager: Callable) -> Callable:
     return runtime.boxed_inference(joint.plan, forward, eager) if boxed else runtime.inference(joint.plan, forward, eager)
+
+
+def without_graph(joint: Joint) -> Joint:
+    return dataclasses.replace(joint, gm=None, example_inputs=[])       # type: ignore[arg-type]
+
+
+def _from_cache(outline: Outline, entry: ProgramEntry, program: Program, compilers: Compilers, eager: Callable) -> Callable:
+    joint, forward = outline.joint, entry.forward()
+    joint.plan.prepare()
+    if not joint.tangents:
+        return _inference(joint, outline.boxed, forward, eager)
+    compilation = stages.current()
+
+    def compile_backward() -> Callable:
+        found = entry.backward()
+        return runtime.boxed_call(found) if found is not None else _compile_backward(entry.backward_graph(), compilers, None, compilation, entry)
+    return runtime.training(_training(outline, forward, program, compilers, eager, entry.backward_graph, compile_backward))
 
 
 def write_in_graph(joint: Joint) -> None:
@@ -251,11 +287,11 @@ def write_in_graph(joint: Joint) -> None:
     joint.gm.recompile()
 
 
-def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> Callable:
-    return runtime.training(training_graph(joint, program, compilers, eager))
+def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable, entry: ProgramEntry | None) -> Callable:
+    return runtime.training(training_graph(joint, program, compilers, eager, entry))
 
 
-def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: Callable) -> runtime.TrainingGraph:
+def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: Callable, entry: ProgramEntry | None = None) -> runtime.TrainingGraph:
     """The forward compiled, the backward ready to be."""
     count, packing = joint.num_primals, joint.packing
     inputs = joint.example_inputs
@@ -270,21 +306,30 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
     numbers = [k for k, tangent in enumerate(joint.tangents) for _ in range(width(tangent.pack))]
     reaches, packs = reached_by_tangents(bw, numbers, joint, gradients), None
     with timed("compile_forward"):
-        forward = compilers.forward(fw, inputs[:count])
+        forward = made = compilers.forward(fw, inputs[:count])
     if packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), packing)
         gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
+    outline = Outline(without_graph(joint), facts={
+        "tangents": runtime.of_function(joint.tangents, joint.plan), "num_saved_tensors": len(saved) - sizes, "num_saved_sizes": sizes,
+        "non_differentiable": joint.non_differentiable, "gradients": gradients, "reaches": reaches, "tangent_numbers": numbers,
+        "saved_results": _saved_results(joint, results_of(fw)), "copied": _read_and_written(joint),
+        "draws_random": any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"),
+        "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on})
+    if entry is not None:
+        entry.keep(outline, made, bw)
+    compile_backward = functools.partial(_compile_backward, bw, compilers, packs, stages.current(), entry)
+    return _training(outline, forward, program, compilers, eager, lambda: bw, compile_backward)
+
+
+def _training(outline: Outline, forward: Callable, program: Program, compilers: Compilers, eager: Callable,
+              read_backward: Callable[[], GraphModule], compile_backward: Callable[[], Callable]) -> runtime.TrainingGraph:
+    joint = outline.joint
     return runtime.TrainingGraph(
-        plan=joint.plan, forward=forward, tangents=runtime.of_function(joint.tangents, joint.plan),
-        num_saved_tensors=len(saved) - sizes, num_saved_sizes=sizes,
-        non_differentiable=joint.non_differentiable, gradients=gradients, reaches=reaches,
-        compile_backward=functools.partial(_compile_backward, bw, compilers, packs, stages.current()),
-        compile_part=functools.partial(_compile_part, bw, compilers, stages.current()), tangent_numbers=numbers,
-        saved_results=_saved_results(joint, results_of(fw)),
+        plan=joint.plan, forward=forward, eager=eager, compile_backward=compile_backward, read_backward=read_backward,
+        compile_part=functools.partial(_compile_part, compilers, stages.current()),
         second_order=SecondOrder(program, joint, compilers, eager),
-        unstored=SecondOrder(program, joint, Compilers.of(nop), eager), copied=_read_and_written(joint),
-        draws_random=any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"), eager=eager,
-        backward_graph=bw, severed=joint.severed, packs=packs, hands_on=compilers.hands_on)
+        unstored=SecondOrder(program, joint, Compilers.of(nop), eager), **outline.facts)
 
 
 def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
@@ -302,13 +347,14 @@ def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) 
     return found, bits, packs
 
 
-def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None, compilation: stages.Compilation | None) -> Callable:
+def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None, compilation: stages.Compilation | None,
+                      entry: ProgramEntry | None = None) -> Callable:
     with stages.kept_by(compilation):
-        compiled = _compile_plain_backward(bw, compilers)
+        compiled = _compile_plain_backward(bw, compilers, entry)
     return compiled if packs is None else runtime.packed_backward(compiled, packs)
 
 
-def _compile_part(bw: GraphModule, compilers: Compilers, compilation: stages.Compilation | None, part: GraphModule) -> Callable:
+def _compile_part(compilers: Compilers, compilation: stages.Compilation | None, part: GraphModule, bw: GraphModule) -> Callable:
     """A part of the backward, for the tangents that arrived."""
     part.meta["boxed"] = True
     with stages.kept_by(compilation):
@@ -324,11 +370,14 @@ def _saved_results(joint: Joint, results: Sequence[Any]) -> dict[int, int]:
     return {place: joint.plan.versions.get(first[node], 0) for place, node in enumerate(results[joint.num_fwd_outputs:]) if node in first}
 
 
-def _compile_plain_backward(bw: GraphModule, compilers: Compilers) -> Callable:
+def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: ProgramEntry | None = None) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
         try:
-            return runtime.boxed_call(compilers.backward(bw, inputs))
+            compiled = compilers.backward(bw, inputs)
+            if entry is not None:
+                entry.keep_backward(compiled)
+            return runtime.boxed_call(compiled)
         except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
             _tell_late("backward", question)
             return runtime.boxed_call(nop(bw, inputs))
@@ -384,7 +433,7 @@ class SecondOrder:
 
     def __init__(self, program: Program, joint: Joint, compilers: Compilers, eager: Callable):
         self.program, self.compilers, self.eager = program, compilers, eager
-        self.joint = dataclasses.replace(joint, gm=None, example_inputs=[])     # type: ignore[arg-type]  # graph and tensors are not kept
+        self.joint = without_graph(joint)
         self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
         self.count = joint.plan.num_inputs
         self.compilation = stages.current()

@@ -16,6 +16,7 @@ at its first use.  What always holds:
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -74,8 +75,8 @@ class TrainingGraph:
     copied: list[int]                       # inputs that the graph overwrites and whose old value second_order reads
     draws_random: bool
     eager: Callable[..., Sequence[Any]]     # the captured program, for rule 9 of alias.py
-    backward_graph: GraphModule             # what `backward` is compiled from, for who captures it into a larger graph
-    compile_part: Callable[[GraphModule], Compiled]         # compiles the backward of some tangents
+    read_backward: Callable[[], GraphModule]                # what `backward` is compiled from, for who captures it into a larger graph
+    compile_part: Callable[[GraphModule, GraphModule], Compiled]    # compiles the backward of some tangents, given the whole
     tangent_numbers: list[int]              # for the last inputs of the backward graph: which tangent they are, or are a part of
     saved_results: dict[int, int]           # place among saved tensors -> version, for those that the forward returns too
     hands_on: bool = False                  # are gradients wanted as they are made?
@@ -85,6 +86,10 @@ class TrainingGraph:
     parts: dict[Any, PartialBackward] = field(default_factory=dict)     # see `part`
     numbers: dict[int, int] = field(default_factory=dict)   # of its backward's structure, by groups (groups.py)
     lock: transaction.Lock = field(default_factory=transaction.Lock)
+
+    @functools.cached_property
+    def backward_graph(self) -> GraphModule:
+        return self.read_backward()
 
     def structure(self, group: int = -1) -> int:
         """A number that functions of the same backward share, so that equal models do."""
@@ -390,7 +395,7 @@ class PartialBackward:
 
     def _compile(self) -> Compiled:
         if self.compiled is None:
-            self.compiled = self.graph.compile_part(self.part.gm)
+            self.compiled = self.graph.compile_part(self.part.gm, self.graph.backward_graph)
         return self.compiled
 
 

@@ -170,7 +170,7 @@ class Pieces:
 
     def _compile(self, number: int) -> Callable[[list[Any]], Sequence[Any]]:
         if self._compiled[number] is None:
-            self._compiled[number] = self.graph.compile_part(self.pieces[number].gm)
+            self._compiled[number] = self.graph.compile_part(self.pieces[number].gm, self.graph.backward_graph)
         return self._compiled[number]
 
 

@@ -208,7 +208,7 @@ ready:
 """
 
 
-class _Recipe(int):
+class LaunchRecipe(int):
     """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
 
     words: ctypes.Array
@@ -220,7 +220,7 @@ def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..
     if compile_text is None:
         return _plain_launcher(recipe)
     words = (ctypes.c_int64 * len(recipe))(*recipe)
-    own = _Recipe(ctypes.addressof(words))
+    own = LaunchRecipe(ctypes.addressof(words))
     own.words, own.kernels = words, [word for word in recipe if type(word) is not int]
     return native_method("firesteel_launch", LAUNCHER, compile_text, own)
 

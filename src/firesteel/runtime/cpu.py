@@ -24,8 +24,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import firesteel.runtime.diskcache as diskcache
 from firesteel import transaction
@@ -48,6 +48,13 @@ class NativeAddress(int):
     library: Library
 
 
+class KeptCode(NamedTuple):
+    """Object code of a function, as the cache on disk has it."""
+    symbol: str
+    key: bytes      # digest of its key there
+    code: bytes
+
+
 def _code(address: int, library: Library) -> NativeAddress:
     code = NativeAddress(address)
     code.library = library
@@ -66,6 +73,7 @@ class Jit:
         self.jit = llvm.create_lljit_compiler(self.machine())
         self.names = itertools.count()      # of libraries: none is given twice, since one whose linking was interrupted stays in use
         self.codes: dict[str, NativeAddress] = {}   # by symbol, which has a digest of the text
+        self.keys: dict[str, bytes] = {}            # symbol -> digest of its key in the cache
         self.loaded: dict[weakref.ref[Library], Any] = {}       # llvmlite's object for each, which unloads it
         self.dead: list[weakref.ref[Library]] = []              # libraries that nobody holds any more
         self.imports: dict[str, NativeAddress] = {}
@@ -90,6 +98,7 @@ class Jit:
         """Object code of each (symbol, text), out of the disk cache where it is there."""
         cache = diskcache.kernels()
         keys = [_key(text) for _, text in texts]
+        self.keys.update((symbol, diskcache.hashed(key)) for key, (symbol, _) in zip(keys, texts))
         found = {k: code for k in dict.fromkeys(keys) if (code := cache.get(k)) is not None}
         missing = {k: text for k, (_, text) in zip(keys, texts) if k not in found}
         counters["native"]["cache_hits"] += len(found)
@@ -151,6 +160,19 @@ class Jit:
             for text in new.values():
                 diskcache.kernels().forget(_key(text))
             return self.link(list(zip(new, self.compile(list(new.items())))), self.imports)
+
+    def load_codes(self, codes: Sequence[KeptCode]) -> dict[str, NativeAddress]:
+        """The functions by symbol, of object code that was compiled before."""
+        if any(code.symbol not in self.codes for code in codes):
+            transaction.aside(_lock.holding, self._load_codes, codes)
+        return {code.symbol: self.codes[code.symbol] for code in codes}
+
+    def _load_codes(self, codes: Sequence[KeptCode]) -> None:
+        self.unload()
+        new = [(code.symbol, code.code) for code in codes if code.symbol not in self.codes]
+        if new:
+            self.codes.update(self.link(new, self.imports))
+            self.keys.update((code.symbol, code.key) for code in codes)
 
     def _load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
         self.unload()
@@ -249,11 +271,11 @@ def _unlocked_emit(llvm: Any) -> Any:
 
 
 def _key(text: str) -> str:
-    return "\n".join([text, _machine_key(), repr(config.code_key())])
+    return "\n".join([text, machine_key(), repr(config.code_key())])
 
 
 @functools.cache
-def _machine_key() -> str:
+def machine_key() -> str:
     import llvmlite.binding as llvm
     cpu = this_machine()
     return repr((_VERSION, llvm.llvm_version_info, cpu.cpu, cpu.features))      # the rest of the target is in the text
@@ -267,6 +289,19 @@ def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
         return []
     with timed("compile_kernels"):
         return jit().load([(k.symbol, k.text) for k in kernels])
+
+
+def kept_codes(symbols: Iterable[str]) -> list[KeptCode] | None:
+    """Object code of functions that were loaded, out of the cache on disk; None where one is not there."""
+    keys, cache = jit().keys, diskcache.kernels()
+    found = [KeptCode(symbol, keys[symbol], cache.get_hashed(keys[symbol]) or b"") for symbol in symbols if symbol in keys]
+    return found if len(found) == len(set(symbols)) and all(code.code for code in found) else None
+
+
+def load_codes(codes: Sequence[KeptCode]) -> dict[str, NativeAddress]:
+    """The functions of object code, by symbol."""
+    with timed("load_kernels"):
+        return jit().load_codes(codes) if codes else {}
 
 
 def compile_text(text: str, function: str) -> NativeAddress:

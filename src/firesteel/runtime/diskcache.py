@@ -1,4 +1,4 @@
-"""Compiled kernels between processes: a folder of checked files, one a key.
+"""Compiled kernels and programs between processes: a folder of checked files, one a key.
 
 In: a key (text) and bytes.  Out: the same bytes, later or in another process, or None.  What always holds:
  - A file is written under a temporary name and renamed, so a reader sees all of it or nothing; it begins with a digest of
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from firesteel.artifacts import logger
 from firesteel.config import config
 
-SUFFIXES = (".o", ".cubin")     # kinds of content: kernels of the CPU, kernels of a GPU
+SUFFIXES = (".o", ".cubin", ".program")     # kinds of content: kernels of the CPU, kernels of a GPU, programs
 LIMIT = 512 << 20
 _MAGIC = b"firesteel2\n"
 _DIGEST = 32
@@ -45,9 +45,13 @@ class DiskCache:
         self._writes = 0
 
     def get(self, key: str) -> bytes | None:
+        return self.get_hashed(hashed(key))
+
+    def get_hashed(self, key: bytes) -> bytes | None:
+        """Of a key by its digest."""
         if not self._usable:
             return None
-        path = self._path(key)
+        path = self._place(key)
         try:
             self._check_folders(path.parent)
             data = _read(path)
@@ -74,7 +78,7 @@ class DiskCache:
         try:
             _make_folders(path.parent)
             self._check_folders(path.parent)
-            _write_whole(path, _MAGIC + _digest(key, payload) + payload)
+            _write_whole(path, _MAGIC + _digest(hashed(key), payload) + payload)
         except OSError as error:
             self._give_up(error)
             return
@@ -116,7 +120,10 @@ class DiskCache:
         refuse_strangers(inner.lstat(), inner)
 
     def _path(self, key: str) -> pathlib.Path:
-        name = hashlib.sha256(key.encode()).hexdigest()
+        return self._place(hashed(key))
+
+    def _place(self, key: bytes) -> pathlib.Path:
+        name = key.hex()
         return self.folder / name[:2] / (name[2:] + self.suffix)
 
     def _files(self, suffix: str) -> Iterator[tuple[pathlib.Path, os.stat_result]]:
@@ -186,11 +193,15 @@ def _read(path: pathlib.Path) -> bytes | None:
         return file.read() if stat.S_ISREG(found.st_mode) else None
 
 
-def _digest(key: str, payload: bytes) -> bytes:
-    return hashlib.sha256(hashlib.sha256(key.encode()).digest() + payload).digest()
+def hashed(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
 
 
-def _checked(key: str, data: bytes) -> bytes | None:
+def _digest(key: bytes, payload: bytes) -> bytes:
+    return hashlib.sha256(key + payload).digest()
+
+
+def _checked(key: bytes, data: bytes) -> bytes | None:
     start = len(_MAGIC) + _DIGEST
     payload = data[start:]
     whole = data[:len(_MAGIC)] == _MAGIC and data[len(_MAGIC):start] == _digest(key, payload)

@@ -1,0 +1,302 @@
+"""Compiled programs between processes: what the stages behind capture made of a graph, found again by the graph's text.
+
+In: a captured graph and its example inputs.  Out: a `ProgramEntry` for `autograd.aot`: the outline of the traced program, its host functions and
+their kernels, and the text of its backward graph, so that a second process traces, fuses, plans and prints nothing.  What always holds
+ - The key holds all that decides: the graph's text, its inputs, the states of torch that tracing reads, settings, versions, the processor and
+   the compiler's own sources.  No path, rank or address occurs in it.
+ - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, has sizes that
+   are symbols, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
+ - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is made again.
+ - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
+
+An entry is a line of JSON, then bytes: the host function's code and the kernels' object code.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import marshal
+import os
+import platform
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+import firesteel
+from firesteel import artifacts, dumps, stages
+from firesteel.artifacts import counters, timed
+from firesteel.autograd.outline import Outline
+from firesteel.capture.guards import STATES
+from firesteel.capture.services import STATES as SERVICES
+from firesteel.codegen import hosted
+from firesteel.config import config
+from firesteel.graph.abstract import is_bare_view
+from firesteel.graph.tensor import AbstractTensor
+from firesteel.homes import LIBRARY_OPERATORS, lies_in
+from firesteel.loops.scalars import DTYPES
+from firesteel.records import dataclass
+from firesteel.runtime import cpu, diskcache
+from firesteel.stages import STAGES
+from firesteel.targets import CPU
+
+SUFFIX = ".program"
+
+
+class NotKept(Exception):
+    """Why a program is not in the cache."""
+
+
+def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None:
+    """The place of a captured graph; None where it has none."""
+    try:
+        with timed("program_cache"):
+            check_asked()
+            return DiskEntry(key_of(gm, example_inputs))
+    except NotKept as reason:
+        text = str(reason)
+        artifacts.log("cache", lambda: f"a graph of {len(gm.graph.nodes)} nodes is not kept: {text}")
+        return None
+
+
+def check_asked() -> None:
+    if config.verify or stages.current() is not None or any(map(artifacts.logging_enabled, {stage.log for stage in STAGES.values()} - {""})):
+        raise NotKept("verifiers, dumps or logs ask for every stage")
+
+
+# ---------------------------------------------------------------- keys
+
+@dataclass(frozen=True)
+class ProgramKey:
+    graph: str
+    facts: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.graph}\n{json.dumps(self.facts)}"
+
+
+def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
+    if any(not node.op.startswith(("call_", "placeholder", "output")) for node in gm.graph.nodes):
+        raise NotKept("it holds a tensor or a graph of its own")
+    if "ranks" in gm.meta:
+        raise NotKept("ranks compare it")
+    text = dumps.graph_text(gm, hands_on=bool(gm.meta.get("hands_on")))
+    inputs = "\n".join(map(input_text, example_inputs))
+    check_text(text + inputs)
+    return ProgramKey(f"{text}\n{inputs}", {name: str(value) for name, value in facts().items()})
+
+
+def input_text(value: Any) -> str:
+    text = dumps.value_text(value)
+    if not isinstance(value, torch.Tensor):
+        return text
+    if type(value) is not AbstractTensor or value.given is not None or value.bits or value.device.type != CPU:
+        raise NotKept("an input is no plain tensor of the CPU")
+    base = value._base if is_bare_view(value) else None
+    return text if base is None else f"{text} a view of one that {'requires' if base.requires_grad else 'needs no'} grad"
+
+
+def check_text(text: str) -> None:
+    """Does it say all?  Strings of the program that look as if it did not are taken for that."""
+    strangers = [home for home in re.findall(r"\bfind\('([^']*)'", text) if not lies_in(home, "firesteel")]
+    strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in LIBRARY_OPERATORS]
+    if strangers or "unreadable(" in text:
+        raise NotKept(f"it calls or holds what is the program's own: {', '.join(strangers) or 'an object without a name'}")
+    if re.search(r"\b(?:un)?backed\(", text):
+        raise NotKept("sizes are symbols")
+
+
+def facts() -> dict[str, Any]:
+    """What decides besides the graph, by name: states of torch that tracing and lowering may read, settings, versions, the processor."""
+    states = {name: row.read() for name, row in STATES.items()} | {name: row.get() for name, row in SERVICES.items() if str(name).startswith("sdp_")}
+    libraries = {"matmul precision": torch.get_float32_matmul_precision(), "mkldnn": torch._C._get_mkldnn_enabled(),
+                 "deterministic mkldnn": torch._C._get_mkldnn_deterministic()}
+    return {**states, **libraries, **dict(config.code_key()), **versions()}
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    return {"firesteel": firesteel.__version__, "the compiler's sources": sources(), "torch": f"{torch.__version__} {torch.version.git_version}",
+            "Python": platform.python_version(), "the processor": cpu.machine_key()}
+
+
+def sources() -> str:
+    """A digest of the compiler's own files.  To look at their times is 5 ms faster than to read them."""
+    folder = os.path.dirname(firesteel.__file__)
+    files = sorted(_files(folder))
+    seen = repr([(name, found.st_mtime_ns, found.st_size) for name, found in files])
+    known = diskcache.kernels(SUFFIX).get(f"sources {seen}")
+    if known is None:
+        total = hashlib.sha256()
+        for name, _ in files:
+            with open(os.path.join(folder, name), "rb") as file:
+                total.update(f"{name} {hashlib.sha256(file.read()).hexdigest()}\n".encode())
+        known = total.hexdigest().encode()
+        diskcache.kernels(SUFFIX).put(f"sources {seen}", known)
+    return known.decode()
+
+
+def _files(folder: str, inside: str = "") -> list[tuple[str, os.stat_result]]:
+    found: list[tuple[str, os.stat_result]] = []
+    for item in os.scandir(os.path.join(folder, inside)):
+        name = os.path.join(inside, item.name)
+        if item.is_dir():
+            found += _files(folder, name)
+        elif name.endswith(".py"):
+            found.append((name, item.stat()))
+    return found
+
+
+# ---------------------------------------------------------------- entries
+
+class DiskEntry:
+    """The two files of one captured graph: what its forward needs, and its backward, which is compiled later."""
+
+    def __init__(self, key: ProgramKey):
+        self.key = key
+        self.found: dict[str, Callable] = {}
+        self.about: dict[str, Any] = {}     # of the forward
+
+    def outline(self) -> Outline | None:
+        """The outline where all is there."""
+        with timed("program_cache"):
+            read = self._read("forward")
+        return None if read is None else read[1]
+
+    def _read(self, part: str) -> tuple[Callable, Any] | None:
+        cache = diskcache.kernels(SUFFIX)
+        payload = cache.get(f"{part} {self.key}")
+        if payload is None:
+            artifacts.log("cache", lambda: f"{part}: a miss ({self.why_missed()})")
+            return None
+        try:
+            about, call = read_host(payload)
+            outline = eval(about["outline"], {**dumps.NAMES}) if "outline" in about else None
+        except Exception as error:      # written by us, read by us: whatever is wrong with it, it is made again
+            reason = f"{type(error).__name__}: {error}"
+            artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is made again")
+            cache.forget(f"{part} {self.key}")
+            return None
+        counters["native"]["program_hits"] += 1
+        counters["native"].update(about["counts"])
+        artifacts.log("cache", lambda: f"{part}: found")
+        self.found[part], self.about = call, about if part == "forward" else self.about
+        return call, outline
+
+    def why_missed(self) -> str:
+        """In words: the facts with which the graph was kept last are kept too."""
+        last = diskcache.kernels(SUFFIX).get(f"last {self.key.graph}")
+        if last is None:
+            return "no such graph was kept"
+        then = json.loads(last)
+        changed = [f"{name} was {then.get(name)!s:.80}, is {value:.80}" for name, value in self.key.facts.items() if then.get(name) != value]
+        return "; ".join(changed) or "its entry was removed or damaged"
+
+    def forward(self) -> Callable:
+        return self.found["forward"]
+
+    def backward(self) -> Callable | None:
+        with timed("program_cache"):
+            read = self._read("backward")
+        return None if read is None else read[0]
+
+    def backward_graph(self) -> GraphModule:
+        gm = dumps.read_graph(self.about["backward_graph"]).gm
+        gm.meta["boxed"] = True
+        return gm
+
+    def keep(self, outline: Outline, forward: Callable, backward_graph: GraphModule | None) -> None:
+        plan = dataclasses.replace(outline.joint.plan, assemble=None)       # type: ignore[arg-type]
+        kept = dataclasses.replace(outline, joint=dataclasses.replace(outline.joint, plan=plan))
+        about = {"outline": dumps.TextWriter().text(kept)}
+        if backward_graph is not None:
+            about["backward_graph"] = dumps.graph_text(backward_graph)
+        self._keep("forward", forward, about)
+        diskcache.kernels(SUFFIX).put(f"last {self.key.graph}", json.dumps(self.key.facts).encode())
+
+    def keep_backward(self, backward: Callable) -> None:
+        self._keep("backward", backward, {})
+
+    def _keep(self, part: str, compiled: Callable, about: dict[str, Any]) -> None:
+        try:
+            with timed("program_cache"):
+                for text in about.values():
+                    check_text(text)
+                diskcache.kernels(SUFFIX).put(f"{part} {self.key}", host_payload(compiled, about))
+        except NotKept as reason:
+            why = str(reason)
+            artifacts.log("cache", lambda: f"{part}: is not kept: {why}")
+
+
+# ---------------------------------------------------------------- host functions
+
+def host_payload(call: Any, about: dict[str, Any]) -> bytes:
+    """A host function as bytes."""
+    if not hasattr(call, "counts"):
+        raise NotKept("torch runs it")
+    own = {name: value for name, value in call.__globals__.items() if name not in hosted.SCOPE and name not in ("call", "__builtins__")}
+    launchers = {name: value for name, value in own.items() if isinstance(getattr(value, "__self__", None), hosted.LaunchRecipe)}
+    constants = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
+    if any(value.numel() > dumps.LARGE for value in constants.values()):
+        raise NotKept("it holds a large constant")
+    others = {name: value for name, value in own.items() if name not in launchers and not isinstance(value, torch.dtype)}
+    scope = dumps.TextWriter().text(others)
+    check_text(scope)
+    symbols = {int(address): symbol for symbol, address in cpu.jit().codes.items()} if launchers else {}
+    launches = {name: launch_rows(value.__self__, symbols, constants) for name, value in launchers.items()}
+    codes = cpu.kept_codes(dict.fromkeys(row[0] for rows in launches.values() for row in rows))
+    if codes is None:
+        raise NotKept("a kernel of it is not in the cache")
+    code = marshal.dumps(call.__code__)
+    head = {**about, "source": call.source, "boxed": call._boxed_call, "scope": scope, "launches": launches, "counts": call.counts,
+            "dtypes": [name for name, value in own.items() if isinstance(value, torch.dtype)], "code": len(code),
+            "kernels": [(kept.symbol, kept.key.hex(), len(kept.code)) for kept in codes]}
+    return b"".join([json.dumps(head).encode(), b"\n", code, *(kept.code for kept in codes)])
+
+
+def launch_rows(recipe: hosted.LaunchRecipe, symbols: Mapping[int, str], constants: Mapping[str, torch.Tensor]) -> list[Any]:
+    """A row a kernel: its symbol, then (slot, addend) of its arguments; the address of a constant by its name."""
+    places = {value.data_ptr(): name for name, value in constants.items()}
+    rows, at, words = [], 2, recipe.words
+    for _ in range(words[0]):
+        address, count = words[at:at + 2]
+        slots = [words[i:i + 2] for i in range(at + 2, at + 2 + 2 * count, 2)]
+        if address not in symbols or any(slot == -2 and addend not in places for slot, addend in slots):
+            raise NotKept("a kernel of it was loaded otherwise")
+        rows.append([symbols[address], [[slot, places[addend] if slot == -2 else addend] for slot, addend in slots]])
+        at += 2 + 2 * count
+    return rows
+
+
+def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
+    """What is known beside a host function, and the function."""
+    end = payload.index(b"\n")
+    about = json.loads(payload[:end])
+    at = end + 1
+    code = marshal.loads(payload[at:at + about["code"]])
+    at += about["code"]
+    codes = []
+    for symbol, key, size in about["kernels"]:
+        codes.append(cpu.KeptCode(symbol, bytes.fromhex(key), payload[at:at + size]))
+        at += size
+    addresses = cpu.load_codes(codes)
+    scope = {**hosted.SCOPE, **eval(about["scope"], {**dumps.NAMES}), **{name: DTYPES[name.removeprefix("d_")] for name in about["dtypes"]}}
+    for name, rows in about["launches"].items():
+        scope[name] = hosted.launcher(recipe_of(rows, addresses, scope), cpu.compile_text)
+    call = scope["call"] = types.FunctionType(code, scope)
+    vars(call).update(source=about["source"], _boxed_call=about["boxed"], counts=about["counts"])
+    return about, call
+
+
+def recipe_of(rows: Sequence[Any], addresses: Mapping[str, int], scope: Mapping[str, Any]) -> list[int]:
+    recipe = [len(rows), max(len(slots) for _, slots in rows)]
+    for symbol, slots in rows:
+        recipe += [addresses[symbol], len(slots)]
+        for slot, addend in slots:
+            recipe += [slot, scope[addend].data_ptr() if slot == -2 else addend]
+    return recipe
