@@ -14,7 +14,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # what each layer may import, besides itself
 BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "records"}
 # what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built
-CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.branches", "graph.build"}
+CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches", "graph.build"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(CALLS, BASE | CALLS | {"sym"}),

@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 
 from firesteel.autograd.backwards import fresh_gradient
+from firesteel.autograd.recomputations import recompute
 from firesteel.graph.abstract import AbstractTensor
 from firesteel.targets import HOST
 
@@ -267,7 +268,7 @@ def fills_sparse(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 # calls that run code of the user's: their order is observed
-OF_THE_USER = frozenset({tensor_hook, node_pre_hook, node_post_hook, accumulated_hook, unpack_hook, native_hooks, custom_backward})
+OF_THE_USER = frozenset({tensor_hook, node_pre_hook, node_post_hook, accumulated_hook, unpack_hook, recompute, native_hooks, custom_backward})
 
-for _call in OF_THE_USER - {native_hooks}:
+for _call in OF_THE_USER - {native_hooks, recompute}:
     _call.__firesteel_whole__ = True        # type: ignore[attr-defined]  # one that breaks runs for real: the graph is split there once

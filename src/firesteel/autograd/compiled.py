@@ -30,6 +30,7 @@ from firesteel.artifacts import counters
 from firesteel.autograd import backward_calls as calls
 from firesteel.autograd.backward_calls import BackwardOp
 from firesteel.autograd.function import InlinedBackward
+from firesteel.autograd.recomputations import Regions, recompute
 from firesteel.graph.build import append_call
 from firesteel.graph.sizenodes import size_function
 from firesteel.records import dataclass
@@ -69,15 +70,22 @@ class CapturedGraph:
     first_order: bool           # it cannot be differentiated: compiled backwards or saved-tensor hooks are part of it
 
     @functools.cached_property
+    def unpacks(self) -> dict[DescribedCall, tuple[int, int]]:
+        """Calls that unpack saved tensors, with their places in `hooks` and `packed`."""
+        return {call: tuple(item.args[1] for item in call.args) for call in self.calls if call.target is calls.unpack_hook}
+
+    @functools.cached_property
     def observable(self) -> bool:
         """Is there more than one call of code of the user's, so that their order matters?"""
         return sum(call.target in calls.OF_THE_USER for call in self.calls) > 1
 
-    def module(self, ranks: Sequence[int] | None) -> GraphModule:
+    def module(self, ranks: Sequence[int] | None, regions: Regions | None = None) -> GraphModule:
         """The graph with the engine's nodes in the order of these ranks; the calls of one node stay as they are among themselves."""
         rank = (lambda origin: origin) if ranks is None else (lambda origin: origin if origin < 0 else ranks[origin])
         summed, sums = sum_gradients(self.calls, rank)
         ordered = sorted(summed, key=lambda call: rank(call.origin))
+        if regions is not None:
+            ordered = recompute_regions(ordered, dict(zip(self.unpacks, regions.unpacked)), regions, sums)
         gm = GraphModule(self.root, graph_of(read_calls(ordered, self.outputs, sums), self.outputs, sums), "CapturedBackward")
         gm.meta["boxed"] = True         # the first list may be emptied: nobody else holds what was saved
         artifacts.log("autograd", lambda: "captured backward\n" + annotated(gm, self.names, ranks))
@@ -308,6 +316,28 @@ def sum_gradients(described: Sequence[DescribedCall], rank: Callable[[int], int]
 
 def parts_of(call: DescribedCall) -> list[DescribedCall]:
     return [part for arg in call.args for part in parts_of(arg)] if call.target is contributions else [call]
+
+
+def recompute_regions(ordered: Sequence[DescribedCall], of: Mapping[DescribedCall, tuple[int, int] | None], regions: Regions,
+                      replaced: dict[DescribedCall, DescribedCall]) -> list[DescribedCall]:
+    """The calls with each region recomputed as a whole before the first call that unpacks a tensor of it; `replaced` learns what stands for these."""
+    items = [[item_of("hooks", hook), *(item_of("inputs", place) for place in arguments)] for hook, arguments in regions.calls]
+    result = [item for region in items for item in region]          # read at the start: the list may be emptied then
+    made: dict[int, DescribedCall] = {}
+    for call in ordered:
+        place = of.get(call)
+        if place is not None:
+            number, position = place
+            if number not in made:
+                made[number] = DescribedCall(recompute, (items[number][0], items[number][1:]), call.origin)
+                result.append(made[number])
+            replaced[call] = DescribedCall(operator.getitem, (made[number], position), call.origin)
+        result.append(replaced.get(call, call))
+    return result
+
+
+def item_of(name: str, place: int) -> DescribedCall:
+    return DescribedCall(operator.getitem, (DescribedCall(name, ()), place))
 
 
 def read_calls(ordered: Sequence[DescribedCall], outputs: Sequence[Any], sums: Mapping[DescribedCall, DescribedCall]) -> list[DescribedCall]:

@@ -32,6 +32,7 @@ from firesteel.autograd.backward_calls import door
 from firesteel.autograd.compiled import REASONS, BackwardCapture, CapturedGraph, Refused
 from firesteel.autograd.engine_order import eager_ranks
 from firesteel.autograd.function import has_storage, peek_transform
+from firesteel.autograd.recomputations import take_regions
 from firesteel.records import dataclass
 
 GraphCompiler = Callable[[GraphModule, bool], Callable[..., Sequence[Any]]]     # (graph, do sizes change?) -> callable of the five lists
@@ -55,6 +56,7 @@ class Task:
     request: Request
     roots: Sequence[Any]
     wanted: Sequence[Any]
+    keeps: bool                                     # retain_graph
     open: bool = False                              # does this thread hold the door open?
     started: bool = False                           # has its graph begun to run?
     callbacks: list[Callable[[], None]] = field(default_factory=list)
@@ -140,7 +142,7 @@ class Engine(EagerEngine):
         return current_request() is not None and _state.task is None
 
     def _run_compiled(self, request: Request, args: Any, kwargs: Any) -> Any:
-        task = _state.task = Task(request, args[0], _wanted(*args, **kwargs))
+        task = _state.task = Task(request, args[0], _wanted(*args, **kwargs), args[2])
         try:
             _open_door(task)
             return super().run_backward(*args, **kwargs)
@@ -235,18 +237,20 @@ class CapturedBackward:
         self.order: tuple[int, ...] | None = None           # of its first run
         self.compiled: dict[Any, tuple[GraphCompiler, Callable]] = {}       # by what a compiler does: a loop may make it anew each time
 
-    def __call__(self, *lists: Any) -> Sequence[Any]:       # the engine takes nothing that cannot be called
+    def __call__(self, inputs: list, sizes: Sequence, scalars: Sequence, hooks: list, packed: list) -> Sequence[Any]:
         task = _state.task
         assert task is not None
         compiler = task.request.compiler
         if self.graph.observable or not self.compiled:
             self.order = self._order(task)
-        known = self.compiled.get(key := (compiler_key(compiler), self.order))
+        unpacks = self.graph.unpacks
+        regions = take_regions(list(unpacks.values()), inputs, hooks, packed, task.keeps) if unpacks else None
+        known = self.compiled.get(key := (compiler_key(compiler), self.order, regions))
         if known is None:
             counters["compiled_autograd"]["compiles"] += 1
             with timed("describe"):
-                known = self.compiled[key] = (compiler, compiler(self.graph.module(self.order), self.graph.dynamic))
-        return known[1](*lists)
+                known = self.compiled[key] = (compiler, compiler(self.graph.module(self.order, regions), self.graph.dynamic))
+        return known[1](inputs, sizes, scalars, hooks, packed)
 
     def _order(self, task: Task) -> tuple[int, ...] | None:
         """That of the eager engine, which may differ for graphs of one structure.  Without it, hooks may run in another."""
@@ -265,7 +269,7 @@ def compiler_key(compiler: Any) -> Any:
     return (compiler.__code__, *(id(obj) if obj is compiler else compiler_key(obj) for obj in held), *map(id, compiler.__defaults__ or ()))
 
 
-def _run(captured: CapturedBackward, inputs: list, sizes: list, scalars: list, hooks: list, packed: list) -> list[Any]:
+def _run(captured: CapturedBackward, inputs: list, sizes: Sequence, scalars: Sequence, hooks: Sequence, packed: Sequence) -> list[Any]:
     """What the engine calls in the place of a backward."""
     task = _state.task
     assert task is not None
@@ -273,7 +277,7 @@ def _run(captured: CapturedBackward, inputs: list, sizes: list, scalars: list, h
     if captured.graph.first_order and torch.is_grad_enabled():
         raise Refused("create_graph=True through a compiled function or saved-tensor hooks")
     task.started = True
-    results = list(captured(inputs, sizes, scalars, hooks, packed))
+    results = list(captured(inputs, sizes, scalars, list(hooks), list(packed)))
     for callback in task.callbacks:         # it may grow while it is walked
         callback()
     return results

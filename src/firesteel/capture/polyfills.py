@@ -15,7 +15,7 @@ import heapq
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -323,6 +323,15 @@ def without_gradients(function: Callable[..., Any], *args: Any) -> Any:
     """A reentrant checkpoint none of whose arguments requires grad."""
     with torch.no_grad():
         return function(*args)
+
+
+def run_again(function: Callable[..., Any], autocasts: Sequence[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+    """The recomputation of a checkpoint, without what restores the state of random numbers."""
+    if autocasts:
+        with torch.autocast(**autocasts[0]):
+            return run_again(function, autocasts[1:], *args, **kwargs)
+    with torch.enable_grad():
+        return function(*args, **kwargs)
 
 
 # -- contexts -----------------------------------------------------------------------------------------------------------

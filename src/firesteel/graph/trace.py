@@ -32,6 +32,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from firesteel import transaction
+from firesteel.autograd.recomputations import SavedTensors
 from firesteel.autograd.regions import REGION_CALL, checkpointed
 from firesteel.config import config
 from firesteel.errors import InternalError, Location
@@ -41,6 +42,7 @@ from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functional import Alias, StorageValue, Unfollowable, ViewStep, show, spec_of_node, write
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.policies import Asking, by_sizes, policy_of
+from firesteel.graph.random_state import operators
 from firesteel.graph.record import KINDS, RECORDERS, laid_as_eager, mark_layout, record_composite, record_decomposition, strided_steps
 from firesteel.graph.schemas import Facts, facts
 from firesteel.graph.sizenodes import size_function, sizes_in
@@ -470,6 +472,8 @@ def _attribute(gm: GraphModule, path: str) -> Any:
 def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
     if target is REGION_CALL:
         return run_region(*args)
+    if isinstance(target, SavedTensors):
+        return run_again(target, *args)
     symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
     return symbolic_form(target, symbols)(*args, **kwargs)
 
@@ -477,6 +481,12 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
 def run_region(body: GraphModule, *args: Any) -> Any:
     """A checkpointed region: interpreted where nothing is computed yet, so that its nodes give their meta, else torch's checkpoint."""
     return interpret(body, *args) if is_abstract() else checkpointed(body, *args)
+
+
+def run_again(saving: SavedTensors, args: Sequence[Any], states: Sequence[Any]) -> Any:
+    """The recomputation of a region that eager checkpointed: interpreted where nothing is computed yet."""
+    random = operators()
+    return saving(args, states, interpret, random.swap, random.put_back) if is_abstract() else saving(args, states)
 
 
 _RUN: dict[str, Callable[..., Any]] = {

@@ -18,6 +18,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.recomputations import UNPACKING, SavedTensors, recompute
 from firesteel.autograd.regions import REGION_CALL, Tags, inlined, nested
 from firesteel.capture import polyfills
 from firesteel.capture.meanings import BY_CODE, CALLS
@@ -57,20 +58,65 @@ def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return region(m, args, rest, settings, tags_of(m, context_fn))
 
 
-# A checkpoint that eager began is recomputed by eager, which counts the tensors that are saved: the unpacking halves of its hooks are called as a
-# whole, each just before the node that reads what it gives.
-UNPACKING = [code for code in torch.utils.checkpoint._checkpoint_hook.__init__.__code__.co_consts
-             if isinstance(code, types.CodeType) and code.co_varnames[:1] == ("holder",)]
-
-
-@CALLS.row(torch.utils.checkpoint._run_fn_with_dynamo_disabled)
-def call_recomputation(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+@BY_CODE.row(*UNPACKING)
+def call_unpacking(m: Machine, fn: Value, args: Args, kwargs: Kwargs) -> Value:
+    """Where a region is not recomputed as a whole (autograd/recomputations.py), eager does it: it counts the tensors that are saved."""
     raise Break("disabled", name="the recomputation of a checkpoint", text=": its tensors are saved one by one")
 
 
-@BY_CODE.row(*UNPACKING)
-def call_unpacking(m: Machine, fn: Value, args: Args, kwargs: Kwargs) -> Value:
-    return call_recomputation(m, args, kwargs)
+# -- regions that eager checkpointed --------------------------------------------------------------------------------------
+@CALLS.row(recompute)
+def call_recompute(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """One node: the region's function on its arguments, and out of it what autograd saves while it runs, up to the last tensor that eager saved."""
+    region, tensors = m.look(args[0]), m.look(args[1])
+    fields: Any = {name: m.look(region.getattr(m, name)) for name in FIELDS}
+    draws = m.world.draws
+    body, given = body_of(m, fields, tensors)
+    states: Any = [m.look(pair) for pair in fields["states"].items] if m.world.draws > draws else []
+    drawn = [m.look(pair.items[1]).as_arg(m) for pair in states]
+    saving = SavedTensors(body, [getattr(leaf, "requires_grad", False) for _, leaf in given], m.known(fields["count"]),
+                          m.known(fields["early_stop"]), [m.known(pair.items[0]) for pair in states])
+    run = functools.partial(saving, run=inlined(m.world.function), swap=nothing, put_back=nothing)
+    out = run_abstract(m, run, [[leaf for _, leaf in given], [leaf for _, leaf in drawn]], {}, "checkpoint of a function")
+    check_saved(out, region.identity().expected)
+    node = m.record.call_function(saving, ([node for node, _ in given], [node for node, _ in drawn]), {}, out)
+    return items_of(m, node, out, pytree.tree_structure(out))
+
+
+FIELDS = ("fn", "kwargs", "args", "tensors", "autocasts", "states", "count", "early_stop")      # of a Recomputation
+
+
+def body_of(m: Machine, fields: Any, tensors: Any) -> tuple[torch.fx.GraphModule, list[tuple[Any, Any]]]:
+    """The graph of a region's function, and what it takes: nodes, with what they are."""
+    args = list(fields["args"].items)
+    for place, tensor in zip(m.known(fields["tensors"]), tensors.items):
+        args[place] = tensor
+    kwargs = {key: value for key, (_, value) in fields["kwargs"].know_all(m).items()}
+    given, named = as_args(m, args, kwargs)
+    nodes, abstract = pytree.tree_leaves((given[0], named[0])), pytree.tree_leaves((given[1], named[1]))
+    leaves = run_abstract(m, pytree.tree_map_only, [torch.Tensor, tracked, abstract], {}, "checkpoint of a function")
+    fn = PartialValue(functools.partial, m.constant_object(polyfills.run_again), [fields["fn"], fields["autocasts"]], {})
+    body = Body(m, fn, args, kwargs, leaves)
+    if any(node.target is REGION_CALL or getattr(node.target, "on_saved_tensors", False) for node in body.module.graph.nodes):
+        raise Break("region", text="a checkpoint of eager with checkpoints or hooks on saved tensors inside")
+    make_flat(body.module, leaves)
+    return body.module, [*((node, leaf) for node, leaf in zip(nodes, leaves) if isinstance(leaf, torch.Tensor)),
+                         *((node, node.meta["val"]) for node in body.lifted)]
+
+
+def check_saved(found: Any, expected: list[dict[str, Any] | None]) -> None:
+    """Are they what eager saved?"""
+    for tensor, about in zip(found, expected):
+        if about is not None and (tensor.dtype, tensor.device, tensor.dim()) != (about["dtype"], about["device"], len(about["shape"])):
+            raise Break("region", text="a checkpoint of eager that saves other tensors when it runs again")
+
+
+def nothing(state: torch.Tensor, device: torch.device) -> None:
+    """Abstract tensors are drawn from no generator."""
+
+
+def tracked(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().requires_grad_(leaf.requires_grad)
 
 
 # -- the region ---------------------------------------------------------------------------------------------------------
