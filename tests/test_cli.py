@@ -1,4 +1,5 @@
 """The command line: each command does what its sentence says."""
+import sys
 import textwrap
 
 import pytest
@@ -31,9 +32,25 @@ def test_explain_runs_the_script_and_names_the_line_of_a_break(script, capsys):
     fs.reset()
     assert cli.main(["explain", str(script), "one", "two"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("one two\n")
-    assert "stats: unique_graphs: 2" in out and "time: capture" in out
-    assert f"break: {script}:9 in f: print writes output" in out
+    assert out.startswith("one two\n2 graph(s), 2 calls captured, 1 break(s)")
+    assert f"print writes output, which a graph cannot hold.\n    at {script}:9 in f\n    print(*sys.argv[1:])\n    Hint: Print outside" in out
+    assert "\n  capture " in out
+
+
+def test_explain_runs_scripts_as_python_does(tmp_path, capsys):
+    """Modules beside it, the exit status, exceptions; what was compiled is told all the same."""
+    (tmp_path / "beside_it.py").write_text("def f(x):\n    return x * 2\n")
+    script = tmp_path / "main.py"
+    script.write_text("import sys, torch, firesteel as fs\nfrom beside_it import f\n"
+                      "fs.compile(f)(torch.ones(3))\nsys.exit(3) if sys.argv[1:] else 1 / 0\n")
+    path = sys.path[:]
+    assert cli.main(["explain", str(script), "leave"]) == 3
+    assert "1 graph(s)" in capsys.readouterr().out
+    assert cli.main(["explain", str(script)]) == 1
+    out, err = capsys.readouterr()
+    assert "1 graph(s)" in out and err.count("File ") == 1 and "ZeroDivisionError" in err
+    assert sys.path == path
+    sys.modules.pop("beside_it", None)
 
 
 def test_cache_is_shown_and_cleared(tmp_path, capsys):

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         compile,
         compiled_autograd,
         disable_compiled_autograd,
-        explain,
         in_compiled_autograd_region,
         install,
         list_backends,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from firesteel.shipping.load import load
     from firesteel.shipping.pack import package
     from firesteel.tools import debug
+    from firesteel.tools.explain import explain
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ __all__ = [
 
 
 # names with a home of their own, which is loaded when they are used; a home that ends in a point is the thing itself
-LATER = {"debug": "tools.debug.", "load": "shipping.load", "package": "shipping.pack"}
+LATER = {"debug": "tools.debug.", "explain": "tools.explain", "load": "shipping.load", "package": "shipping.pack"}
 
 
 def __getattr__(name: str) -> Any:

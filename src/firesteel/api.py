@@ -26,7 +26,6 @@ from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.options import check_keywords, say_once
 from firesteel.runtime import cpu
-from firesteel.testing import CompileCounterWithBackend
 
 if TYPE_CHECKING:
     from firesteel.autograd.budget import MemoryReport
@@ -87,22 +86,6 @@ def reset() -> None:
     cpu.reset()
     artifacts.reset()
     stages.reset()
-
-
-def explain(fn: Callable, **settings: Any) -> Callable[..., artifacts.Explanation]:
-    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and says what became of it."""
-    def explained(*args: Any, **kwargs: Any) -> artifacts.Explanation:
-        settings.setdefault("backend", "eager")
-        counter = CompileCounterWithBackend(settings.pop("backend"))
-        compiled = compile(fn, backend=counter, **settings)
-        breaks_before, times_before = len(artifacts.breaks), artifacts.stage_times()
-        compiled(*args, **kwargs)
-        times = {stage: seconds - times_before.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
-        root = getattr(compiled, "_firesteel_call", compiled).__firesteel_root__
-        guards = [guard for region in root.all_regions() for entry in region.variants() for guard in entry.guard.guards]
-        special = [text for guard in guards if (text := guard.specialization())]
-        return artifacts.Explanation(counter.graphs, list(map(str, guards)), list(artifacts.breaks)[breaks_before:], times, counter.op_count, special)
-    return explained
 
 
 class set_stance(marks.Stance):

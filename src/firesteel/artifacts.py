@@ -8,13 +8,12 @@ from __future__ import annotations
 import collections
 import logging
 import os
-import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import field
 
 from firesteel import transaction
+from firesteel.errors import Location
 from firesteel.records import dataclass
 
 logger = logging.getLogger("firesteel")
@@ -38,6 +37,7 @@ class BreakRecord:
     reason: str
     location: str
     hint: str
+    source: str = ""        # the line itself
 
 
 breaks: collections.deque[BreakRecord] = collections.deque(maxlen=1000)
@@ -74,7 +74,7 @@ def stage_times() -> dict[str, float]:
 def note_break(reason: str, location: object, hint: str) -> None:
     """Counts, keeps and logs a graph break."""
     counters["graph_break"][reason] += 1
-    record = BreakRecord(reason, str(location), hint)
+    record = BreakRecord(reason, str(location), hint, location.source() if isinstance(location, Location) else "")
     breaks.append(record)
     log("graph_breaks", lambda: f"{record.reason}\n  at {record.location}\n  Hint: {record.hint}")
 
@@ -108,41 +108,6 @@ def log(artifact: str, text: Callable[[], str] | str) -> None:
 
 def logging_enabled(artifact: str) -> bool:
     return artifact in _enabled_logs
-
-
-@dataclass
-class Explanation:
-    """What `fs.explain` found out; prints as a page."""
-    graphs: list
-    guards: list[str]
-    break_reasons: list[BreakRecord]
-    compile_times: dict[str, float]
-    op_count: int
-    specializations: list[str] = field(default_factory=list)     # what the code was compiled for of the sizes and numbers, and why
-
-    @property
-    def graph_count(self) -> int:
-        return len(self.graphs)
-
-    @property
-    def graph_break_count(self) -> int:
-        return len(self.break_reasons)
-
-    def __str__(self) -> str:
-        lines = [f"{self.graph_count} graph(s), {self.op_count} calls captured, {self.graph_break_count} break(s)"]
-        for number, record in enumerate(self.break_reasons, 1):
-            lines += [f"break {number}: {record.reason}", f"  at {record.location}", f"  Hint: {record.hint}"]
-        lines += [f"specialised: {text}" for text in self.specializations]
-        lines += [f"guard: {guard}" for guard in self.guards]
-        lines += [f"time: {stage} {seconds * 1e3:.1f} ms" for stage, seconds in sorted(self.compile_times.items(), key=lambda row: -row[1])]
-        return "\n".join(lines)
-
-    def to_html(self, path: str) -> None:
-        """The page, and each graph's code, as an HTML file."""
-        import html
-        parts = [f"<pre>{html.escape(str(self))}</pre>"]
-        parts += [f"<h2>graph {n}</h2><pre>{html.escape(graph.code)}</pre>" for n, graph in enumerate(self.graphs, 1)]
-        pathlib.Path(path).write_text("<!doctype html><meta charset=utf-8><title>firesteel</title>" + "".join(parts), encoding="utf-8")
 
 
 def _logs_from_environment() -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 
-from firesteel import __version__, artifacts
+from firesteel import __version__
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.runtime import diskcache
@@ -32,16 +31,12 @@ def explain(args: argparse.Namespace) -> int:
     """Runs a script and says what was captured, what broke and where the time went."""
     if args.target is None:
         raise UserError("explain takes a script.", hint="firesteel explain SCRIPT [ARGUMENTS]")
-    sys.argv = [args.target, *args.rest]
-    runpy.run_path(args.target, run_name="__main__")
-    for group, counter in artifacts.counters.items():
-        for name, count in counter.items():
-            print(f"{group}: {name}: {count}")
-    for record in artifacts.breaks:
-        print(f"break: {record.location}: {record.reason} {record.hint}")
-    for stage, seconds in sorted(artifacts.stage_times().items(), key=lambda row: -row[1]):
-        print(f"time: {stage}: {seconds * 1e3:.1f} ms")
-    return 0
+    from firesteel.tools.explain import collecting
+    from firesteel.tools.scripts import run_script
+    with collecting() as found:
+        status = run_script([args.target, *args.rest])
+    print(found())
+    return status
 
 
 @COMMANDS.row("bisect")

@@ -2,7 +2,7 @@
 from firesteel import api, backends, dropin, testing  # noqa: F401
 from firesteel.autograd import aot, engine  # noqa: F401
 
-compile, explain, reset, set_stance = api.compile, api.explain, api.reset, api.set_stance
+compile, reset, set_stance = api.compile, api.reset, api.set_stance
 compiled_autograd, disable_compiled_autograd = api.compiled_autograd, api.disable_compiled_autograd
 checkpoint_budget, memory_report = api.checkpoint_budget, api.memory_report
 in_compiled_autograd_region = engine.in_compiled_autograd_region

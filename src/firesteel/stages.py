@@ -60,8 +60,8 @@ class StageReached(Exception):
 class Compilation:
     """What the stages made of one captured graph, its backward included, in order."""
 
-    def __init__(self, name: str, until: str = ""):
-        self.name, self.until = name, until
+    def __init__(self, name: str, until: str = "", reason: str = ""):
+        self.name, self.until, self.reason = name, until, reason        # why it is compiled again
         self.records: list[Record] = []
         self._folder = ""
 
@@ -117,9 +117,17 @@ def kept_by(compilation: Compilation | None) -> Iterator[Compilation | None]:
         _thread.compilation = before
 
 
-def wanted(name: str) -> Compilation | None:
+COLLECTORS: list[list[Compilation]] = []        # who asks for everything that is compiled from now on
+
+
+def wanted(name: str, reason: str = "") -> Compilation | None:
     """A compilation to keep products in, if somebody asks for them."""
-    return Compilation(name) if config.dump_dir or config.keep_stages else None
+    if not (config.dump_dir or config.keep_stages or COLLECTORS):
+        return None
+    made = Compilation(name, reason=reason)
+    for collected in COLLECTORS:
+        collected.append(made)
+    return made
 
 
 def failed(how: str, error: Exception, *what: Any) -> None:

@@ -249,7 +249,7 @@ class Region:
         counters["frames"]["total"] += 1
         begun = time.perf_counter()
         try:
-            with timed("capture"), marks.compiling(), stages.kept_by(stages.wanted(self.name)) as compilation:
+            with timed("capture"), marks.compiling(), stages.kept_by(stages.wanted(self.name, reason if self.entries else "")) as compilation:
                 captured = stages.done("captured", translate(self, inputs))
         except Break as stop:           # at the very call of the region: there is nothing to split
             if self.root.fullgraph:

@@ -15,6 +15,7 @@ import itertools
 import linecache
 import math
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from firesteel.targets import CPU, on_host
 from firesteel.testing import CALLS, same
 
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
+TORCH = os.path.dirname(torch.__file__)
 PLAIN = (torch.Tensor, int, float, complex, str, type(None))     # what is compared
 SHOWN = 64          # elements of an input whose data a file holds, where random numbers do not show the failure
 
@@ -265,9 +267,10 @@ def is_tensor(node: Node) -> bool:
 
 
 def location(node: Node) -> Location | None:
-    """The user's line that a node comes from."""
+    """The line that a node comes from: the innermost of the user's, or of a library where that is all there is."""
     places = places_of(node.meta.get("stack_trace"))
-    return Location(*places[-1]) if places else None
+    own = [place for place in places if not place[0].startswith(TORCH)]
+    return Location(*(own or places)[-1]) if places else None
 
 
 class StepByStep(Interpreter):

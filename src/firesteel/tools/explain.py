@@ -1,0 +1,277 @@
+"""fs.explain: what became of a program, told to a person.
+
+    page = fs.explain(model)(x)         # compiles and runs it once
+    print(page)                         # or let a notebook show it
+    page.break_reasons, page.recompiles, page.kernels, ...
+
+`firesteel explain SCRIPT` tells the same of everything that a script compiles.  In: the Compilations that were collected meanwhile.  What
+always holds: guards, specialisations and sizes are called by the names of the user's program; a place is the user's line.
+"""
+from __future__ import annotations
+
+import collections
+import html
+import inspect
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from firesteel import api, artifacts, dumps, stages
+from firesteel.capture.guards import Guard
+from firesteel.loops.plan import Run
+from firesteel.records import dataclass
+from firesteel.stages import Compilation, Record
+from firesteel.targets import on_host
+from firesteel.testing import CALLS
+from firesteel.tools.cases import location
+
+SHOWN = 12              # rows of a section; the rest is counted
+EAGER = ("eager_calls", "suppressed", "recompile_limit")                # counters of calls that ran eagerly
+QUIET = ("total", "ok", "kernels", "distinct_kernels", "library_calls", "cache_hits", "compiled", "fallbacks")        # no fall-backs
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel, or a library call, and the user's lines that it computes."""
+    name: str
+    phase: str                      # forward or backward
+    origin: tuple[str, ...]         # nodes of the graph
+    lines: tuple[str, ...]          # file:line in function
+
+
+@dataclass
+class Explanation:
+    """What `fs.explain` found out; prints as a page."""
+    graphs: list[GraphModule]
+    guards: list[str]
+    break_reasons: list[artifacts.BreakRecord]
+    compile_times: dict[str, float]
+    op_count: int
+    specializations: list[str] = field(default_factory=list)     # what the code was compiled for of the sizes and numbers, and why
+    guard_words: list[str] = field(default_factory=list)         # the guards that matter, in words
+    recompiles: list[str] = field(default_factory=list)          # with the value that changed
+    fallbacks: list[str] = field(default_factory=list)
+    kernels: list[KernelRecord] = field(default_factory=list)
+    library_calls: list[KernelRecord] = field(default_factory=list)
+    saved_bytes: int = 0                                         # kept for the backward, beyond inputs
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.break_reasons)
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        """Headings with their lines; the folded ones are short."""
+        yield "breaks", [f"{b.reason}\n  at {b.location}\n  {b.source}\n  Hint: {b.hint}" for b in self.break_reasons]
+        yield "recompiles", self.recompiles
+        yield "specialised", self.specializations
+        yield "guards", self.guard_words
+        yield "fall-backs", self.fallbacks
+        yield "kernels", [f"{k.phase} {k.name}: {', '.join(k.lines) or ', '.join(k.origin)}" for k in self.kernels]
+        yield "library calls", [f"{k.phase} {k.name}: {', '.join(k.lines) or ', '.join(k.origin)}" for k in self.library_calls]
+        yield "time", [f"{stage} {seconds * 1e3:.1f} ms" for stage, seconds in sorted(self.compile_times.items(), key=lambda row: -row[1])
+                       if seconds >= 5e-5]
+
+    def headline(self) -> str:
+        saved = f", {self.saved_bytes:,} bytes saved for the backward" if self.saved_bytes else ""
+        return f"{self.graph_count} graph(s), {self.op_count} calls captured, {self.graph_break_count} break(s), {len(self.kernels)} kernel(s), " \
+               f"{len(self.library_calls)} library call(s){saved}"
+
+    def __str__(self) -> str:
+        lines = [self.headline()]
+        for name, rows in self.sections():
+            lines += [f"{name}:", *(f"  {row}".replace("\n", "\n  ") for row in folded(rows))] if rows else []
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>{html.escape(self.headline())}</b></p>"]
+        for name, rows in self.sections():
+            if rows:
+                items = "".join(f"<li><pre style='margin:0'>{html.escape(row)}</pre></li>" for row in rows)
+                shown = "open" if name in ("breaks", "recompiles") else ""
+                parts.append(f"<details {shown}><summary>{name} ({len(rows)})</summary><ul>{items}</ul></details>")
+        return "".join(parts)
+
+    def to_html(self, path: str | pathlib.Path) -> None:
+        """The page, and each graph's code, as an HTML file."""
+        graphs = [f"<h2>graph {n}</h2><pre>{html.escape(graph.code)}</pre>" for n, graph in enumerate(self.graphs, 1)]
+        pathlib.Path(path).write_text("<!doctype html><meta charset=utf-8><title>firesteel</title>" + self._repr_html_() + "".join(graphs),
+                                      encoding="utf-8")
+
+
+def folded(rows: Sequence[str]) -> list[str]:
+    return [*rows[:SHOWN], f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN + 1 else list(rows)
+
+
+# ---------------------------------------------------------------- asking
+
+def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
+    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and tells what became of it."""
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        compiled = api.compile(fn, isolate_recompiles=True, **settings)
+        with collecting(own_names(fn)) as found:
+            compiled(*args, **kwargs)
+        return found()
+    return explained
+
+
+class collecting:
+    """Inside, what is compiled is collected; then the function that it gave makes the Explanation."""
+
+    def __init__(self, names: Mapping[str, str] | None = None):
+        self.names = names or {}
+
+    def __enter__(self) -> Callable[[], Explanation]:
+        self.breaks, self.times = len(artifacts.breaks), artifacts.stage_times()
+        self.counts = {group: counter.copy() for group, counter in artifacts.counters.items()}
+        self.compilations: list[Compilation] = []
+        stages.COLLECTORS.append(self.compilations)
+        return self.explanation
+
+    def __exit__(self, *error: Any) -> None:
+        stages.COLLECTORS[:] = [one for one in stages.COLLECTORS if one is not self.compilations]
+
+    def explanation(self) -> Explanation:
+        times = {stage: seconds - self.times.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
+        counts = {group: counter - self.counts.get(group, collections.Counter()) for group, counter in artifacts.counters.items()}
+        return explanation_of(self.compilations, list(artifacts.breaks)[self.breaks:], times, counts, self.names)
+
+
+def explanation_of(compilations: Sequence[Compilation], breaks: list[artifacts.BreakRecord], times: dict[str, float],
+                   counts: Mapping[str, Mapping[str, int]], names: Mapping[str, str]) -> Explanation:
+    graphs = [r.product for c in compilations for r in c.records if r.stage.name == "graph" and r.made_of is None]
+    guards = [guard for c in compilations for r in c.records if r.stage.name == "captured" for guard in r.product.guard.guards]
+    special = [renamed(text, names) for guard in guards if (text := guard.specialization()) and not is_parameter(guard)]
+    steps = [step for c in compilations for step in steps_of(c)]
+    return Explanation(graphs, list(map(str, guards)), breaks, times, sum(node.op in CALLS for gm in graphs for node in gm.graph.nodes), special,
+                       [renamed(text, names) for text in in_words(guards)],
+                       [f"{c.name}: {renamed(c.reason, names)}" for c in compilations if c.reason],
+                       fallbacks_of(counts), [k for is_kernel, k in steps if is_kernel], [k for is_kernel, k in steps if not is_kernel],
+                       sum(map(saved_bytes, compilations)))
+
+
+def fallbacks_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What did not run as compiled code, with how often."""
+    by_eager = [f"{name} ({group.replace('_', ' ')}): {n}" for group in EAGER for name, n in counts.get(group, {}).items()]
+    native = [f"{name.removeprefix('fallback:')} has no kernel, torch runs it: {n}" for name, n in counts.get("native", {}).items()
+              if name.startswith("fallback:")]
+    autograd = [f"{name.replace('_', ' ')}, run by eager: {n}" for name, n in counts.get("aot", {}).items() if name not in QUIET]
+    return [*by_eager, *native, *autograd]
+
+
+# ---------------------------------------------------------------- steps and memory
+
+def graph_of(record: Record | None) -> GraphModule | None:
+    """The forward or backward graph that a product was made of."""
+    while record is not None and record.stage.name not in ("forward", "backward", "joint"):
+        record = record.made_of
+    return None if record is None else getattr(record.product, "gm", record.product)
+
+
+def phase_of(record: Record | None) -> str:
+    while record is not None and record.stage.name not in ("forward", "backward"):
+        record = record.made_of
+    return record.stage.name if record is not None else "forward"
+
+
+def lines_of(gm: GraphModule | None, origin: Iterable[str]) -> tuple[str, ...]:
+    """The user's lines behind nodes of a graph."""
+    nodes = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
+    return tuple(dict.fromkeys(str(place) for name in origin if name in nodes and (place := location(nodes[name])) is not None))
+
+
+def steps_of(compilation: Compilation) -> Iterator[tuple[bool, KernelRecord]]:
+    """(is it a kernel?, the step) of every plan."""
+    for record in compilation.records:
+        if record.stage.name == "plan":
+            gm, phase = graph_of(record), phase_of(record)
+            for step in (run.step for run in record.product.steps if isinstance(run, Run)):
+                origin = tuple(getattr(step.nest or step.call, "origin", ()))
+                name = step.nest.name if step.nest else dumps.name_of(step.call.target) if step.call else str(step)
+                yield step.nest is not None, KernelRecord(name, phase, origin, lines_of(gm, origin))
+
+
+def saved_bytes(compilation: Compilation) -> int:
+    """What the forwards hand to their backwards, inputs left out."""
+    total = 0
+    for record in compilation.records:
+        joint: Any = record.made_of.product if record.made_of is not None else None
+        if record.stage.name == "forward" and hasattr(joint, "num_fwd_outputs"):
+            results = record.product.graph.find_nodes(op="output")[0].args[0]
+            saved = {node for node in results[joint.num_fwd_outputs:] if isinstance(node, Node) and node.op != "placeholder"}
+            total += sum(bytes_of(node) for node in saved)
+    return total
+
+
+def bytes_of(node: Node) -> int:
+    value = node.meta.get("val")
+    env: Any = dumps.environment(value)
+    if not isinstance(value, torch.Tensor):
+        return 0
+    sizes = [env.hint(size) if env is not None else size for size in getattr(value, "spec", value).shape]
+    count = 1
+    for size in sizes:
+        count *= size if isinstance(size, int) else 0
+    return count * value.dtype.itemsize
+
+
+# ---------------------------------------------------------------- guards in words
+
+def own_names(fn: Callable) -> dict[str, str]:
+    """Names of arguments as captured -> as the user's forward calls them."""
+    if not isinstance(fn, torch.nn.Module):
+        return {}
+    own = list(inspect.signature(type(fn).forward).parameters)
+    return {"module": own[0] if own else "self", **{f"arg{n}": name for n, name in enumerate(own[1:], 1)}}
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"\b(module|arg\d+)\b(?!\()", lambda found: names.get(found[1], found[1]), text)
+
+
+def is_parameter(guard: Guard) -> bool:
+    return guard.kind == "tensor" and issubclass(guard.data.cls, torch.nn.Parameter)
+
+
+def in_words(guards: Sequence[Guard]) -> list[str]:
+    """The guards that a caller may run into, each a phrase; the rest counted."""
+    phrases = [phrase for guard in guards if (phrase := WORDS.get(guard.kind, lambda guard: "")(guard))]
+    parameters = sum(map(is_parameter, guards))
+    rest = collections.Counter(re.split(r"[.\[]", guard.name)[0] for guard in guards
+                               if not is_parameter(guard) and not WORDS.get(guard.kind, lambda guard: "")(guard) and guard.source is not None)
+    return [*dict.fromkeys(phrases), *([f"{parameters} parameters keep their shapes, dtypes and devices"] if parameters else []),
+            *(f"{name or 'the program'} keeps its types, attributes and hooks ({count} checks)" for name, count in rest.items())]
+
+
+def tensor_in_words(guard: Guard) -> str:
+    if is_parameter(guard):
+        return ""
+    facts = guard.data
+    shape = ", ".join("any" if size is None else str(size) for size in facts.sizes)
+    return f"{guard.name} is a {str(facts.dtype).removeprefix('torch.')} tensor ({shape}){'' if on_host(facts) else f' on {facts.device}'}" \
+           f"{' that needs a gradient' if facts.requires_grad else ''}"
+
+
+def state_in_words(guard: Guard) -> str:
+    values = dict(guard.data.values)
+    told = {"gradients are": values.get("grad"), "autocast is": values.get("autocast")}
+    return ", ".join(f"{what} {'on' if on else 'off'}" for what, on in told.items()) + ", and so on with torch's states"
+
+
+# kind of guard -> what it says; an empty phrase is folded
+WORDS: dict[str, Callable[[Guard], str]] = {
+    "tensor": tensor_in_words,
+    "equals": lambda guard: f"{guard.name} == {guard.data!r}",
+    "expr": lambda guard: guard.data.text(lambda source: source.name),
+    "none": lambda guard: f"{guard.name} is None",
+    "truth": lambda guard: f"{guard.name} is {'true' if guard.data else 'false'}",
+    "state": state_in_words,
+}

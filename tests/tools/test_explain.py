@@ -1,0 +1,65 @@
+"""fs.explain: what became of a program, by the user's names and lines."""
+import torch
+
+import firesteel as fs
+
+
+def program(x, n):
+    y = x * n
+    print("hello")
+    return torch.nn.functional.gelu(y @ y.t()).sum()
+
+
+def test_a_page_has_everything(capsys):
+    page = fs.explain(program)(torch.randn(6, 6, requires_grad=True), 3)
+    capsys.readouterr()
+    assert page.graph_count == 2 and page.graph_break_count == 1
+    assert page.break_reasons[0].source == 'print("hello")'
+    assert any(text.startswith("x.shape == (6, 6)") for text in page.specializations) and any(text.startswith("n == 3") for text in page.specializations)
+    assert "x is a float32 tensor (6, 6) that needs a gradient" in page.guard_words and "n == 3" in page.guard_words
+    assert page.saved_bytes > 0 and page.compile_times["capture"] > 0
+    lines = {line for kernel in page.kernels for line in kernel.lines}
+    assert f"{__file__}:{program.__code__.co_firstlineno + 1} in program" in lines
+    assert [call.lines for call in page.library_calls] == [(f"{__file__}:{program.__code__.co_firstlineno + 3} in program",)]
+    assert all(f"{name}:\n" in str(page) for name in ("breaks", "specialised", "guards", "kernels", "library calls", "time"))
+
+
+def test_recompiles_have_the_value_that_changed():
+    def f(x):
+        return sum(part(x, mode) for mode in ("a", "b"))
+
+    @fs.compile
+    def part(x, mode):
+        return x * 2 if mode == "a" else x
+    with fs.tools.explain.collecting() as found:
+        f(torch.ones(3))
+    assert [text.split(": ", 1)[1] for text in found().recompiles] == ["mode is 'b'; it was 'a'"]
+
+
+def test_guards_of_a_module_are_folded_and_called_by_its_names():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))
+            self.scale = 2
+
+        def forward(self, picture):
+            for layer in self.layers:
+                picture = layer(picture) * self.scale
+            return picture
+    page = fs.explain(Model())(torch.randn(2, 4))
+    assert "picture is a float32 tensor (2, 4)" in page.guard_words and "self.scale == 2" in page.guard_words
+    assert "10 parameters keep their shapes, dtypes and devices" in page.guard_words
+    assert len(page.guard_words) < 8 < len(page.guards)
+
+
+def test_fall_backs_are_told():
+    page = fs.explain(lambda x: torch.linalg.eigvals(x).abs())(torch.randn(3, 3))
+    assert page.fallbacks == ["abs has no kernel, torch runs it: 1"]        # of complex numbers
+
+
+def test_a_notebook_shows_it(tmp_path):
+    page = fs.explain(lambda x: x * 2)(torch.ones(3))
+    assert page._repr_html_().count("<details") == 4 and "<b>1 graph(s)" in page._repr_html_()
+    page.to_html(tmp_path / "page.html")
+    assert "graph 1" in (tmp_path / "page.html").read_text()
