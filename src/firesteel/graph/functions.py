@@ -52,8 +52,8 @@ def _either(row: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwarg
 
 
 def has_symbols(*values: Any) -> bool:
-    """Has a tensor among them a symbolic size?"""
-    return any(type(s) is torch.SymInt for v in values if isinstance(v, torch.Tensor) for s in v.shape)
+    """Has a tensor among them symbolic sizes or strides, as torch's C++ code sees it?  One whose symbols a guard has made numbers still has."""
+    return any(v._has_symbolic_sizes_strides for v in values if isinstance(v, torch.Tensor))
 
 
 def symbolic_row(*functions: Any) -> Callable[[Callable], Callable]:
