@@ -11,6 +11,7 @@ the bit flipped, which is a view of the same memory, and flips it back.
 """
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -117,16 +118,15 @@ def is_item_read(node: Node) -> bool:
 
 # -- stretches ----------------------------------------------------------------------------------------------------------
 class SymbolPlace(NamedTuple):
-    """A symbol, and the node it is read from: a number, or dimension `dim` of a tensor."""
+    """Where a symbol is read: a node, and how to ask its value."""
     node: Node
-    dim: int | None
+    ask: Callable[[Any], Any]
 
     def example(self) -> Any:
-        val = self.node.meta["val"]
-        return val if self.dim is None else val.shape[self.dim]
+        return self.ask(self.node.meta["val"])
 
     def read(self, values: dict[Node, Any]) -> Any:
-        return values[self.node] if self.dim is None else values[self.node].shape[self.dim]
+        return self.ask(values[self.node])
 
 
 @dataclass
@@ -183,9 +183,15 @@ def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
 def _told_by(node: Node, env: Any) -> list[tuple[Expr, SymbolPlace]]:
     """The symbols that can be read off a node's value as they are."""
     val = node.meta.get("val")
-    sizes = list(enumerate(val.shape)) if isinstance(val, torch.Tensor) else [(None, val)]
-    found = [(env.simplify(from_sym(size)), SymbolPlace(node, dim)) for dim, size in sizes if type(size) is torch.SymInt]
-    return [(symbol, size) for symbol, size in found if type(symbol) is Expr and symbol.op == "symbol"]
+    asks: list[Callable[[Any], Any]] = [itself]
+    if isinstance(val, torch.Tensor):
+        asks = [functools.partial(ask, dim=dim) for ask in (torch.Tensor.size, torch.Tensor.stride) for dim in range(val.dim())]
+    found = [(env.simplify(from_sym(size)), SymbolPlace(node, ask)) for ask in asks if type(size := ask(val)) is torch.SymInt]
+    return [(symbol, place) for symbol, place in found if type(symbol) is Expr and symbol.op == "symbol"]
+
+
+def itself(value: Any) -> Any:
+    return value
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------
