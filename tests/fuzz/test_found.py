@@ -439,6 +439,26 @@ def _ambiguous_format(x, y):
     return F.interpolate(t, scale_factor=2), t, F.pixel_unshuffle(y, 2), F.pixel_shuffle(y, 2), F.batch_norm(y[..., 1:-1], None, None, training=True)
 
 
+@found("view of an expanded tensor with the negative bit", (((17, 2), (12, 2)), f32, "expanded", "inner", "negated"))
+def _view_of_negated(x):
+    with torch.no_grad():
+        product = x @ x.unfold(0, 2, 1)
+    flat = x.unfold(0, 2, 1).transpose(-1, -2).view(-1, x.shape[1])
+    return product, flat * 2
+
+
+@found("stride that a later stretch sees only doubled", (((8, 1, 4), (5, 1, 8)), torch.complex64, "channels_last", "inner"), (((4,), (8,)), f32))
+def _doubled_stride(z, w):
+    t = z.real
+    return F.rms_norm(t, t.shape[-1:], w, 1e-5), t
+
+
+@found("product in half precision whose sizes attention makes numbers", (((3, 16, 8, 8), (16, 17, 4, 4)), bf16), (((5, 4), (5, 2)), bf16))
+def _half_product(x, w):
+    t = F.max_pool2d(x, 2).sum((1, -2), keepdim=True)
+    return F.scaled_dot_product_attention(t, t, F.linear(t, w))
+
+
 @fs.disable
 def normalised(x):
     return F.rms_norm(x, x.shape[-1:])

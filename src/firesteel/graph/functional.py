@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from firesteel.graph.reshape import view_strides
+from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.sizes import same
@@ -92,7 +92,18 @@ def show(place: Alias, emit: Emit) -> Node:
 def apply(step: ViewStep, node: Node, emit: Emit) -> Node:
     if step.op is aten.as_strided.default:
         return emit(step.op, node, *_shifted(step, node))
-    return emit(step.op, node, *step.args, **step.kwargs)
+    return emit(step.op, viewable(node, step.op, step.args, emit), *step.args, **step.kwargs)
+
+
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+
+
+def viewable(node: Node, op: Any, args: tuple, emit: Emit) -> Node:
+    """The node, or a copy where eager's layout allows a view that the graph's does not: eager sets a bit where the graph computes."""
+    spec = spec_of_node(node)
+    if op not in RESHAPES or view_strides(spec, infer_size(args[0], spec.numel())) is not None:
+        return node
+    return emit(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _shifted(step: ViewStep, node: Node) -> tuple:

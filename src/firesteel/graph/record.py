@@ -28,7 +28,7 @@ from firesteel.graph.abstract import (
 )
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.decomp import in_format_of
-from firesteel.graph.functional import SCATTERED, Alias, MadeBy, Unfollowable, ViewStep, parts, show, spec_of_node
+from firesteel.graph.functional import SCATTERED, Alias, MadeBy, Unfollowable, ViewStep, parts, show, spec_of_node, viewable
 from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.schemas import HIDDEN_WRITES, Facts, facts
@@ -83,6 +83,8 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         result.record = Alias(place.cell, place.steps, place.node, place.version, via)
         return result
     node = world.to_node(base)
+    if spec_of_node(node) != base.spec:
+        node = viewable(node, fact.op, rest, world.emit)
     if fact.op is aten.as_strided.default:
         result.record = _place_strided(world, place, specs)
         result.record.via = via
