@@ -538,6 +538,19 @@ for _op, *_args in [
     (aten.unfold_copy.default, t(7), 0, 3, 2), (aten._unsafe_index.Tensor, t(4, 5), [_index(7)]), (aten.count_nonzero.default, t(4, 5, dtype="i64")),
     (aten.std.dim, t(4, 5), [0]), (aten.var.default, t(4, 5)), (aten.std.default, t(4, 5)), (aten.std_mean.correction, t(4, 5), [1]),
     (aten._unsafe_index_put.default, t(4, 5), [_index(1)], t(1, 5)),
+    (aten.avg_pool2d.default, t(2, 3, 6, 5), [2, 2]), (aten.avg_pool2d.default, t(3, 7, 6), [3, 2], [2, 1], [1, 1], True, False),
+    (aten.avg_pool2d_backward.default, t(2, 3, 3, 2), t(2, 3, 6, 5), [2, 2], [2, 2], [0, 0], False, True, None),
+    (aten.avg_pool2d_backward.default, t(3, 4, 7), t(3, 7, 6), [3, 2], [2, 1], [1, 1], True, False, None),
+    (aten.avg_pool3d.default, t(2, 2, 4, 4, 5), [2, 2, 2], [2, 1, 2], [0, 1, 0], False, True, 3),
+    (aten.avg_pool3d_backward.default, t(2, 2, 2, 3), t(2, 4, 4, 6), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None),
+    (aten.upsample_nearest1d.default, t(1, 2, 4), [7]), (aten.upsample_nearest2d.default, t(1, 2, 3, 4), [5, 9]),
+    (aten.upsample_nearest2d.default, t(1, 2, 3, 4), [6, 12], 2.0, 3.0), (aten.upsample_nearest3d.default, t(1, 2, 2, 3, 2), [4, 3, 5]),
+    (aten._upsample_nearest_exact1d.default, t(1, 2, 4), [7]), (aten._upsample_nearest_exact2d.default, t(1, 2, 3, 4), [5, 9]),
+    (aten._upsample_nearest_exact3d.default, t(1, 2, 2, 3, 2), [4, 3, 5]), (aten.upsample_nearest1d_backward.default, t(1, 2, 8), [8], [1, 2, 4]),
+    (aten.upsample_nearest2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4]), (aten._upsample_nearest_exact1d_backward.default, t(1, 2, 8), [8], [1, 2, 4]),
+    (aten._upsample_nearest_exact2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4], 2.0, 1.0),
+    (aten.upsample_nearest3d_backward.default, t(1, 2, 4, 3, 4), [4, 3, 4], [1, 2, 2, 3, 2]),
+    (aten._upsample_nearest_exact3d_backward.default, t(1, 2, 4, 3, 4), [4, 3, 4], [1, 2, 2, 3, 2]),
 ]:
     sample(_op, *_args)
 sample(aten.div.Scalar_mode, t(9, lo=-9.0, hi=9.0), 4, rounding_mode="floor")
@@ -577,8 +590,7 @@ for _op, *_args in [
     (aten._native_batch_norm_legit_no_training.default, BATCH, STATS, t(4), t(4), STATS, 0.1, 1e-5),
     (aten._native_batch_norm_legit_functional.default, BATCH, STATS, t(4), t(4), STATS, True, 0.1, 1e-5),
     (aten.native_batch_norm_backward.default, BATCH, BATCH, STATS, t(4), STATS, t(4), STATS, True, 1e-5, ALL),
-    (aten.upsample_nearest1d.default, t(1, 2, 4), [7]), (aten.upsample_nearest2d.default, t(1, 2, 3, 4), [5, 9]),
-    (aten._upsample_nearest_exact2d.default, t(1, 2, 3, 4), [5, 9]), (aten._safe_softmax.default, t(4, 5), 1), (aten.slice_backward.default, t(2, 5), [4, 5], 0, 1, 3, 1),
+    (aten._safe_softmax.default, t(4, 5), 1), (aten.slice_backward.default, t(2, 5), [4, 5], 0, 1, 3, 1),
     (aten.select_backward.default, t(5), [4, 5], 0, 2), (aten.diagonal_backward.default, t(4), [4, 5], 0, 0, 1), (aten.unfold_backward.default, t(3, 4), [8], 0, 4, 2),
 ]:
     decomposed(_op, *_args)
@@ -590,7 +602,7 @@ LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.bmm.default, t(2, 3, 4), t(2, 4, 5)), (aten.addmm.default, t(5), t(3, 4), t(4, 5)), (aten.addmm.default, t(3, 5), t(3, 4), t(4, 5)),
     (aten.baddbmm.default, t(2, 3, 5), t(2, 3, 4), t(2, 4, 5)),
     (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
-    (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_nearest2d.default, t(1, 2, 3, 3), [6, 6]),
+    (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_bilinear2d.default, t(1, 2, 3, 3), [6, 6], False),
     (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [2, 2], [2, 2]),
 ]]
 

@@ -121,7 +121,7 @@ def test_regions_keep_no_copies():
         torch.testing.assert_close(found[0][:2], expected[0][:2], rtol=1e-4, atol=1e-4)
 
 
-def test_images_normalised_by_groups_stay_as_they_are():
+def test_images_normalised_by_groups_are_laid_out_on_the_host():
     model = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.Conv2d(8, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.SiLU())))
     seen = images_of(model, torch.randn(2, 8, 12, 12))
-    assert seen and not any(spec.strides == channels_last_strides(spec.shape) for spec in seen)
+    assert sum(spec.strides == channels_last_strides(spec.shape) for spec in seen) > len(seen) // 2

@@ -84,7 +84,7 @@ def test_axes_taken_apart_become_two():
     n = Nest("n", (Axis("j", 6),), (
         Phase("reduce", (Axis("i", 512),), (Reduce("a", "sum", load(x, (S.floordiv(I, 128), S.mod(I, 128), J)), "f32"),)),
         Phase("map", stores=(Store("y", (J,), acc(Reduce("a", "sum", const(0.0, "f32"), "f32"))),))))
-    n = split_nest(n)
+    n = split_nest(n, {})
     assert [(a.name, a.extent) for a in n.phases[0].axes] == [("i", 4), ("i_r", 128)]
     assert str(n.phases[0].reduces[0].value) == "load(x, i, i_r, j)"
 
@@ -92,13 +92,13 @@ def test_axes_taken_apart_become_two():
 def test_masks_follow_the_split():
     x = f32("x", 8, 32)
     value = masked(x, (S.floordiv(J, 32), S.mod(J, 32)), S.le(J, 255), const(0.0, "f32"))
-    n = split_nest(simplify_nest(nest([("j", 768)], (J,), value)))
+    n = split_nest(simplify_nest(nest([("j", 768)], (J,), value)), {})
     assert [a.extent for a in n.axes] == [24, 32] and value_of(n) == "masked(x, j <= 7, 0.0, j, j_r)"
 
 
 def test_splits_in_symbolic_sizes():
     b, t = symbol("s0"), symbol("s1")
-    n = split_nest(simplify_nest(nest([("i", b * t)], (I,), load(f32("x", b, t), (I // t, I % t)))))
+    n = split_nest(simplify_nest(nest([("i", b * t)], (I,), load(f32("x", b, t), (I // t, I % t)))), {})
     assert [str(a.extent) for a in n.axes] == ["s0", "s1"] and value_of(n) == "load(x, i, i_r)"
 
 

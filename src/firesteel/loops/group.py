@@ -31,11 +31,12 @@ import torch
 from firesteel.loops import access, cost
 from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import CHECKING, Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
-from firesteel.loops.match import Group, Match, Renaming, group_of, matched, unused
+from firesteel.loops.match import Group, Match, Renaming, group_of, joined_by, matched, unused
 from firesteel.loops.phases import Statement, arrange
 from firesteel.loops.scalars import ITEMSIZE
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
 from firesteel.operators import collective
+from firesteel.targets import CPU
 
 CHECK = torch.ops.aten._assert_scalar.default
 MOST_STATEMENTS = 96
@@ -43,6 +44,8 @@ MOST_BUFFERS = 48
 HEAD_START = 24         # steps by which a kernel may overtake library calls
 EARLY_BYTES = 1 << 16   # what such a kernel may write, if it does not read more that is temporary
 NEAR = 8                # steps by which a kernel may move forward to one that reads the same: its results are held for as long
+SHORT_RUN = 16          # elements in a row that fill a vector
+MUCH = 8                # times the work of another group
 RECENT_READERS = 3      # how many groups that read the same buffer are tried
 
 
@@ -65,7 +68,19 @@ def _contiguous_inside(group: Group, inner: set[str], buffers: dict[str, Buffer]
     return True
 
 
+def _breaks_rows(group: Group, other: Group, buffers: dict[str, Buffer]) -> bool:
+    """Does it write memory in short runs now, its axis split to fit a much smaller group?  Lanes of a CPU along so few elements stand idle."""
+    if group.work < MUCH * other.work:
+        return False
+    parts = [part for store in group.writes.values() for stride, part in zip(buffers[store.buffer].strides, store.index)
+             if part.op != "axis" and type(stride) is int and stride == 1 and buffers[store.buffer].device == CPU]
+    runs = [joined_by(part, {**group.rows, **group.inner}) for part in parts]
+    return any(type(run) is int and run < SHORT_RUN for run in runs)
+
+
 def _worth(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]) -> bool:
+    if _breaks_rows(first, second, buffers) or _breaks_rows(second, first, buffers):
+        return False
     back = {ours: theirs for theirs, ours in match.names.items()}
     theirs = {back[name] for name in match.rows}
     if first.soft and not _contiguous_inside(first, _inner_of(first, set(match.rows)), buffers):

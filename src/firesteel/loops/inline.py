@@ -25,9 +25,10 @@ from firesteel.config import config
 from firesteel.loops import access, cost
 from firesteel.loops.checks import keep_checks
 from firesteel.loops.ir import AXES, LOADING, LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, axes_of, zero
-from firesteel.loops.simplify import map_nest, simplify_nest
+from firesteel.loops.simplify import DIVIDING, map_nest, simplify_nest
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
+from firesteel.targets import CPU
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
@@ -120,7 +121,7 @@ class _Inliner:
                 use.broadcast |= not points <= {part.attr for part in index}
             else:
                 use.partial = True
-                use.broadcast |= not points <= axes_of(*index)
+                use.broadcast |= not points <= axes_of(*index) or _repeats(index)
 
     def run(self) -> Program:
         steps: list[ProgramStep] = []
@@ -162,11 +163,14 @@ class _Inliner:
         parts = [self.definitions[name] for name in dict.fromkeys(taken)]
         total = own - cost.LOAD * len(parts) + sum(part.cost for part in parts)
         nodes = size + sum(part.nodes for part in parts)
-        if not self._worth(total, nodes, store.buffer, use) or not self._sound(new.phases[0].stores[0].value, use):
+        value = new.phases[0].stores[0].value
+        if not self._worth(total, nodes, store.buffer, use) or not self._sound(value, use):
+            return None
+        if use.broadcast and self.program.buffers[store.buffer].device == CPU and _takes_apart(value):
             return None
         if not self.fuel.take(lambda: f"{nest.name} ({', '.join(nest.origin)}) into its readers"):
             return None
-        return Definition(store.index, new.phases[0].stores[0].value, total, nodes)
+        return Definition(store.index, value, total, nodes)
 
     def _worth(self, total: int, nodes: int, name: str, use: Use) -> bool:
         if nodes > cost.MOST_NODES or use.broadcast and total > CHEAP_BROADCAST:
@@ -212,6 +216,16 @@ class _Inliner:
             mask, other = load.args[:2]
             return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}, LOADING), other))
         return value
+
+
+def _takes_apart(value: Expr) -> bool:
+    """Would the lanes of its readers gather, where they read its buffer in a row?"""
+    return any(part.holds & DIVIDING for load in all_loads([value]) for part in access.load_index(load))
+
+
+def _repeats(index: tuple[Expr, ...]) -> bool:
+    """Is an element read again and again along an axis: i // 2 without i % 2?"""
+    return any(part.holds & bits("floordiv") for part in index) and not any(part.holds & bits("mod") for part in index)
 
 
 def _guarding(mask: Expr) -> Callable[[Expr, tuple[Expr, ...]], Expr | None]:

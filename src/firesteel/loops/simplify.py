@@ -16,7 +16,7 @@ Values are not touched: floating-point bodies are never rearranged, integer data
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from firesteel.loops.access import load_index
@@ -27,6 +27,7 @@ from firesteel.loops.ir import (
     LOADING,
     LOADS,
     Axis,
+    Buffer,
     Nest,
     Phase,
     Program,
@@ -39,11 +40,13 @@ from firesteel.loops.ir import (
 from firesteel.sym.expr import Expr, Size, as_expr, as_size, bits, const, context_of, make, postorder, rebuild
 from firesteel.sym.poly import from_poly, plus, poly
 from firesteel.sym.rewrite import Context
+from firesteel.targets import CPU
 
 ZERO = const(0)
 PLAIN = ("axis", "const", "symbol")
 MASKED, DIVIDING, WITH_INDICES = bits("masked"), bits("floordiv", "mod"), bits("load", "masked", "where", "check_index")
 MOST_SPLITS = 8     # of one nest
+SHORT_RUNS = (2, 4, 8)      # divisors that are shifts, and leave fewer elements than a vector has
 
 
 def simplify(program: Program) -> Program:
@@ -198,20 +201,20 @@ def as_checked(part: Expr, place: Expr, value: Callable[[Expr], Expr]) -> Expr:
 
 def split_axes(program: Program) -> Program:
     """Every nest without i // c and i % c in its indices, where c divides the extent of i."""
-    return replace(program, steps=tuple([step.map(split_nest) for step in program.steps]))
+    return replace(program, steps=tuple([step.map(lambda nest: split_nest(nest, program.buffers)) for step in program.steps]))
 
 
-def split_nest(nest: Nest) -> Nest:
+def split_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> Nest:
     """Each round takes one factor off an axis: i < 24*32 becomes 32*i + i_r with i < 24, i_r < 32."""
     for _ in range(MOST_SPLITS):
-        found = _divided_axis(nest)
+        found = _divided_axis(nest, buffers)
         if found is None:
             return nest
         nest = simplify_nest(_split(nest, *found))
     return nest
 
 
-def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
+def _divided_axis(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[Axis, Size] | None:
     """An axis of a map or reduce phase, and a divisor of its extent by which some index takes it apart."""
     axes = {axis.value: axis for axis in nest.axes}
     axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
@@ -219,9 +222,17 @@ def _divided_axis(nest: Nest) -> tuple[Axis, Size] | None:
     for node in postorder(*indices, below=lambda node: node.args if node.op not in LOADS else (), only=DIVIDING):
         if node.op in ("floordiv", "mod") and node.args[0] in axes:
             axis, divisor = axes[node.args[0]], as_size(node.args[1])
-            if divides(divisor, axis.extent):
+            if divides(divisor, axis.extent) and not (divisor in SHORT_RUNS and _stored_along(nest, axis, buffers)):
                 return axis, divisor
     return None
+
+
+def _stored_along(nest: Nest, axis: Axis, buffers: Mapping[str, Buffer]) -> bool:
+    """Do all stores of the nest write memory in a row along the axis, on a machine whose lanes must?  Lanes along a few elements would stand idle."""
+    def in_a_row(store: Store) -> bool:
+        buffer = buffers[store.buffer]
+        return buffer.device == CPU and any(part is axis.value and stride == 1 for part, stride in zip(store.index, buffer.strides))
+    return all(map(in_a_row, nest.stores()))
 
 
 def divides(divisor: Size, extent: Size) -> bool:

@@ -235,17 +235,57 @@ def _grouped(x: Tensor, n: Any, c: Any, hxw: Any, group: int) -> list[Any]:
     return [n, group, c // group, *(x.shape[2:] if x.shape[:2] == (n, c) else [hxw])]
 
 
+def _by_channels(x: Tensor, n: Any, c: Any) -> bool:
+    """Normalised channel by channel?  The host's images may lie channels-last later (graph/layouts.py), where a group is a short run; a scale and a
+    shift for each channel, as eager has them, keep the loops along all channels."""
+    return on_host(x) and x.dim() > 2 and x.shape[:2] == (n, c)
+
+
+class _Groups:
+    """Statistics [n, group] of an image, and the values [n, c, 1, ...] that each channel has of them."""
+
+    def __init__(self, x: Tensor, n: Any, c: Any, group: int):
+        self.pixels = list(range(2, x.dim()))
+        self.groups, self.channels = [n, group, c // group], [n, c, *[1] * len(self.pixels)]
+
+    def mean(self, image: Tensor) -> Tensor:
+        return aten.mean.dim(shaped(aten.mean.dim(image, self.pixels), self.groups), [2])
+
+    def spread(self, statistic: Tensor) -> Tensor:
+        return shaped(aten.expand.default(aten.unsqueeze.default(statistic, 2), self.groups), self.channels)
+
+    def parameter(self, p: Tensor) -> Tensor:
+        return aten.view.default(widen(p), [1, *self.channels[1:]])
+
+
 @decomposition("native_group_norm")
 def decompose_native_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float):
+    normalised = _normalised_by_channels if _by_channels(x, n, c) else _normalised_by_groups
+    out, mean, rstd = normalised(x, weight, bias, n, c, hxw, group, eps)
+    stats = group_stats_dtype(x, weight)
+    return in_format_of(cast(out, x.dtype), x), *(cast(aten.view.default(s, [n, group]), stats) for s in (mean, rstd))
+
+
+def _normalised_by_groups(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float):
     grouped = _grouped(x, n, c, hxw, group)
     wide = shaped(widen(x), grouped)
     var, mean = _moments(wide, list(range(2, len(grouped))))
     rstd = aten.rsqrt.default(var + eps)
     normal = shaped((wide - mean) * rstd, list(x.shape))
     channel = [1, c] + [1] * (x.dim() - 2)
-    out = _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias)))
-    stats = group_stats_dtype(x, weight)
-    return in_format_of(cast(out, x.dtype), x), *(cast(aten.view.default(s, [n, group]), stats) for s in (mean, rstd))
+    return _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias))), mean, rstd
+
+
+def _normalised_by_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float):
+    of, wide = _Groups(x, n, c, group), widen(x)
+    center = of.mean(wide)
+    distance = wide - of.spread(center)
+    off = of.mean(distance)
+    rstd = aten.rsqrt.default(aten.abs.default(of.mean(distance * distance) - off * off) + eps)
+    mean = center + off             # see _moments
+    scale = of.spread(rstd) if weight is None else of.spread(rstd) * of.parameter(weight)
+    shift = -(of.spread(mean) * scale)
+    return wide * scale + (shift if bias is None else of.parameter(bias) + shift), mean, rstd
 
 
 @device_rule("native_group_norm_backward")
@@ -267,22 +307,40 @@ def refuse_group_norm_backward(grad: Spec, x: Spec, mean: Spec, rstd: Spec, weig
 @decomposition("native_group_norm_backward")
 def decompose_native_group_norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: Any, c: Any, hxw: Any,
                                group: int, mask: Sequence[bool]):
+    dtype = x.dtype if weight is None else weight.dtype
+    differentiated = _differentiated_by_channels if _by_channels(x, n, c) else _differentiated_by_groups
+    grad_x, grad_weight, grad_bias = differentiated(widen(grad), widen(x), widen(mean), widen(rstd), weight, n, c, hxw, group, mask)
+    return (in_format_of(cast(shaped(grad_x, list(x.shape)), x.dtype), x) if mask[0] else None,
+            cast(shaped(grad_weight, [c]), dtype) if mask[1] else None, cast(shaped(grad_bias, [c]), dtype) if mask[2] else None)
+
+
+def _differentiated_by_groups(wide: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: Any, c: Any, hxw: Any, group: int,
+                              mask: Sequence[bool]) -> tuple:
     grouped = _grouped(x, n, c, hxw, group)
     pixels = list(range(3, len(grouped)))
     ones = [1] * len(pixels)
-    mean, rstd = (aten.view.default(widen(s), [n, group, 1, *ones]) for s in (mean, rstd))
-    wide = shaped(widen(grad), grouped)
-    normal = (shaped(widen(x), grouped) - mean) * rstd
-    grad_x = grad_weight = grad_bias = None
+    mean, rstd = (aten.view.default(s, [n, group, 1, *ones]) for s in (mean, rstd))
+    wide = shaped(wide, grouped)
+    normal = (shaped(x, grouped) - mean) * rstd
+    scaled = wide if weight is None else wide * aten.view.default(widen(weight), [1, group, c // group, *ones])
+    return (_normal_grad(scaled, normal, rstd, [2, *pixels]) if mask[0] else None,
+            aten.sum.dim_IntList(wide * normal, [0, *pixels]) if mask[1] else None, aten.sum.dim_IntList(wide, [0, *pixels]) if mask[2] else None)
+
+
+def _differentiated_by_channels(wide: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: Any, c: Any, hxw: Any, group: int,
+                                mask: Sequence[bool]) -> tuple:
+    """With sums over each channel's pixels; the image's gradient is the sum of the two images, each with a factor for each channel, and a shift."""
+    of = _Groups(x, n, c, group)
+    mean, rstd = of.spread(aten.view.default(mean, [n, group])), of.spread(aten.view.default(rstd, [n, group]))
+    along, total = (aten.sum.dim_IntList(t, of.pixels, True) for t in (wide * (x - mean), wide))
+    grad_x = None
     if mask[0]:
-        scaled = wide if weight is None else wide * aten.view.default(widen(weight), [1, group, c // group, *ones])
-        grad_x = in_format_of(cast(shaped(_normal_grad(scaled, normal, rstd, [2, *pixels]), list(x.shape)), x.dtype), x)
-    dtype = x.dtype if weight is None else weight.dtype
-    if mask[1]:
-        grad_weight = cast(shaped(aten.sum.dim_IntList(wide * normal, [0, *pixels]), [c]), dtype)
-    if mask[2]:
-        grad_bias = cast(shaped(aten.sum.dim_IntList(wide, [0, *pixels]), [c]), dtype)
-    return grad_x, grad_weight, grad_bias
+        factor = rstd if weight is None else rstd * of.parameter(weight)
+        weighted = (shaped(t if weight is None else t * of.parameter(weight), of.groups) for t in (along, total))
+        of_along, of_total = (of.spread(aten.sum.dim_IntList(t, [2]) / (c // group * hxw)) for t in weighted)
+        slope = -(of_along * rstd * rstd * rstd)
+        grad_x = wide * factor + (x * slope - (mean * slope + rstd * of_total))
+    return grad_x, aten.sum.dim_IntList(along * rstd, [0]) if mask[1] else None, aten.sum.dim_IntList(total, [0]) if mask[2] else None
 
 
 # ---------------------------------------------------------------- batch norm

@@ -1,18 +1,24 @@
-"""Pooling and its gradients: library calls."""
+"""Pooling and its gradients: averages over small windows are loops, of which each element reads its whole window; the rest are library calls."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from firesteel.graph.meta import as_second
 from firesteel.graph.rules.base import check, each, suggested
-from firesteel.graph.rules.refusals import within
+from firesteel.graph.rules.refusals import same_shape, within
 from firesteel.graph.sizes import less, must_match
 from firesteel.graph.spec import Shape, Spec, fresh
-from firesteel.ops.block import device_rule, operator, refuses, rule, shape
-from firesteel.sym.expr import Size
+from firesteel.loops.lower.build import Builder, choose, fits
+from firesteel.loops.lower.value import Operand
+from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number
+from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
+from firesteel.records import dataclass
+from firesteel.sym.expr import Expr, Size, and_, ge, lt, max_, min_, product
 
 operator("max_pool1d_with_indices.* max_pool2d_with_indices.* max_pool3d_with_indices.* adaptive_max_pool1d.* "
          "adaptive_max_pool2d.* adaptive_max_pool3d.* fractional_max_pool2d.* fractional_max_pool3d.*", decides=True)
@@ -87,10 +93,108 @@ def _avg_pool(n: int, made: Callable[..., Spec]) -> None:
     def avg_pool_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
         return made(x)
 
+    @refuses(f"avg_pool{n}d_backward")
+    def refuse_avg_pool_backward(grad: Spec, x: Spec, *window: Any) -> None:
+        refuse_avg_pool(x, *window)
+        same_shape(grad.shape, avg_pool(x, *window).shape, f"Expected a gradient of the size of the result, got {list(grad.shape)}")
+
 
 for _n, _made in ((2, suggested), (3, fresh)):
     _max_pool(_n)
     _avg_pool(_n, _made)
+
+
+MOST_TERMS = 16     # elements that are read for one: each is a load in the kernel's text
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The windows of an average along one dimension of `size` elements, of which there are `count`."""
+    size: Size
+    count: Size
+    kernel: int
+    stride: int
+    padding: int
+    ceil_mode: bool
+    include: bool       # does padding count?
+
+    def places(self, window: Size) -> list[tuple[Size, Any]]:
+        """The elements of a window, and whether each is there."""
+        start = window * self.stride - self.padding
+        if not self.padding and not self.ceil_mode:
+            return [(start + k, True) for k in range(self.kernel)]
+        return [(start + k, and_(ge(start + k, 0), lt(start + k, self.size))) for k in range(self.kernel)]
+
+    def windows(self, place: Size) -> list[tuple[Size, Any]]:
+        """The windows that may contain an element, in order, and whether each is there and does."""
+        last = (place + self.padding) // self.stride
+        found = [last - back for back in reversed(range(-(-self.kernel // self.stride)))]
+        return [(w, and_(and_(ge(w, 0), lt(w, self.count)), lt(place, w * self.stride - self.padding + self.kernel))) for w in found]
+
+    def elements(self, window: Size) -> Size:
+        """How many an average over it counts; not 0 for a window that is not there."""
+        if not self.ceil_mode and (self.include or not self.padding):
+            return self.kernel
+        start = window * self.stride - self.padding
+        end = min_(start + self.kernel, self.size + (self.padding if self.include else 0))
+        return max_(end - (start if self.include else max_(start, 0)), 1)
+
+
+def _windows(sizes: Sequence[Size], counts: Sequence[Size], kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+             count_include_pad: bool = True, divisor_override: Any = None) -> list[_Window] | None:
+    n = len(sizes)
+    numbers = [each(v, n) for v in (kernel_size, stride or kernel_size, padding)]
+    if not all(type(v) is int for row in numbers for v in row):
+        return None
+    return [_Window(s, c, k, st, p, ceil_mode, count_include_pad) for s, c, k, st, p in zip(sizes, counts, *numbers)]
+
+
+def _summed(terms: Iterable[Expr], kind: str) -> Expr:
+    return functools.reduce(S.add, terms, literal(0, kind))
+
+
+def _average(n: int) -> None:
+    def divided(value: Expr, windows: list[_Window], at: Sequence[Size], divisor: Any) -> Expr:
+        return S.div(value, number(divisor or product([w.elements(i) for w, i in zip(windows, at)]), value.dtype))
+
+    @lowering(f"avg_pool{n}d")
+    def lower_avg_pool(b: Builder, out: Any, x: Operand, *options: Any, **named: Any) -> Any:
+        windows = _windows(x.shape[-n:], out.shape[-n:], *options, **named)
+        if windows is None or product([w.kernel for w in windows]) > MOST_TERMS or not fits(out, x) or not is_float(x.dtype):
+            return NotImplemented
+        x, kind, divisor = b.readable(x), compute_dtype(x.dtype), _divisor(options[5:], named)
+
+        def element(i: Any) -> Expr:
+            found = itertools.product(*(w.places(at) for w, at in zip(windows, i[-n:])))
+            total = _summed((_there(x, i[:-n], places, kind) for places in found), kind)
+            return divided(total, windows, i[-n:], divisor)
+        return b.map(out, element)
+
+    @lowering(f"avg_pool{n}d_backward")
+    def lower_avg_pool_backward(b: Builder, out: Any, grad: Operand, x: Operand, *options: Any, **named: Any) -> Any:
+        windows = _windows(x.shape[-n:], grad.shape[-n:], *options, **named)
+        if windows is None or product([-(-w.kernel // w.stride) for w in windows]) > MOST_TERMS or not fits(out, grad) or not is_float(x.dtype):
+            return NotImplemented
+        grad, kind, divisor = b.readable(grad), compute_dtype(x.dtype), _divisor(options[5:], named)
+
+        def element(i: Any) -> Expr:
+            found = itertools.product(*(w.windows(at) for w, at in zip(windows, i[-n:])))
+            return _summed((divided(_there(grad, i[:-n], places, kind), windows, [at for at, _ in places], divisor) for places in found), kind)
+        return b.map(out, element)
+
+
+def _divisor(options: Sequence[Any], named: dict[str, Any]) -> Any:
+    return options[0] if options else named.get("divisor_override")
+
+
+def _there(x: Operand, outer: Any, places: Sequence[tuple[Size, Any]], kind: str) -> Expr:
+    """The element at some places of the last dimensions, 0 where one is not there."""
+    inside = functools.reduce(and_, [there for _, there in places])
+    return choose(inside, x, (*outer, *(at for at, _ in places)), literal(0, kind), kind)
+
+
+_average(2)
+_average(3)
 
 
 @device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward")

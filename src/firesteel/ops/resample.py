@@ -1,6 +1,8 @@
-"""Resampling: each output element reads one input element at a computed index, or a few by a library call."""
+"""Resampling: each output element reads one input element at a computed index; or a few, by a library call."""
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +11,19 @@ from torch import Tensor
 
 from firesteel.graph.decomp import as_suggested, cast, positions
 from firesteel.graph.rules.base import check, suggested
-from firesteel.graph.rules.refusals import must_be_float, within
+from firesteel.graph.rules.refusals import must_be_float, same_shape, within
 from firesteel.graph.spec import Shape, Spec, fresh
-from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule, shape
-from firesteel.sym.expr import Size
+from firesteel.loops.lower.build import Builder, fits
+from firesteel.loops.lower.value import Operand
+from firesteel.loops.scalars import S, compute_dtype, is_float, number, to
+from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, rule, shape
+from firesteel.sym.expr import Expr, Size, as_expr, min_, product
 
 aten = torch.ops.aten
 
 operator("grid_sampler_2d.* grid_sampler_2d_backward.* upsample_* _upsample_*", library=True)
-operator("upsample_nearest1d.* upsample_nearest2d.*", recompute="move")
+operator("upsample_nearest1d.* upsample_nearest2d.* upsample_nearest3d.* _upsample_nearest_exact1d.* _upsample_nearest_exact2d.* "
+         "_upsample_nearest_exact3d.*", recompute="move")
 
 
 @device_rule("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d")
@@ -51,7 +57,7 @@ def _upsample(x: Tensor, sizes: Sequence[Any], scales: Sequence[float | None], e
     return as_suggested(aten.index.Tensor(x, indices), x)
 
 
-@decomposition("upsample_nearest1d")
+@decomposition("upsample_nearest1d", core=False)
 def decompose_upsample_nearest1d(x: Tensor, size: Sequence[Any], scales: float | None = None) -> Tensor:
     return _upsample(x, size, [scales], False)
 
@@ -62,9 +68,64 @@ def upsample(x: Spec, size: Sequence[Size], *options: Any, **named: Any) -> Spec
     return suggested(x, (*x.shape[:2], *size))
 
 
-@decomposition("upsample_nearest2d")
+@decomposition("upsample_nearest2d", core=False)
 def decompose_upsample_nearest2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
     return _upsample(x, size, [scales_h, scales_w], False)
+
+
+NEAREST = ("upsample_nearest1d upsample_nearest2d upsample_nearest3d",
+           "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d")
+MOST_TERMS = 16     # elements of which a gradient is the sum
+
+
+def _repeats(size: Size, count: Size, scale: float | None, exact: bool) -> int | None:
+    """How often each of `size` elements is repeated, where each is as often; as eager's indices are rounded."""
+    if not (type(size) is type(count) is int) or not size or count % size:
+        return None
+    place = torch.arange(count, dtype=torch.float32)
+    source = ((place + 0.5 if exact else place) * _factor(size, count, scale)).floor().clamp_max(size - 1)
+    return count // size if torch.equal(source.long(), torch.arange(count) // (count // size)) else None
+
+
+def _factor(size: int, count: int, scale: float | None) -> float:
+    return 1 / scale if scale is not None and scale > 0 else size / count
+
+
+def _source(i: Size, size: Size, count: Size, scale: float | None, exact: bool) -> Size:
+    """The index of the element that is repeated at place i; in float32, as eager computes it."""
+    if repeats := _repeats(size, count, scale, exact):
+        return i // repeats
+    factor = number(1 / scale, "f32") if scale is not None and scale > 0 else S.div(number(size, "f32"), number(count, "f32"))
+    place = to(as_expr(i), "f32")
+    return min_(to(S.floor(S.mul(S.add(place, 0.5) if exact else place, factor)), "i64"), size - 1)
+
+
+def _lower_nearest(names: str, exact: bool) -> None:
+    @lowering(names)
+    def lower_upsample(b: Builder, out: Any, x: Operand, size: Sequence[Size], *scales: float | None) -> Any:
+        if not fits(out, x) or any(isinstance(s, Expr) for s in scales):
+            return NotImplemented
+        x, n = b.readable(x), len(size)
+        sizes = list(zip(x.shape[-n:], out.shape[-n:], [*scales, *[None] * n]))
+        return b.map(out, lambda i: x.load((*i[:-n], *(_source(at, *known, exact) for at, known in zip(i[-n:], sizes)))))
+
+    @lowering(" ".join(f"{name}_backward" for name in names.split()))
+    def lower_upsample_backward(b: Builder, out: Any, grad: Operand, size: Sequence[Size], of: Sequence[Size], *scales: float | None) -> Any:
+        n = len(size)
+        times = [_repeats(a, c, s, exact) for a, c, s in zip(out.shape[-n:], grad.shape[-n:], [*scales, *[None] * n]) if not isinstance(s, Expr)]
+        if None in times or len(times) < n or product(times) > MOST_TERMS or not fits(out, grad) or not is_float(grad.dtype):  # type: ignore[arg-type]
+            return NotImplemented
+        grad, kind = b.readable(grad), compute_dtype(grad.dtype)
+
+        def element(i: Any) -> Expr:
+            places = itertools.product(*(range(t) for t in times if t))
+            found = [(*i[:-n], *(at * t + k for at, t, k in zip(i[-n:], times, place))) for place in places]
+            return functools.reduce(S.add, [to(grad.load(index), kind) for index in found])
+        return b.map(out, element)
+
+
+for _exact, _names in enumerate(NEAREST):
+    _lower_nearest(_names, bool(_exact))
 
 
 @device_rule("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
@@ -73,6 +134,10 @@ def decompose_upsample_nearest2d(x: Tensor, size: Sequence[Any], scales_h: float
 def upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequence[Size], *options: Any, **named: Any) -> Spec:
     return suggested(grad, tuple(in_size))
 
+
+@refuses(" ".join(f"{name}_backward" for names in NEAREST for name in names.split()))
+def refuse_upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequence[Size], *options: Any) -> None:
+    same_shape(grad.shape, (*in_size[:2], *out_size), f"Expected grad_output to have the size of the result, got {list(grad.shape)}")
 
 
 @rule("grid_sampler_2d grid_sampler_3d")
@@ -91,6 +156,6 @@ def affine_grid(theta: Spec, size: Sequence[Size], align_corners: bool) -> Shape
     return size[0], *size[2:], len(size) - 2
 
 
-@decomposition("_upsample_nearest_exact2d")
+@decomposition("_upsample_nearest_exact2d", core=False)
 def decompose_upsample_nearest_exact2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
     return _upsample(x, size, [scales_h, scales_w], True)
