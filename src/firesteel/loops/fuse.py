@@ -3,6 +3,7 @@
 In: a simplified Program of one nest an operator.  Out: a Program in which
  - biases are added by nests rather than by library calls (`bias.py`),
  - pointwise producers are computed inside of their readers (`inline.py`),
+ - loads are such that lanes can read memory in a row (`loads.py`),
  - what is left of nests over the same rows is one nest: several outputs, rows reduced and normalised in one go (`group.py`), with as
    few sweeps over a row as the data flow allows (`phases.py`).
 `cost.py` decides what is worth it.  `config.fusion_fuel` limits the number of fusions: bisecting over it finds a wrong one.
@@ -19,6 +20,7 @@ from firesteel.loops.bias import separate_biases
 from firesteel.loops.group import group
 from firesteel.loops.inline import Fuel, inline, written_again
 from firesteel.loops.ir import Program
+from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.simplify import split_axes
 
 
@@ -26,4 +28,5 @@ def fuse(program: Program) -> Program:
     """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
     program = separate_biases(program)
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
-    return split_axes(group(inline(program, fuel, rewritten), fuel, rewritten))
+    program = without_needless_masks(inline(program, fuel, rewritten))
+    return split_axes(read_in_rows(group(program, fuel, rewritten), rewritten))

@@ -78,8 +78,25 @@ def _breaks_rows(group: Group, other: Group, buffers: dict[str, Buffer]) -> bool
     return any(type(run) is int and run < SHORT_RUN for run in runs)
 
 
+def _run_across(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]) -> bool:
+    """Are both large reductions, of which one runs through memory along another axis than the other?  The lanes of one nest suit only one of them."""
+    if first.soft or second.soft or min(first.work, second.work) < cost.SMALL * MUCH:
+        return False
+    ours, theirs = _run_of(first, buffers), _run_of(second, buffers)
+    return ours is not None and theirs is not None and match.names.get(theirs) != ours
+
+
+def _run_of(group: Group, buffers: dict[str, Buffer]) -> str | None:
+    """The axis along which it reads its largest buffer in a row."""
+    name = max(group.reads, key=lambda name: cost.elements(buffers[name]), default=None)
+    if name is None or buffers[name].device != CPU:
+        return None
+    parts = [part for load in group.reads[name] for part, stride in zip(access.load_index(load), buffers[name].strides) if stride == 1]
+    return parts[0].attr if parts and parts[0].op == "axis" and len(set(parts)) == 1 else None
+
+
 def _worth(first: Group, second: Group, match: Match, buffers: dict[str, Buffer]) -> bool:
-    if _breaks_rows(first, second, buffers) or _breaks_rows(second, first, buffers):
+    if _breaks_rows(first, second, buffers) or _breaks_rows(second, first, buffers) or _run_across(first, second, match, buffers):
         return False
     back = {ours: theirs for theirs, ours in match.names.items()}
     theirs = {back[name] for name in match.rows}

@@ -57,6 +57,7 @@ class Fuel:
 class Use:
     """How the program reads a buffer."""
     count: int = 0              # distinct loads, each phase for itself
+    points: int = 0             # elements that these read, all together
     broadcast: bool = False     # some load is at fewer indices than its phase has points
     masked: bool = False
     partial: bool = False       # some load is not at plain axes: perhaps not all elements are read
@@ -112,10 +113,12 @@ class _Inliner:
 
     def _scan_phase(self, nest: Nest, phase: Phase, loads: list[Expr]) -> None:
         points = {axis.name for axis in (*nest.axes, *phase.axes)}
+        number = cost.points((*nest.axes, *phase.axes))
         for load in loads:
             use = self.uses.setdefault(load.attr, Use())
             index = access.load_index(load)
             use.count += 1
+            use.points += number
             use.masked |= load.op == "masked"
             if all(part.op in ("axis", "const") for part in index):
                 use.broadcast |= not points <= {part.attr for part in index}
@@ -160,7 +163,7 @@ class _Inliner:
             return None
         use = self.uses.get(store.buffer, Use())
         own, size = cost.measure(store.value)
-        parts = [self.definitions[name] for name in dict.fromkeys(taken)]
+        parts = [self.definitions[name] for name in taken]
         total = own - cost.LOAD * len(parts) + sum(part.cost for part in parts)
         nodes = size + sum(part.nodes for part in parts)
         value = new.phases[0].stores[0].value
@@ -175,7 +178,9 @@ class _Inliner:
     def _worth(self, total: int, nodes: int, name: str, use: Use) -> bool:
         if nodes > cost.MOST_NODES or use.broadcast and total > CHEAP_BROADCAST:
             return False
-        return cost.worth_inlining(total, self.program.buffers[name], use.count)
+        buffer = self.program.buffers[name]
+        often = -(-use.points // max(cost.elements(buffer), 1))         # a window's loads read each element once
+        return cost.worth_inlining(total, buffer, min(use.count, often))
 
     def _sound(self, value: Expr, use: Use) -> bool:
         """Rules 3, 4 and 6.  Walks the value only where something in the program asks for it."""

@@ -3,6 +3,8 @@
 A reduction is one nest: the kept dimensions are its axes, each sweep over the reduced ones is a phase."""
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,12 +58,28 @@ def _simple(b: Builder, out: Any, x: Operand, op: str, dims: Any, keepdim: bool,
     x = b.readable(x)
     sweeps = Sweeps(b, x.shape, dims)
     count, load = sweeps.count(), lambda i: element(x.load(i))
+    if isinstance(count, int) and 1 < count <= MOST_TERMS and op in COMBINE:
+        return _written_out(b, out, x.shape, sweeps.dims, keepdim, lambda terms: finish(functools.reduce(COMBINE[op], map(load, terms)), count))
     if far := _far_dims(x.spec, sweeps.dims):
         part = _partial(b, x.spec, op, far, dtype, load)
         sweeps, load = Sweeps(b, part.shape, dims), part.load
     result = sweeps.store(out, finish(sweeps.reduce(op, dtype, load), count), keepdim)
     sweeps.emit()
     return result
+
+
+MOST_TERMS = 4      # elements whose reduction is written out: then it is pointwise, and computed where it is read
+COMBINE = {"sum": S.add, "prod": S.mul, "max": S.max, "min": S.min}
+
+
+def _written_out(b: Builder, out: Any, shape: tuple[Size, ...], dims: set[int], keepdim: bool, combined: Callable[[list[Index]], Expr]) -> Operand:
+    places = list(itertools.product(*(range(n) if d in dims else (None,) for d, n in enumerate(shape))))    # type: ignore[arg-type]  # known sizes
+
+    def element(i: Index) -> Expr:
+        kept = iter([part for d, part in enumerate(i) if not keepdim or d not in dims])
+        own = [None if d in dims else next(kept) for d in range(len(shape))]
+        return combined([tuple([at if at is not None else mine for at, mine in zip(place, own)]) for place in places])  # type: ignore[misc]
+    return b.map(out, element)
 
 
 def _partial(b: Builder, x: Spec, op: str, dims: Sequence[int], dtype: str, load: Callable[[Index], Expr]) -> Operand:
