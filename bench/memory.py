@@ -14,7 +14,6 @@ most bytes that lived at once between the start of a step and its end, beyond th
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
@@ -27,7 +26,6 @@ import reference
 
 NAMES = ("gpt4", "gpt8", "gpt16", "resnet")
 MODES = ("none", "full", "selective")
-IMPLS = ("eager", "torch", "firesteel")
 LIMIT = "limit="
 AFTER_FORWARD = "the forward is done"
 
@@ -162,22 +160,12 @@ def figure(row: dict, key: str, scale: float) -> str:
 
 def above_the_best(row: dict) -> list[str]:
     """The figures in which firesteel is not at most the best of the others."""
-    ours, others = row.get("firesteel", {}), [row[impl] for impl in IMPLS if impl != "firesteel" and "saved" in row.get(impl, {})]
+    ours, others = row.get("firesteel", {}), [row[impl] for impl in reference.IMPLS if impl != "firesteel" and "saved" in row.get(impl, {})]
     return [f"{key} x{ours[key] / best:.2f}" for key, _, _ in COLUMNS if key in ours and others and ours[key] > (best := min(o[key] for o in others))]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=",".join(NAMES), help="gptN has N layers")
-    parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--impl", default=",".join(IMPLS))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of steady state in each process")
-    parser.add_argument("--sizes", type=json.loads, default={}, help='e.g. \'{"batch": 16}\'')
-    parser.add_argument("--json", help="write all figures there")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = reference.arguments(__doc__, NAMES, MODES, 1, "gptN has N layers").parse_args()
     if options.worker:
         print(json.dumps(worker(*json.loads(options.worker))))
         return 0

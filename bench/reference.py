@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("pointwise", "mlp", "resnet", "gpt", "lstm")
@@ -159,18 +160,23 @@ def show_stages(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=",".join(NAMES), help=f"of {', '.join((*NAMES, *MORE))}; more: the last {len(MORE)}")
-    parser.add_argument("--modes", default="infer,train")
+def arguments(text: str, names: Sequence[str], modes: Sequence[str], repeat: int, about: str) -> argparse.ArgumentParser:
+    """The options of a table of programs, a row each and mode: memory.py has them too."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument("--programs", default=",".join(names), help=about)
+    parser.add_argument("--modes", default=",".join(modes))
     parser.add_argument("--impl", default=",".join(IMPLS))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=repeat)
     parser.add_argument("--seconds", type=float, default=2.0, help="of steady state in each process")
-    parser.add_argument("--sizes", type=json.loads, default={}, help='e.g. \'{"layers": 16}\'')
+    parser.add_argument("--sizes", type=json.loads, default={}, help='e.g. \'{"layers": 16}\' or \'{"batch": 16}\'')
     parser.add_argument("--json", help="write all figures there")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    options = arguments(__doc__, NAMES, ("infer", "train"), 3, f"of {', '.join((*NAMES, *MORE))}; more: the last {len(MORE)}").parse_args()
     if options.worker:
         print(json.dumps(worker(*json.loads(options.worker))))
         return 0

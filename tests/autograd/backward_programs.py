@@ -5,8 +5,6 @@ ways that torch has.  What it returns is all that can be observed: the order and
 strides, the identity of `.grad`, errors.
 
     python tests/autograd/backward_programs.py 3000 --seed 0 --backend eager      # prints the programs that differ; exit status 1 if there are any
-
-Also here: what the tests of compiled autograd share.
 """
 import argparse
 import random
@@ -14,22 +12,10 @@ import sys
 import time
 
 import torch
+from captured import OnlySecond, Scale, counted, difference
 from torch.utils.checkpoint import checkpoint
 
 import firesteel as fs
-
-
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.save_for_backward(x)
-        ctx.factor = factor
-        return x.sin() * factor
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, = ctx.saved_tensors
-        return grad * x.cos() * ctx.factor, None
 
 
 class Two(torch.autograd.Function):
@@ -60,18 +46,6 @@ class Broken(torch.autograd.Function):
         fs.graph_break()
         torch.autograd.Variable._execution_engine.queue_callback(lambda: ctx.note("callback", part))
         return -part, None
-
-
-class Undefined(torch.autograd.Function):
-    """Its first input never gets a gradient."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        return x + y * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, grad * 2
 
 
 class Raised(Exception):
@@ -110,7 +84,7 @@ UNARY = {
 }
 BINARY = {
     "add": torch.add, "mul": torch.mul, "two": lambda a, b: sum(Two.apply(a, b)), "where": lambda a, b: torch.where(a > 0, a, b),
-    "mm": lambda a, b: (a @ b.t()) @ b, "max": torch.maximum, "undefined": Undefined.apply, "detached": lambda a, b: a.detach() * b,
+    "mm": lambda a, b: (a @ b.t()) @ b, "max": torch.maximum, "undefined": OnlySecond.apply, "detached": lambda a, b: a.detach() * b,
 }
 
 
@@ -327,18 +301,6 @@ def run(seed, captured=False, backend="eager"):
         return [Program(seed, compiled_blocks[backend], shape).observe() for shape in SHAPES]
 
 
-def difference(one, other, path=""):
-    """The first place in which two observations differ; None where there is none."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
-        return None if same else f"{path}: {one} against {other}"
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return next((found for key in one if (found := difference(one[key], other[key], f"{path}.{key}"))), None)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        return next((found for n, (a, b) in enumerate(zip(one, other)) if (found := difference(a, b, f"{path}[{n}]"))), None)
-    return None if type(one) is type(other) and one == other else f"{path}: {one} against {other}"
-
-
 def compare(seed, backend):
     """What a captured backward does otherwise than eager's.  Gradients that are nothing but rounding errors differ in single precision alone."""
     found = difference(run(seed, backend=backend), run(seed, captured=True, backend=backend))
@@ -349,30 +311,6 @@ def compare(seed, backend):
         return difference(run(seed, backend=backend), run(seed, captured=True, backend=backend))
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-# -- what the tests share -------------------------------------------------------------------------------------------------
-def grads(module):
-    return [p.grad for p in module.parameters()]
-
-
-def counted():
-    """(captures, backwards of the eager engine, graphs whose order is not known)"""
-    numbers = fs.counters["compiled_autograd"]
-    return numbers["captures"], numbers["by_eager"], numbers["unknown_order"]
-
-
-def seeded(fn):
-    """What fn() returns, with random numbers from the start."""
-    torch.manual_seed(0)
-    return fn()
-
-
-def forget():
-    """For a fixture of each test: what one has captured is unknown to the next."""
-    fs.reset()
-    yield
-    fs.reset()
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------------

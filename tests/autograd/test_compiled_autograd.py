@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.utils.checkpoint
-from backward_programs import compare, counted, difference, forget, grads, seeded
+from backward_programs import compare
+from captured import Nothing, OnlySecond, Scale, captured_by, check_captured, difference, forget, grads, mlp, seeded
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
 import firesteel as fs
@@ -29,21 +30,12 @@ _fresh = pytest.fixture(forget, autouse=True)
 
 def captured(fn, backend="native", fullgraph=True, dynamic=None):
     """What fn() returns when its backwards are captured."""
-    with fs.compiled_autograd(lambda gm: fs.compile(gm, backend=backend, fullgraph=fullgraph, dynamic=dynamic)):
+    with captured_by(backend, fullgraph=fullgraph, dynamic=dynamic):
         return seeded(fn)
 
 
-def check(fn, captures=1, backends=BACKENDS, by_eager=0, **settings):
-    expected = seeded(fn)
-    for backend in backends:
-        fs.reset()
-        found = captured(fn, backend, **settings)
-        assert difference(expected, found) is None
-        assert counted() == (captures, by_eager, 0)
-
-
-def mlp():
-    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+def check(fn, captures=1, backends=BACKENDS, fullgraph=True, **settings):
+    check_captured(fn, backends, captures, fullgraph=fullgraph, **settings)
 
 
 # -- the door -----------------------------------------------------------------------------------------------------------
@@ -459,35 +451,17 @@ def test_retain_grad_of_an_expanded_gradient():
 
 
 def test_retain_grad_where_no_gradient_arrives():
-    class NoGradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, y):
-            return x + y
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None, grad
-
     def fn():
         x = torch.randn(3, requires_grad=True)
         y = x * 2
         y.retain_grad()
-        NoGradient.apply(y, x).sum().backward()
+        OnlySecond.apply(y, x).sum().backward()
         return [x.grad, y.grad]
     check(fn)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_compiled_function_whose_second_gradient_turns_out_missing(dynamic):
-    class NoGradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None
-
     compiled = fs.compile(lambda x, y: (x * y, torch.cat([x.sin(), y])), dynamic=dynamic)
 
     def fn():
@@ -495,7 +469,7 @@ def test_a_compiled_function_whose_second_gradient_turns_out_missing(dynamic):
         for n in (3, 5, 6):
             x, y = torch.randn(n, 2, requires_grad=True), torch.randn(n, 2, requires_grad=True)
             a, b = compiled(x, y)
-            (a.sum() + NoGradient.apply(b).sum()).backward()
+            (a.sum() + Nothing.apply(b).sum()).backward()
             out += [x.grad, y.grad]
         return out
     torch.manual_seed(0)
@@ -529,23 +503,10 @@ def test_a_backward_that_is_refused_keeps_its_saved_tensors(monkeypatch):
 
 
 # -- custom functions ---------------------------------------------------------------------------------------------------
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.save_for_backward(x)
-        ctx.factor = factor
-        return x.sin() * factor
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, = ctx.saved_tensors
-        return grad * x.cos() * ctx.factor, None
-
-
 def test_custom_functions():
     def fn():
         x = torch.randn(5, requires_grad=True)
-        Scaled.apply(x * 2, 3.0).sum().backward()
+        Scale.apply(x * 2, 3.0).sum().backward()
         return [x.grad]
     check(fn)
 
@@ -586,15 +547,6 @@ def test_a_custom_function_is_asked_whether_it_wants_zeros(zeros):
         @staticmethod
         def backward(ctx, grad):
             return grad if grad is None else grad + 1
-
-    class Nothing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None
 
     def fn():
         x = torch.ones(2, requires_grad=True)

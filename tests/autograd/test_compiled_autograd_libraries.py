@@ -3,10 +3,8 @@ import random
 
 import pytest
 import torch
-from backward_programs import counted, difference, forget
+from captured import check_captured, forget
 from torch import nn
-
-import firesteel as fs
 
 _fresh = pytest.fixture(forget, autouse=True)
 
@@ -21,12 +19,7 @@ def seeded_everywhere(fn):
 
 
 def check(fn):
-    expected = seeded_everywhere(fn)
-    fs.reset()
-    with fs.compiled_autograd():
-        found = seeded_everywhere(fn)
-    assert difference(expected, found) is None
-    assert counted()[0] and counted()[1:] == (0, 0)
+    check_captured(fn, run=seeded_everywhere)
 
 
 # attribution -> (how it is made of a model, what it is asked beside the inputs)

@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 import torch
-from backward_programs import counted, difference, forget, grads, seeded
+from captured import OnlySecond, difference, forget, grads, mlp
+from captured import check_captured as check
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,22 +15,6 @@ import firesteel as fs
 from firesteel import counters
 
 _fresh = pytest.fixture(forget, autouse=True)
-
-
-def check(fn, by_eager=0, captures=None):
-    """fn() gives the same with and without captured backwards; `by_eager` of them are the eager engine's after all."""
-    expected = seeded(fn)
-    fs.reset()
-    with fs.compiled_autograd():
-        found = seeded(fn)
-    assert difference(expected, found) is None
-    made, eager, unknown = counted()
-    assert made and eager == by_eager and unknown == 0
-    assert captures is None or made == captures
-
-
-def mlp(wide=4):
-    return nn.Sequential(nn.Linear(4, wide), nn.Tanh(), nn.Linear(wide, 3))
 
 
 def state(module):
@@ -437,15 +422,6 @@ def test_undefined_gradients():
 
 
 def test_zeros_for_gradients_that_a_custom_function_did_not_give():
-    class OnlySecond(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, y):
-            return x + y
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None, grad
-
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

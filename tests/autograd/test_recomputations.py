@@ -3,7 +3,7 @@ import functools
 
 import pytest
 import torch
-from backward_programs import counted, difference, forget, grads, seeded
+from captured import check_captured, forget, grads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import (
@@ -21,16 +21,9 @@ _fresh = pytest.fixture(forget, autouse=True)
 again = functools.partial(checkpoint, use_reentrant=False)
 
 
-def check(fn, fullgraph=True, captures=1, backends=("aot_eager", "native"), same=lambda expected, found: difference(expected, found) is None):
-    """fn() is eager's; under `fullgraph` nothing is left to eager."""
-    expected, after = seeded(fn), torch.rand(1)
-    for backend in backends:
-        fs.reset()
-        with fs.compiled_autograd(lambda gm: fs.compile(gm, backend=backend, fullgraph=fullgraph)):
-            found = seeded(fn)
-        assert torch.equal(torch.rand(1), after)        # the generator is where eager leaves it
-        assert same(expected, found)
-        assert counted() == (captures, 0, 0)
+def check(fn, fullgraph=True, captures=1, backends=("aot_eager", "native"), **settings):
+    """fn() is eager's, and the generator of random numbers is where eager leaves it; under `fullgraph` nothing is left to eager."""
+    check_captured(lambda: [fn(), torch.rand(1)], backends, captures, fullgraph=fullgraph, **settings)
 
 
 class Block(nn.Module):
@@ -143,7 +136,7 @@ def test_autocast_of_the_forward():
             out = stack(blocks, torch.randn(2, 4))
         out.sum().backward()
         return grads(blocks)
-    check(fn, same=lambda expected, found: all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in zip(expected, found)))     # bfloat16
+    check(fn, same=lambda expected, found: all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in zip(expected[0], found[0])))    # bfloat16
 
 
 def test_a_custom_function_inside():
