@@ -1,6 +1,7 @@
 """Programs between processes: what is found in the cache computes what was compiled, and whatever is wrong with an entry, it is made again."""
 import os
 import pathlib
+import platform
 import signal
 import subprocess
 import sys
@@ -237,7 +238,7 @@ x, w = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
 r = fs.compile(f)(x, w)
 r.backward()
 torch.testing.assert_close(r, f(x, w))
-print(fs.counters["native"]["program_hits"], float(w.grad.abs().sum()))
+print(fs.counters["native"]["program_hits"], float(w.grad.abs().sum()), "llvmlite" in sys.modules)
 """
 
 
@@ -248,7 +249,7 @@ def start(folder):
 
 
 def test_processes_at_once_and_one_that_is_killed(tmp_path):
-    """All are right; who comes after them finds the program."""
+    """All are right; who comes after them finds the program, and needs no LLVM."""
     victim = start(tmp_path)
     others = [start(tmp_path) for _ in range(2)]
     while not list(tmp_path.rglob("*.o")) and victim.poll() is None:
@@ -258,4 +259,5 @@ def test_processes_at_once_and_one_that_is_killed(tmp_path):
     found = [process.communicate()[0].split() for process in others]
     assert all(process.returncode == 0 for process in others)
     last = start(tmp_path).communicate()[0].split()
-    assert last[0] == "2" and {value for _, value in found} == {last[1]}
+    assert last[0] == "2" and {value for _, value, _ in found} == {last[1]}
+    assert last[2] == "False" or (sys.platform, platform.machine()) != ("linux", "x86_64")

@@ -247,7 +247,7 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     others = {name: value for name, value in own.items() if name not in launchers and not isinstance(value, torch.dtype)}
     scope = dumps.TextWriter().text(others)
     check_text(scope)
-    symbols = {int(address): symbol for symbol, address in cpu.jit().codes.items()} if launchers else {}
+    symbols = {int(address): symbol for symbol, address in cpu.CODES.items()} if launchers else {}
     launches = {name: launch_rows(value.__self__, symbols, constants) for name, value in launchers.items()}
     codes = cpu.kept_codes(dict.fromkeys(row[0] for rows in launches.values() for row in rows))
     if codes is None:

@@ -4,7 +4,7 @@ In: Kernels (or any LLVM text).  Out: `NativeAddress`es of functions, valid as l
  - One text is compiled once in a process, and once for a machine where fs.config.cache_dir allows it: object code is kept
    under a digest of the text, the LLVM version, the processor's features and the settings that change code.
  - Several kernels are compiled at the same time (fs.config.compile_threads).
- - llvmlite is loaded at the first kernel, not at import.
+ - llvmlite is loaded at the first kernel that must be compiled; what is in the cache on disk is linked without it (elf.py).
  - `reset` forgets all code; what compiled callables still hold stays loaded until they go.
  - llvmlite is called on threads of their own (`transaction.aside`): it frees memory in Python, and an interrupt there would free it twice.
  - A fork waits until no thread is inside of LLVM, so that the child's copy is whole.
@@ -19,8 +19,12 @@ import concurrent.futures
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import itertools
 import os
+import platform
+import re
+import struct
 import sys
 import threading
 import weakref
@@ -33,7 +37,8 @@ from firesteel.artifacts import counters, timed
 from firesteel.codegen.printer import Kernel
 from firesteel.codegen.target import Target, this_machine, vector_library
 from firesteel.config import config
-from firesteel.runtime import threads
+from firesteel.errors import PackageError
+from firesteel.runtime import elf, threads
 
 _VERSION = 2            # of what is done to a text before it is code: change it with the pass list
 
@@ -61,6 +66,10 @@ def _code(address: int, library: Library) -> NativeAddress:
     return code
 
 
+CODES: dict[str, Any] = {}      # addresses of all that is loaded, by symbol, which has a digest of the text
+KEYS: dict[str, bytes] = {}     # symbol -> digest of its key in the cache
+
+
 class Jit:
     """The one JIT of a process."""
 
@@ -72,8 +81,7 @@ class Jit:
         self.target = llvm.Target.from_default_triple()
         self.jit = llvm.create_lljit_compiler(self.machine())
         self.names = itertools.count()      # of libraries: none is given twice, since one whose linking was interrupted stays in use
-        self.codes: dict[str, NativeAddress] = {}   # by symbol, which has a digest of the text
-        self.keys: dict[str, bytes] = {}            # symbol -> digest of its key in the cache
+        self.codes = CODES
         self.loaded: dict[weakref.ref[Library], Any] = {}       # llvmlite's object for each, which unloads it
         self.dead: list[weakref.ref[Library]] = []              # libraries that nobody holds any more
         self.imports: dict[str, NativeAddress] = {}
@@ -88,17 +96,15 @@ class Jit:
         return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="default", codemodel="jitdefault", jit=True)
 
     def _add_launch(self) -> None:
-        entry_points = threads.openmp()
-        text = threads.LAUNCH if entry_points else threads.LAUNCH_SERIAL
-        imports = {**entry_points, "fs_wanted": threads.wanted_address()} if entry_points else {}
+        text, imports = launch_text()
         (code,) = self.compile([("fs_launch", text)])
-        self.imports.update(self.link([("fs_launch", code)], imports, ("fs_launch", "fs_run")))
+        self.imports.update(self.link([("fs_launch", code)], imports, LAUNCH_FUNCTIONS))
 
     def compile(self, texts: Sequence[tuple[str, str]]) -> list[bytes]:
         """Object code of each (symbol, text), out of the disk cache where it is there."""
         cache = diskcache.kernels()
         keys = [_key(text) for _, text in texts]
-        self.keys.update((symbol, diskcache.hashed(key)) for key, (symbol, _) in zip(keys, texts))
+        KEYS.update((symbol, diskcache.hashed(key)) for key, (symbol, _) in zip(keys, texts))
         found = {k: code for k in dict.fromkeys(keys) if (code := cache.get(k)) is not None}
         missing = {k: text for k, (_, text) in zip(keys, texts) if k not in found}
         counters["native"]["cache_hits"] += len(found)
@@ -161,18 +167,9 @@ class Jit:
                 diskcache.kernels().forget(_key(text))
             return self.link(list(zip(new, self.compile(list(new.items())))), self.imports)
 
-    def load_codes(self, codes: Sequence[KeptCode]) -> dict[str, NativeAddress]:
-        """The functions by symbol, of object code that was compiled before."""
-        if any(code.symbol not in self.codes for code in codes):
-            transaction.aside(_lock.holding, self._load_codes, codes)
-        return {code.symbol: self.codes[code.symbol] for code in codes}
-
-    def _load_codes(self, codes: Sequence[KeptCode]) -> None:
-        self.unload()
-        new = [(code.symbol, code.code) for code in codes if code.symbol not in self.codes]
-        if new:
-            self.codes.update(self.link(new, self.imports))
-            self.keys.update((code.symbol, code.key) for code in codes)
+    def load_codes(self, codes: Mapping[str, bytes]) -> None:
+        """Object code that was compiled before."""
+        transaction.aside(_lock.holding, lambda: CODES.update(self.link(list(codes.items()), self.imports)))
 
     def _load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
         self.unload()
@@ -199,8 +196,8 @@ def _make_jit() -> Jit:
 
 def reset() -> None:
     """Forgets all code: what nothing holds is unloaded."""
+    CODES.clear()
     for made in _jits:
-        made.codes.clear()
         transaction.aside(_lock.holding, made.unload)
 
 
@@ -276,9 +273,68 @@ def _key(text: str) -> str:
 
 @functools.cache
 def machine_key() -> str:
-    import llvmlite.binding as llvm
-    cpu = this_machine()
-    return repr((_VERSION, llvm.llvm_version_info, cpu.cpu, cpu.features))      # the rest of the target is in the text
+    """What object code depends on besides its text, in which the rest of the target is.  Asked of the system where it says, without LLVM."""
+    return repr((_VERSION, importlib.metadata.version("llvmlite"), platform.machine(), _processor()))
+
+
+def _processor() -> Any:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            first = file.read().partition("\n\n")[0]
+        facts = dict(re.findall(r"^(vendor_id|cpu family|model|model name|stepping|flags)\s*:\s*(.*)$", first, flags=re.MULTILINE))
+    except OSError:
+        facts = {}
+    return facts if "flags" in facts else (this_machine().cpu, this_machine().features)
+
+
+# ---------------------------------------------------------------- without LLVM
+
+def link_without_llvm(codes: Mapping[str, bytes]) -> bool:
+    """Loads object code; says whether it could.  To load LLVM takes longer than all of a warm start's linking."""
+    if _jits:
+        return False
+    try:
+        found = elf.link(list(codes.values()), _launch_functions())
+        CODES.update({symbol: found[symbol] for symbol in codes})
+    except (PackageError, LookupError, OSError, ValueError, struct.error):     # another system, another kind of relocation, a file of something else
+        return False
+    return True
+
+
+_launch: dict[str, Any] = {}    # never let go: kernels call it
+
+
+def _launch_functions() -> dict[str, Any]:
+    """What kernels import, out of the cache too."""
+    if not _launch:
+        text, imports = launch_text()
+        code = diskcache.kernels().get(_key(text))
+        if code is None:
+            raise LookupError("not in the cache")
+        _launch.update(elf.link([code], imports))
+        counters["native"]["cache_hits"] += 1
+    return _launch
+
+
+def launch_text() -> tuple[str, dict[str, int]]:
+    """The function that runs kernels on several threads, and what it imports."""
+    entry_points = threads.openmp()
+    return (threads.LAUNCH, {**entry_points, "fs_wanted": threads.wanted_address()}) if entry_points else (threads.LAUNCH_SERIAL, {})
+
+
+LAUNCH_FUNCTIONS = ("fs_launch", "fs_run")
+
+
+def load_texts(texts: Sequence[tuple[str, str]]) -> list[Any]:
+    """The functions of (symbol, text)."""
+    if not _jits:
+        new = {symbol: diskcache.kernels().get(_key(text)) for symbol, text in texts if symbol not in CODES}
+        found = {symbol: code for symbol, code in new.items() if code is not None}
+        if len(found) == len(new) and (not new or link_without_llvm(found)):
+            counters["native"]["cache_hits"] += len(new)
+            KEYS.update((symbol, diskcache.hashed(_key(text))) for symbol, text in texts)
+            return [CODES[symbol] for symbol, _ in texts]
+    return jit().load(texts)
 
 
 # ---------------------------------------------------------------- what the rest of the house calls
@@ -288,26 +344,30 @@ def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
     if not kernels:
         return []
     with timed("compile_kernels"):
-        return jit().load([(k.symbol, k.text) for k in kernels])
+        return load_texts([(k.symbol, k.text) for k in kernels])
 
 
 def kept_codes(symbols: Iterable[str]) -> list[KeptCode] | None:
     """Object code of functions that were loaded, out of the cache on disk; None where one is not there."""
-    keys, cache = jit().keys, diskcache.kernels()
-    found = [KeptCode(symbol, keys[symbol], cache.get_hashed(keys[symbol]) or b"") for symbol in symbols if symbol in keys]
+    cache = diskcache.kernels()
+    found = [KeptCode(symbol, KEYS[symbol], cache.get_hashed(KEYS[symbol]) or b"") for symbol in symbols if symbol in KEYS]
     return found if len(found) == len(set(symbols)) and all(code.code for code in found) else None
 
 
-def load_codes(codes: Sequence[KeptCode]) -> dict[str, NativeAddress]:
+def load_codes(codes: Sequence[KeptCode]) -> dict[str, Any]:
     """The functions of object code, by symbol."""
+    new = {kept.symbol: kept.code for kept in codes if kept.symbol not in CODES}
     with timed("load_kernels"):
-        return jit().load_codes(codes) if codes else {}
+        if new and not link_without_llvm(new):
+            jit().load_codes(new)
+    KEYS.update((kept.symbol, kept.key) for kept in codes)
+    return {kept.symbol: CODES[kept.symbol] for kept in codes}
 
 
 def compile_text(text: str, function: str) -> NativeAddress:
     """A function in LLVM text written by others (the host's launcher)."""
     symbol = f"{function}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return jit().load([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]
+    return load_texts([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]
 
 
 def object_code(texts: Mapping[str, str], target: Target) -> dict[str, bytes]:
@@ -321,5 +381,5 @@ def _object_code(made: Jit, texts: Mapping[str, str], target: Target) -> dict[st
 
 
 def compiler_at_hand() -> Callable[[str, str], int] | None:
-    """`compile_text` in a process where LLVM is loaded already; None where that would cost the first call 100 ms."""
-    return compile_text if _jits else None
+    """`compile_text` in a process that has loaded native code already; None where that would cost the first call 100 ms."""
+    return compile_text if _jits or CODES else None
