@@ -243,7 +243,7 @@ def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()
 def lent_values(roles: Roles) -> set[Node]:
     """Results and held inputs that the backward would read only in order to compute others again.  The program may overwrite them before the
     backward runs; eager, which saves what its backward reads, would not notice."""
-    late = [node for node in roles.nodes if node not in roles.forward or node.meta.get("recompute") in AGAIN]
+    late = [node for node in roles.nodes if not is_size(node) and (node not in roles.forward or node.meta.get("recompute") in AGAIN)]
     read = {chain[0].all_input_nodes[0] if (chain := views_to(before)) else before for node in late for before in roles.reads[node]}
     shown = {node for node in roles.outputs if isinstance(node, Node) and not is_size(node)}
     shown.update(node for node in roles.primals if node.meta.get("held"))
