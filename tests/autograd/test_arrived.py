@@ -86,7 +86,6 @@ def test_inside_a_captured_backward():
     torch.testing.assert_close(results[1], results[0])
 
 
-@pytest.mark.skipif(not hasattr(torch._C._autograd.SavedTensor, "unpack"), reason="this torch unpacks all saved tensors or none")
 def test_a_saved_tensor_that_is_not_read_may_be_overwritten():
     def program(x):
         return x.cumprod(0), x * 2
@@ -100,7 +99,6 @@ def test_a_saved_tensor_that_is_not_read_may_be_overwritten():
         y.sum().backward()
 
 
-@pytest.mark.skipif(not hasattr(torch._C._autograd.SavedTensor, "unpack"), reason="this torch unpacks all saved tensors or none")
 def test_a_saved_result_that_is_read_is_checked_alone():
     """y and z are both saved as results; z's backward reads z."""
     def program(x):

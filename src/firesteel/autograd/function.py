@@ -268,6 +268,8 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
             if finish is not None:
                 values = finish(values)
             ctx.save_for_backward(*results[count:tensors_end])
+            if not CAN_UNPACK_ONE:
+                ctx.versions = [t._version for t in results[count:tensors_end]]
             if sizes:
                 ctx.sizes = results[tensors_end:]
             if quiet:
@@ -358,8 +360,6 @@ class PartialBackward:
         try:
             return list(ctx.saved_tensors)
         except RuntimeError:
-            if not CAN_UNPACK_ONE:
-                raise
             found: list[Any] = [None] * self.graph.num_saved_tensors
             for place in self.read:
                 found[place] = self._unpack(ctx, place)
@@ -367,9 +367,12 @@ class PartialBackward:
 
     def _unpack(self, ctx: Any, place: int) -> torch.Tensor:
         raw, version = ctx._raw_saved_tensors[place], self.graph.saved_results.get(place)
-        if version is None:
+        if version is None and CAN_UNPACK_ONE:
             return raw.unpack()
-        if raw.data._version != version:        # a result of the function: torch unpacks it only together with all others
+        if raw.unpack_hook is not None:
+            return raw.unpack_hook(raw.data)
+        version = ctx.versions[place] if version is None else version
+        if raw.data._version != version:        # torch unpacks a result of the function, and torch 2.11 any, only together with all others
             return ctx.saved_tensors[place]
         return raw.data
 

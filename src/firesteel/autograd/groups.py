@@ -96,7 +96,7 @@ def make_group_function(graph: TrainingGraph, whole: Any) -> type[torch.autograd
         @staticmethod
         def forward(ctx, *given):
             made, group = given[-2:]
-            vars(ctx).update({name: value for name, value in vars(made).items() if name in ("inputs", "sizes", "random_state")}, group=group.number)
+            vars(ctx).update({name: value for name, value in vars(made).items() if name not in ("values", "saved")}, group=group.number)
             ctx.looks = [Look(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in made.values]
             part = graph.part(group.tangents)
             foreign = {id(v) for k, v in enumerate(made.values) if isinstance(v, torch.Tensor) and k not in group.values}
