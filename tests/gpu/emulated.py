@@ -213,13 +213,13 @@ class Language:
         return T(torch.minimum(*_pair(a, b)))
 
     @staticmethod
-    def reduce(value: T, axis: int, combine: Any, keep_dims: bool) -> T:
-        assert value.t.ndim == 2 and keep_dims
+    def reduce(value: T, axis: int, combine: Any, keep_dims: bool = False) -> T:
+        assert value.t.ndim == (2 if keep_dims else 1)
         t = value.t
         while t.shape[axis] > 1:
             half = t.shape[axis] // 2
             t = combine(T(t.narrow(axis, 0, half)), T(t.narrow(axis, half, half))).t
-        return T(t)
+        return T(t if keep_dims else t[0])
 
     @staticmethod
     def associative_scan(value: T, axis: int, combine: Any) -> T:

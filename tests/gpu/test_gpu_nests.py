@@ -159,6 +159,13 @@ def test_equal_nests_give_one_kernel():
     assert first.symbol == second.symbol and second.name == "other"
 
 
+def test_kernels_are_titled_by_their_operators():
+    nest, buffers = softmax(8, 8)
+    titled = Nest(nest.name, nest.axes, nest.phases, ("to_copy_3", "softmax", "mean_1", "mean_2", "rsqrt_12"))
+    first, second = print_nest(nest, buffers), print_nest(titled, buffers)
+    assert first.symbol == second.symbol and second.title == "softmax_mean_rsqrt" and first.title
+
+
 def test_kernels_of_other_types_have_other_names():
     """Their texts are equal: Triton takes the types from the signature."""
     kernels = [print_nest(*pointwise(lambda v: S.add(v, v), contiguous("y", (64,), d), contiguous("x", (64,), d))) for d in ("f64", "i64", "i32")]

@@ -117,7 +117,8 @@ def test_triton_compiles_the_text(name):
     kernel = print_nest(*COMPILED[name]())
     for one in kernel.passes:
         binary = gpu.compile_pass(kernel, one, True, 90)
-        assert binary.cubin[:4] == b"\x7fELF" and binary.name == one.function
+        titled = one.function.replace(kernel.symbol, f"{kernel.title}_{kernel.symbol[2:10]}")
+        assert binary.cubin[:4] == b"\x7fELF" and binary.name == titled
 
 
 @triton_only

@@ -10,12 +10,14 @@ and the address of the error flag.
     split       few points but long sweeps: one function a phase, its sweep cut into slices that run as programs of their own.
                 Accumulators of the slices go to scratch memory [points, slices] and are combined by the functions that read them
 
-Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the text and the signature.
+Equal nests print equal text: no name of the nest appears in it, and the symbol is a digest of the text and the signature.  Machine code is
+named after the operators (`title`) and the beginning of that digest.
 """
 from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +49,7 @@ PARTS = 4096            # partial results that are combined in one tile
 COLUMNS, LEAST_COLUMNS = 64, 16     # points side by side where memory runs along the points; fewer where the machine would be idle
 PROGRAMS = 264          # fewer than this leave a GPU idle (two for each of 132 processors)
 SLICES = 512            # the most slices of a sweep
+TITLE = 60              # characters of a kernel's name in profiles, without its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,21 @@ class GpuKernel:
     scratch: tuple[tuple[str, Size], ...]   # then of scratch memory for (dtype, number of elements),
     symbols: tuple[str, ...]            # then the value of each, last the address of the error flag
     can_fail: bool
+    title: str = ""                     # for profiles: the first of equal kernels gives machine code its name
+
+
+def title_of(nest: Nest) -> str:
+    """The operators that a nest came from, each once, as part of a function's name."""
+    stems = [re.sub(r"(_\d+)+$", "", re.sub(r"\W", "_", name)) for name in nest.origin]
+    telling = [stem for stem in stems if stem not in ("to_copy", "clone", "view")]
+    return "_".join(dict.fromkeys(telling or stems))[:TITLE] or "kernel"
 
 
 def print_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> GpuKernel:
     """The kernel of a nest."""
     flat, names = flatten(nest, buffers)
     symbol, text, passes, signature, scratch, symbols, can_fail = _print_flat(flat)
-    return GpuKernel(nest.name, symbol, text, passes, signature, names, scratch, symbols, can_fail)
+    return GpuKernel(nest.name, symbol, text, passes, signature, names, scratch, symbols, can_fail, title_of(nest))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -305,11 +316,16 @@ class _Printer:
 
 
 def _combined(w: TritonFunction, place: int, slices: int, r: FlatReduce) -> None:
-    """The value of an accumulator out of what its slices kept."""
+    """The value of an accumulator out of what its slices kept.  That of a single point is a scalar: a block of one element would be spread over
+    the threads as its parts were, and brought from there to a whole tile through shared memory."""
+    parts = f"tl.arange(0, {slices})"
+    if w.block == 1:
+        total = w.new(f"tl.reduce(tl.load(q{place} + {w.first} * {slices} + {parts}), 0, {combine_function(r.op)})")
+        w.memo[make("acc", r.dtype, (), r.name)] = TritonValue(_released(w, r, total))
+        return
     mask = w.mask(POINTS)
-    pointer = f"q{place} + x * {slices} + tl.arange(0, {slices})[None, :]"
-    parts = w.new(f"tl.load({pointer}{f', mask={mask}' if mask else ''})")
-    _remember(w, r, w.new(f"tl.reduce({parts}, 1, {combine_function(r.op)}, keep_dims=True)"))
+    loaded = w.new(f"tl.load(q{place} + x * {slices} + {parts}[None, :]{f', mask={mask}' if mask else ''})")
+    _remember(w, r, w.new(f"tl.reduce({loaded}, 1, {combine_function(r.op)}, keep_dims=True)"))
 
 
 def _remember(w: TritonFunction, r: FlatReduce, name: str) -> None:

@@ -63,6 +63,7 @@ class TritonFunction:
         self.valid: dict[Expr, str] = {}        # check_index -> the mask of good indices
         self.can_fail = False
         self.sweeps = 0                         # opened so far
+        self.first = ""                         # the number of the tile's first point
         self.once = ""                          # a scalar condition under which stores are made
         self.kept: dict[tuple, TritonValue] = {}        # place -> what was stored there
         self.fresh: set[int] = set()            # buffers written in this phase,
@@ -109,7 +110,7 @@ class TritonFunction:
     def points(self, tile: str, total: Size) -> None:
         """The points of tile number `tile`."""
         arange = f"tl.arange(0, {self.block})"
-        start = self.new(f"{tile}.to({self.index_type}) * {self.block}")
+        self.first = start = self.new(f"{tile}.to({self.index_type}) * {self.block}")
         self.line(f"x = {start} + {arange}" if self.flat else f"x = ({start} + {arange})[:, None]")
         if not (isinstance(total, int) and total % self.block == 0):
             self.line(f"x_mask = x < {self.size(total)}")

@@ -81,8 +81,9 @@ def compile_pass(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    scope = executed(kernel.symbol, kernel.text, dict(_common()))
-    function = triton.jit(scope[one.function])
+    name = f"{kernel.title}_{kernel.symbol[2:10]}" if kernel.title else kernel.symbol
+    scope = executed(kernel.symbol, kernel.text.replace(kernel.symbol, name), dict(_common()))
+    function = triton.jit(scope[one.function.replace(kernel.symbol, name)])
     pointers = [i for i, kind in enumerate(kernel.signature[:-1]) if kind.startswith("*")]
     source = ASTSource(function, dict(zip(function.arg_names, kernel.signature)), {},
                        {(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers} if aligned else {})
