@@ -4,7 +4,7 @@
 
 A row a program and mode: the first call with empty caches, the steady state by a host clock (median), the time that kernels ran in a step
 (the profiler's), and for programs that are bound by memory which fraction of the bandwidth of a large copy they reach: the least bytes
-that must be read and written, over the kernels' time.  `torch-best` is torch.compile with its best mode for the row.  `--profile N` prints
+that must be read and written, over the kernels' time.  `torch-best` and `firesteel-best` are the compilers in the best of their modes.  `--profile N` prints
 the N longest kernels of a step.  `--jobs N` compiles N at the same time and measures one at a time: then first calls are not comparable.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ from programs import GPT, Program, ResNet, step
 from reference import fresh, steady
 from torch import Tensor, nn
 
-IMPLS = ("eager", "torch", "torch-best", "firesteel")
+IMPLS = ("eager", "torch", "torch-best", "firesteel", "firesteel-best")
 BF16 = torch.bfloat16
 HEAD, CONTEXT = 64, 1024
 
@@ -155,7 +155,7 @@ def compiler(impl: str, mode: str) -> Callable:
     if impl == "eager":
         return lambda fn: fn
     import firesteel as fs
-    return fs.compile
+    return lambda fn: fs.compile(fn, mode="reduce-overhead" if impl == "firesteel-best" and mode == "infer" else None)
 
 
 def worker(name: str, mode: str, impl: str, seconds: float, shown: int, lock: str) -> dict:

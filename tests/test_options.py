@@ -14,8 +14,8 @@ def unsaid():
     options._said.clear()
 
 
-@pytest.mark.parametrize("keywords,word", [({"mode": "reduce-overhead"}, "reduce-overhead"), ({"options": {"shape_padding": True}}, "shape_padding"),
-                                           ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs")])
+@pytest.mark.parametrize("keywords,word", [({"mode": "max-autotune"}, "max-autotune"), ({"options": {"shape_padding": True}}, "shape_padding"),
+                                           ({"options": {"triton.cudagraph_trees": True}}, "triton.cudagraph_trees")])
 def test_what_has_no_effect_is_named_once(keywords, word, caplog):
     with caplog.at_level(logging.WARNING, "firesteel"):
         for _ in range(3):
@@ -23,7 +23,7 @@ def test_what_has_no_effect_is_named_once(keywords, word, caplog):
     assert [record.getMessage().count(word) for record in caplog.records] == [1]
 
 
-@pytest.mark.parametrize("keywords", [{"mode": "default"}, {"options": {}}, {"options": {"fallback_random": True}}, {"options": {"shape_padding": False}}])
+@pytest.mark.parametrize("keywords", [{"mode": "default"}, {"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}, {"options": {}}, {"options": {"fallback_random": True}}, {"options": {"shape_padding": False}}])
 def test_what_is_done_anyway_is_not_named(keywords, caplog):
     fs.compile(lambda x: x, **keywords)
     assert not caplog.records

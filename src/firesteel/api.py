@@ -19,12 +19,12 @@ import torch.fx
 
 from firesteel import artifacts, stages
 from firesteel.autograd import engine
-from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend
+from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend, native_recorded
 from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
-from firesteel.options import check_keywords, say_once
+from firesteel.options import check_keywords, say_once, wants_recording
 from firesteel.runtime import cpu
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if disable:
         return model
-    settings = {"backend": lookup_backend(backend), "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
+    chosen = native_recorded if backend == "native" and wants_recording(mode, options) else lookup_backend(backend)
+    settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)

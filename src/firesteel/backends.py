@@ -21,6 +21,7 @@ from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.layouts import channels_last
 from firesteel.graph.tracing_context import with_tracing_context
 from firesteel.table import Table
+from firesteel.targets import on_gpu
 
 Backend = Callable[[torch.fx.GraphModule, list], Callable]
 
@@ -30,9 +31,19 @@ BACKENDS: Table[Backend] = Table("backend", "backends.py")
 @BACKENDS.row("native")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd, then our code generator."""
-    return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True, rewrite=channels_last,
-                           cache=kept_programs)
+    return _native(gm, example_inputs, cache=kept_programs)
+
+
+def native_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+    """`native`, whose inference on a GPU is recorded as CUDA graphs, writes to inputs included; for mode="reduce-overhead"."""
+    if not any(isinstance(x, torch.Tensor) and on_gpu(x) for x in example_inputs):
+        return native(gm, example_inputs)
+    return _native(gm, example_inputs, inference_compiler=pipeline.compile_recorded, keep_inference_input_mutations=True)
+
+
+def _native(gm: torch.fx.GraphModule, example_inputs: list, **more: Any) -> Callable:
+    return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native, hookable_results=True,
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), rewrite=channels_last, **more)
 
 
 def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -79,7 +90,7 @@ class BudgetBackend:
                                decompositions=core_decompositions(), hookable_results=True, rewrite=self.rewrite)
 
 
-OURS = frozenset(BACKENDS[name] for name in BACKENDS)
+OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), native_recorded])
 
 
 def checked(backend: Backend) -> Backend:

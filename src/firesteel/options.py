@@ -20,7 +20,7 @@ logger = logging.getLogger("firesteel")
 MODES: Table[str] = Table("mode", "options.py")
 for _name, _text in {
     "default": "",
-    "reduce-overhead": "calls are not recorded as CUDA graphs; on the CPU a call costs a few microseconds in every mode",
+    "reduce-overhead": "",                  # inference on a GPU is recorded as CUDA graphs (runtime/graphs.py)
     "max-autotune": "kernels are chosen by a cost model; candidates are not measured",
     "max-autotune-no-cudagraphs": "kernels are chosen by a cost model; candidates are not measured",
 }.items():
@@ -35,8 +35,8 @@ for _name, _text in {
     "max_autotune": MODES["max-autotune"], "max_autotune_gemm": MODES["max-autotune"], "max_autotune_pointwise": MODES["max-autotune"],
     "coordinate_descent_tuning": MODES["max-autotune"], "max_autotune_gemm_backends": MODES["max-autotune"],
     "epilogue_fusion": "operators are fused where the cost model says that it pays", "aggressive_fusion": "fusion follows a cost model",
-    "shape_padding": "operands of matrix products are not padded", "triton.cudagraphs": MODES["reduce-overhead"],
-    "triton.cudagraph_trees": MODES["reduce-overhead"], "triton.unique_kernel_names": "kernels are named by their text",
+    "shape_padding": "operands of matrix products are not padded", "triton.cudagraphs": "",
+    "triton.cudagraph_trees": "say mode='reduce-overhead' for CUDA graphs", "triton.unique_kernel_names": "kernels are named by their text",
     "triton.multi_kernel": _of_gpu, "layout_optimization": "layouts are those of the program", "force_same_precision": _of_gpu,
     "freezing": "parameters are read at each call", "trace.enabled": "set fs.config.dump_dir to keep what each stage made",
     "trace.graph_diagram": "set fs.config.dump_dir to keep what each stage made", "cpp_wrapper": "the host code is Python with native launches",
@@ -65,6 +65,11 @@ def check_keywords(mode: str | None, options: dict[str, Any] | None, shapes_spec
     say_once("mode", mode, MODES.get(mode) if mode is not None else "")
     for name, value in (options or {}).items():
         say_once("option", name, OPTIONS[name.replace("-", "_")] if value else "")
+
+
+def wants_recording(mode: str | None, options: dict[str, Any] | None) -> bool:
+    """Are calls to be recorded as CUDA graphs?"""
+    return mode == "reduce-overhead" or bool((options or {}).get("triton.cudagraphs"))
 
 
 def say_once(kind: str, name: str | None, text: str | None) -> None:

@@ -39,8 +39,9 @@ from firesteel.table import Table
 from firesteel.targets import CPU, CUDA
 
 
-def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
-    """A graph compiler for `autograd.aot`: native code for the graph's device."""
+def compile_native(gm: torch.fx.GraphModule, example_inputs: list,
+                   finish: Callable[[Plan, Callable], Callable] | None = None) -> Callable[..., tuple]:
+    """A graph compiler for `autograd.aot`: native code for the graph's device.  `finish` may put something around the host function."""
     before = {name: counters["native"][name] for name in COUNTED}
     product = stages.run("program", gm, example_inputs)
     if target_of(product) is None:
@@ -49,7 +50,13 @@ def compile_native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[.
         product = stages.run(name, product)
     call = stages.run("host", product, stages.run("kernels", product))
     call.counts = {name: counters["native"][name] - count for name, count in before.items()}
-    return call
+    return call if finish is None else finish(product, call)
+
+
+def compile_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
+    """The same, each program one CUDA graph where that is safe and pays."""
+    from firesteel.runtime import graphs  # asked for by few
+    return compile_native(gm, example_inputs, graphs.recorded)
 
 
 COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters that tell of a program, not of its making

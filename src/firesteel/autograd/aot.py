@@ -274,15 +274,17 @@ def _from_cache(outline: Outline, entry: ProgramEntry, program: Program, compile
 def write_in_graph(joint: Joint) -> None:
     """Puts the writes to inputs into an inference graph, as copy_ calls at its end, for compilers that can write in place."""
     graph = joint.gm.graph
-    results = results_of(joint.gm)
+    values, results = results_of(joint.gm), results_of(joint.gm)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     kept = []
     with graph.inserting_before(graph.output_node()):
         for write in joint.plan.writes:
             if write.how == "no_grad":
-                graph.call_function(torch.ops.aten.copy_.default, (placeholders[write.input], results[write.value]))
+                graph.call_function(torch.ops.aten.copy_.default, (placeholders[write.input], values[write.value]))
+                results[write.value] = None         # nobody else takes it
             else:
                 kept.append(write)
+    graph.output_node().args = (tuple(results),)
     joint.plan.writes = kept
     joint.gm.recompile()
 

@@ -1,0 +1,159 @@
+"""Host functions recorded as CUDA graphs: on a GPU where there is one, and by a made-up graph without."""
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import firesteel as fs
+from firesteel.loops.ir import Buffer
+from firesteel.runtime import gpu, graphs
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+# ---------------------------------------------------------------- without a GPU
+
+class MadeUpGraph:
+    """Runs what was called while it captured, again at each replay, into the same results."""
+    capturing = None
+
+    @contextlib.contextmanager
+    def capture(self, **_):
+        MadeUpGraph.capturing = self
+        yield
+        MadeUpGraph.capturing = None
+
+    def replay(self):
+        self.inputs[2].data.add_(self.inputs[0])        # a GPU raises no versions
+        self.result.copy_(self.inputs[0] * self.inputs[1])
+
+
+def host(x, w, cache):
+    """y = x * w; cache += x"""
+    if MadeUpGraph.capturing is not None:
+        MadeUpGraph.capturing.inputs, MadeUpGraph.capturing.result = (x, w, cache), torch.empty_like(x)
+        torch.autograd.graph.increment_version(cache)       # as a call that is captured does
+        return (MadeUpGraph.capturing.result,)
+    host.plain += 1
+    cache.add_(x)
+    return (x * w,)
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MadeUpGraph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **more: graph.capture(**more))
+    monkeypatch.setattr(gpu, "flag", lambda: SimpleNamespace(word=SimpleNamespace(value=0)))
+    monkeypatch.setattr(graphs, "on_gpu", lambda x: True)
+    stream, host.plain = [7], 0
+    buffers = {name: Buffer(name, "f32", (3,), (1,), "input", "cuda") for name in "xwc"}
+    program = SimpleNamespace(inputs=("x", "w", "c"), buffers=buffers, steps=[SimpleNamespace(writes=lambda: ("c", "y"))])
+    made = graphs.Recording(SimpleNamespace(program=program), host)
+    made.streams = stream
+    return made
+
+
+def check(recording, x, w, cache):
+    want, version = cache + x, cache._version
+    (y,) = recording(x, w, cache)
+    assert torch.equal(y, x * w) and torch.equal(cache, want) and cache._version == version + 1
+    return y
+
+
+def test_what_moves_is_copied_and_what_stays_is_used_where_it_lies(recording):
+    w, cache = torch.randn(3), torch.zeros(3)
+    kept = [(x, check(recording, x, w, cache)) for x in (torch.randn(3) for _ in range(6))]
+    assert host.plain == graphs.WARM_CALLS and recording.recordings == 1 and set(recording.moving) == {0}
+    for x, y in kept:
+        assert torch.equal(y, x * w)        # a later replay changed none
+
+
+def test_a_parameter_that_lies_elsewhere_is_recorded_anew(recording):
+    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    for _ in range(4):
+        check(recording, x, w, cache)
+    assert recording.recordings == 1 and not recording.moving
+    other = torch.randn(3)
+    check(recording, x, other, cache)
+    assert recording.recordings == 2 and set(recording.moving) == {1}
+
+
+def test_written_inputs_that_move_are_not_recorded(recording):
+    for _ in range(4):
+        check(recording, torch.randn(3), torch.randn(3), torch.zeros(3))
+    assert recording.graph is None and host.plain == 4
+
+
+def test_another_stream_runs_the_host_function(recording):
+    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    for _ in range(4):
+        check(recording, x, w, cache)
+    before, recording.streams[0] = host.plain, 8
+    check(recording, x, w, cache)
+    assert host.plain == before + 1
+
+
+# ---------------------------------------------------------------- on a GPU
+
+class Step(torch.nn.Module):
+    """One token against a cache that is written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64)
+
+    def forward(self, x, at, keys, values):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        keys.index_copy_(1, at, k)
+        values.index_copy_(1, at, v)
+        seen = (torch.arange(keys.shape[1], device=x.device) <= at)[None]
+        return self.out(F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)).relu()
+
+
+@gpu_only
+def test_decoding_with_a_cache_equals_eager():
+    fs.reset()
+    torch.manual_seed(0)
+    model = Step().cuda()
+    ours, theirs = ([torch.zeros(2, 16, 64, device="cuda") for _ in range(2)] for _ in range(2))
+    compiled = fs.compile(model, mode="reduce-overhead", fullgraph=True)
+    kept = []
+    with torch.no_grad():
+        for step in range(8):
+            x, at = torch.randn(2, 1, 64, device="cuda"), torch.tensor([step], device="cuda")
+            got, want = compiled(x, at, *ours), model(x, at, *theirs)
+            kept.append((got, want))
+            assert [c._version for c in ours] == [c._version for c in theirs]
+    assert fs.counters["native"]["replays"] >= 5 and fs.counters["native"]["recorded_graphs"] == 1
+    for got, want in (*kept, *zip(ours, theirs)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@gpu_only
+def test_random_numbers_are_not_recorded():
+    fs.reset()
+    compiled = fs.compile(lambda x: F.dropout(x, 0.5), mode="reduce-overhead")
+    x = torch.ones(1000, device="cuda")
+    results = [compiled(x) for _ in range(5)]
+    assert not fs.counters["native"]["replays"] and not torch.equal(results[-1], results[-2])
+
+
+@gpu_only
+def test_training_in_this_mode_equals_eager():
+    fs.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)).cuda()
+    compiled = fs.compile(model, mode="reduce-overhead")
+    for _ in range(5):
+        x, gradients = torch.randn(4, 8, device="cuda"), []
+        for fn in (compiled, model):
+            model.zero_grad()
+            fn(x).square().sum().backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
