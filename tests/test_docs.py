@@ -60,8 +60,9 @@ def executed(text, tmp_path, name):
 
 
 @pytest.mark.parametrize("sort, kind, text", EXAMPLES, ids=[kind for _, kind, _ in EXAMPLES])
-def test_the_examples_of_errors_do_that(sort, kind, text, tmp_path, capsys):
+def test_the_examples_of_errors_do_that(sort, kind, text, tmp_path, capsys, monkeypatch):
     fs.reset()
+    monkeypatch.chdir(tmp_path)
     if sort == "error":
         with pytest.raises(getattr(fs.errors, kind)):
             executed(text, tmp_path, kind)

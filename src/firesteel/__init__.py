@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from firesteel.shipping.pack import package
     from firesteel.tools import debug
     from firesteel.tools.explain import explain
+    from firesteel.tools.report import report
 
 __version__ = "0.1.0"
 
@@ -52,13 +53,13 @@ __all__ = [
     "allow_in_graph", "aot", "assume_constant_result", "checkpoint_budget", "compile", "compiled_autograd", "config", "counters", "debug", "disable",
     "disable_compiled_autograd", "errors", "explain", "forbid_in_graph", "graph_break", "in_compiled_autograd_region", "install",
     "is_compiling", "list_backends", "load", "lookup_backend", "mark_dynamic", "mark_static",
-    "mark_unbacked", "maybe_mark_dynamic", "memory_report", "package", "register_backend", "reset", "set_logs", "set_stance", "stage_times",
+    "mark_unbacked", "maybe_mark_dynamic", "memory_report", "package", "register_backend", "report", "reset", "set_logs", "set_stance", "stage_times",
     "substitute_in_graph", "testing", "uninstall",
 ]
 
 
 # names with a home of their own, which is loaded when they are used; a home that ends in a point is the thing itself
-LATER = {"debug": "tools.debug.", "explain": "tools.explain", "load": "shipping.load", "package": "shipping.pack"}
+LATER = {"debug": "tools.debug.", "explain": "tools.explain", "report": "tools.report", "load": "shipping.load", "package": "shipping.pack"}
 
 
 def __getattr__(name: str) -> Any:

@@ -241,7 +241,8 @@ def _module_call(cls: Any, original: torch.nn.Module, settings: dict, function: 
     call = cls._firesteel_calls.get(key)
     if call is None:
         boxed = isinstance(original, torch.fx.GraphModule) and original.meta.get("boxed", False)
-        call = cls._firesteel_calls[key] = compile_callable(function, settings, steals=1 if boxed else None)
+        named = {**settings, "name": settings["name"] or type(original).__qualname__}
+        call = cls._firesteel_calls[key] = compile_callable(function, named, steals=1 if boxed else None)
     original.__dict__.setdefault(CompiledCode.NAME, CompiledCode()).calls.add(call)
     return call
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from firesteel import transaction
 from firesteel.errors import Location
@@ -49,16 +50,27 @@ transaction.keep("open stages", _open)
 _enabled_logs: set[str] = set()
 
 
+# told of each stage as it begins and, with the time of its end, as it ends: fn(stage, start, end, how many stages are around it)
+WATCHERS: list[Callable[[str, float, float | None, int], Any]] = []
+
+
+def _watch(stage: str, start: float, end: float | None, depth: int) -> None:
+    for watch in WATCHERS:
+        watch(stage, start, end, depth)
+
+
 @transaction.context
 def timed(stage: str) -> Iterator[None]:
     """Adds the time spent inside, less that of stages within it, to the stage's total."""
     stack = _open.__dict__.setdefault("stack", [])
     stack.append(0.0)
     start = time.perf_counter()
+    _watch(stage, start, None, len(stack) - 1)
     try:
         yield
     finally:
         spent = time.perf_counter() - start
+        _watch(stage, start, start + spent, len(stack) - 1)
         inner = stack.pop()
         _times[stage] += spent - inner
         _runs[stage] += 1

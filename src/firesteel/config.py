@@ -58,6 +58,7 @@ for _name, _knob in {
     "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with other ranks', once a function; 0: never."),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
+    "report": Knob(str, "", "Write an HTML report about everything that is compiled into this folder when the process ends."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),
 }.items():
     KNOBS.add(_name, _knob)

@@ -63,6 +63,7 @@ class Compilation:
     def __init__(self, name: str, until: str = "", reason: str = ""):
         self.name, self.until, self.reason = name, until, reason        # why it is compiled again
         self.records: list[Record] = []
+        self.guards: list[Any] = []         # of an entry whose stages are run again
         self._folder = ""
 
     def add(self, stage: Stage, product: Any, made_of: Any) -> None:
@@ -122,6 +123,8 @@ COLLECTORS: list[list[Compilation]] = []        # who asks for everything that i
 
 def wanted(name: str, reason: str = "") -> Compilation | None:
     """A compilation to keep products in, if somebody asks for them."""
+    if config.report:
+        importlib.import_module("firesteel.tools.report").begin()
     if not (config.dump_dir or config.keep_stages or COLLECTORS):
         return None
     made = Compilation(name, reason=reason)

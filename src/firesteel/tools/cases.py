@@ -32,7 +32,7 @@ from firesteel.targets import CPU, on_host
 from firesteel.testing import CALLS, same
 
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
-TORCH = os.path.dirname(torch.__file__)
+TORCH, OURS = os.path.dirname(torch.__file__), os.path.dirname(api.__file__)
 PLAIN = (torch.Tensor, int, float, complex, str, type(None))     # what is compared
 SHOWN = 64          # elements of an input whose data a file holds, where random numbers do not show the failure
 
@@ -269,7 +269,7 @@ def is_tensor(node: Node) -> bool:
 def location(node: Node) -> Location | None:
     """The line that a node comes from: the innermost of the user's, or of a library where that is all there is."""
     places = places_of(node.meta.get("stack_trace"))
-    own = [place for place in places if not place[0].startswith(TORCH)]
+    own = [place for place in places if not place[0].startswith((TORCH, OURS))]
     return Location(*(own or places)[-1]) if places else None
 
 

@@ -1,0 +1,88 @@
+"""fs.report: one file with everything, which a browser shows."""
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import firesteel as fs
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return torch.nn.functional.gelu(y) + x
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Of a model that was compiled and trained for two sizes, without anything kept for it."""
+    fs.reset()
+    model = fs.compile(Model())
+    for n in (4, 5):
+        model(torch.randn(n, 8)).sum().backward()
+    yield fs.report(tmp_path / "report.html")
+    fs.reset()
+
+
+def data_of(path):
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.DOTALL)[1])
+
+
+def test_everything_is_in_it(report):
+    data = data_of(report)
+    first, second = (c for c in data["compilations"] if any(n["name"] == "gelu" for n in c["graphs"][0]["nodes"]))
+    assert [g["title"] for g in first["graphs"]] == ["captured graph", "joint graph", "forward graph", "backward graph"]
+    assert {k["phase"] for k in first["kernels"]} == {"forward", "backward"} and all("define" in k["text"] and "nest" in k["loops"] for k in first["kernels"])
+    assert "size 5 in dimension 0; it was 4" in second["reason"]
+    node = next(n for n in first["graphs"][0]["nodes"] if n["name"] == "gelu")
+    assert node["places"][0]["file"] == __file__ and "gelu(y) + x" in data["sources"][__file__][str(node["places"][0]["line"])]
+    assert all(plan["steps"] for plan in first["plans"]) and sum(b["bytes"] for plan in first["plans"] for b in plan["buffers"]) > 0
+    assert any("is a float32 tensor (4, 8)" in word for word in first["words"]) and data["events"]
+
+
+def test_the_file_needs_nothing_else(report):
+    text = report.read_text()
+    assert not re.search(r'(src|href)\s*=\s*["\']', text.split('id="data"')[0] + text.split("</script>", 1)[1].replace("http://www.w3.org/2000/svg", ""))
+
+
+def test_of_a_whole_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import torch, firesteel as fs\nfs.compile(lambda x: x.sin())(torch.ones(3))\n")
+    folder = tmp_path / "reports"
+    done = subprocess.run([sys.executable, str(script)], text=True, capture_output=True, env={**os.environ, "FIRESTEEL_REPORT": str(folder)})
+    (path,) = folder.iterdir()
+    assert done.returncode == 0 and str(path) in done.stderr
+    assert [c["kernels"][0]["phase"] for c in data_of(path)["compilations"]] == ["forward"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = subprocess.run([sys.executable, "-c", "import torch, firesteel as fs; fs.compile(lambda x: x.sin())(torch.ones(3))"], text=True,
+                          capture_output=True, env={**os.environ, "FIRESTEEL_REPORT": str(tmp_path / "file")})
+    assert done.returncode == 0 and done.stderr.startswith("firesteel: the report could not be written") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no browser")
+def test_a_browser_shows_the_code_of_a_node(report, tmp_path):
+    def dom(hash):
+        done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000",
+                               "--dump-dom", f"file://{report}{hash}"], text=True, capture_output=True, timeout=120)
+        return html.unescape(done.stdout)
+    place = next(n for n, c in enumerate(data_of(report)["compilations"]) if any(node["name"] == "gelu" for node in c["graphs"][0]["nodes"]))
+    assert place == 0
+    page = dom("#open=1/gelu")
+    aside = page.split("<aside")[1].split("</aside>")[0]
+    assert "gelu = torch._C._nn.gelu(" in aside and "return torch.nn.functional.gelu(y) + x" in aside and __file__ in aside
+    assert page.count('class="node') > 4 and "captured graph" in page.split("<main")[1].split("</main>")[0]
