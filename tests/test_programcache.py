@@ -261,3 +261,15 @@ def test_processes_at_once_and_one_that_is_killed(tmp_path):
     last = start(tmp_path).communicate()[0].split()
     assert last[0] == "2" and {value for _, value, _ in found} == {last[1]}
     assert last[2] == "False" or (sys.platform, platform.machine()) != ("linux", "x86_64")
+
+
+def test_views_whose_history_may_not_be_asked_for(cache):
+    def written_behind_a_view(x):
+        view = x.mT
+        x.masked_fill_(torch.tensor(True), 2)
+        return view + 1
+
+    for _ in range(2):
+        fs.reset()
+        with torch.no_grad():
+            torch.testing.assert_close(fs.compile(written_behind_a_view)((leaf(6, 6) * 1)[1:5, 1:5]), torch.full((4, 4), 3.0))

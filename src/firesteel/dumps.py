@@ -43,6 +43,7 @@ from firesteel.sym.expr import Expr, as_expr, const, make, postorder, python_tex
 from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
 from firesteel.table import Table
 from firesteel.targets import HOST, on_host
+from firesteel.torchstate import has_history
 
 LARGE = 4096        # elements of a constant that is not written out
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -326,7 +327,8 @@ def tensor_type_text(value: torch.Tensor) -> str:
         text += f".on({str(spec.device)!r})"
     if not value.requires_grad:
         return text
-    return f"{text}.grad()" if value.is_leaf else f"{text}.result()"
+    with torch.no_grad():
+        return f"{text}.result()" if has_history(value) else f"{text}.grad()"
 
 
 # ---------------------------------------------------------------- graphs from text
