@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import importlib
 import math
 import operator
 import re
@@ -28,13 +29,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.autograd.regions import module_of
-from firesteel.codegen import printer
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.loops import ir
-from firesteel.loops import plan as planning
 from firesteel.records import dataclass
 from firesteel.shipping import values
 from firesteel.shipping.values import home_of
@@ -47,7 +46,7 @@ from firesteel.torchstate import has_history
 
 LARGE = 4096        # elements of a constant that is not written out
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-RECORDS = {name: cls for module in (ir, planning, printer) for name, cls in vars(module).items() if dataclasses.is_dataclass(cls)}
+RECORD_HOMES = ("firesteel.loops.ir", "firesteel.loops.plan", "firesteel.codegen.printer")      # whose records are written by their bare names
 SHARED = (ir.Nest, ir.Extern, ir.Program)       # records that others refer to
 TAGS = ("exact", "recompute", "region", "late", "held", "mutated", "unbacked", "state")     # meta of nodes that stages read
 
@@ -125,7 +124,7 @@ class TextWriter:
             return self.names[id(value)]
         fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
         given = [f"{field.name}={self.text(own)}" for field, own in fields if type(own) is not type(field.default) or own != field.default]
-        text = f"{type(value).__name__ if type(value).__name__ in RECORDS else name_of(type(value))}({', '.join(given)})"
+        text = f"{type(value).__name__ if type(value).__module__ in RECORD_HOMES else name_of(type(value))}({', '.join(given)})"
         if not isinstance(value, SHARED):
             return text
         self.named.append(value)
@@ -175,7 +174,7 @@ def expr(op: str, dtype: str, args: tuple, attr: Any) -> Expr:
     return make(op, dtype, tuple(map(as_expr, args)), attr)
 
 
-NAMES: dict[str, Any] = {**RECORDS, **SPELLED, "make": expr,
+NAMES: dict[str, Any] = {**SPELLED, "make": expr,
                          "axis": ir.axis, "symbol": symbol, "const": const, "find": find, "unreadable": unreadable, "constant": constant,
                          **{name: getattr(builtins, name) for name in ("float", "complex", "slice")}}
 
@@ -188,8 +187,14 @@ def records_text(value: Any) -> str:
     return "\n".join([*shown, *writer.lines, f"result = {result}"])
 
 
+def names_of_records() -> dict[str, Any]:
+    """What the text of a Program, a Plan or a kernel may name."""
+    homes = map(importlib.import_module, RECORD_HOMES)
+    return {**NAMES, **{name: cls for home in homes for name, cls in vars(home).items() if dataclasses.is_dataclass(cls)}}
+
+
 def read_records(text: str) -> Any:
-    names = dict(NAMES)
+    names = names_of_records()
     exec(text, names)
     return names["result"]
 
@@ -202,8 +207,8 @@ def kernels_text(kernels: Sequence[Any]) -> str:
 
 
 def read_kernels(text: str) -> list[Any]:
-    parts = re.split(r"^# kernel (.*)\n", text, flags=re.MULTILINE)[1:]
-    return [dataclasses.replace(eval(head, dict(NAMES)), text=body.removesuffix("\n")) for head, body in zip(parts[::2], parts[1::2])]
+    parts, names = re.split(r"^# kernel (.*)\n", text, flags=re.MULTILINE)[1:], names_of_records()
+    return [dataclasses.replace(eval(head, names), text=body.removesuffix("\n")) for head, body in zip(parts[::2], parts[1::2])]
 
 
 # ---------------------------------------------------------------- graphs as text

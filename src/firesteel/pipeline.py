@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.fx
 
@@ -22,21 +22,25 @@ from firesteel.autograd.joint import Joint, trace_program
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.capture.record import Recorder
 from firesteel.capture.translate import RegionCode, translate
-from firesteel.codegen import host, hosted, llvm
+from firesteel.codegen import hosted
 from firesteel.codegen.zones import ZONE
 from firesteel.config import config
 from firesteel.graph.verify import verify
-from firesteel.loops.fuse import fuse
-from firesteel.loops.ir import Buffer, Nest, Program
+from firesteel.loops.ir import Nest, Program
 from firesteel.loops.lower.graph import lower_graph
-from firesteel.loops.plan import Plan, Run, plan
-from firesteel.loops.simplify import simplify
-from firesteel.loops.verify import verify_program
 from firesteel.records import dataclass
 from firesteel.runtime import cpu
 from firesteel.stages import STAGES, Stage
 from firesteel.table import Table
 from firesteel.targets import CPU, CUDA
+
+if TYPE_CHECKING:
+    from firesteel.loops.plan import Plan
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """A function whose module is loaded when it is first called: a process that finds its programs in the cache runs none of these stages."""
+    return lambda *args, **kwargs: getattr(importlib.import_module(f"firesteel.{module}"), name)(*args, **kwargs)
 
 
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list,
@@ -75,12 +79,8 @@ class CodeTarget:
 
 
 def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
-    return {k.name: host.Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, cpu.load(kernels))}, None
-
-
-def _print_for_cuda(nest: Nest, buffers: Mapping[str, Buffer]) -> Any:
-    from firesteel.codegen import triton  # here and below: programs on other devices do without
-    return triton.print_nest(nest, buffers)
+    from firesteel.codegen.host import Launch
+    return {k.name: Launch(a, k.buffers, k.symbols) for k, a in zip(kernels, cpu.load(kernels))}, None
 
 
 def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
@@ -91,8 +91,8 @@ def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], 
 
 
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
-TARGETS.add(CPU, CodeTarget(llvm.print_nest, _load_for_cpu, ZONE))
-TARGETS.add(CUDA, CodeTarget(_print_for_cuda, _load_for_cuda))
+TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
+TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda))
 
 
 def target_of(program: Program) -> CodeTarget | None:
@@ -103,12 +103,13 @@ def target_of(program: Program) -> CodeTarget | None:
 
 
 def nests_of(plan: Plan) -> list[Nest]:
+    from firesteel.loops.plan import Run
     return [step.step.nest for step in plan.steps if isinstance(step, Run) and step.step.nest]
 
 
 def plan_memory(program: Program) -> Plan:
     """The plan; with guard zones around buffers where verifiers run."""
-    return plan(program, _known_target(program).zone if config.verify else 0)
+    return later("loops.plan", "plan")(program, _known_target(program).zone if config.verify else 0)
 
 
 def print_kernels(plan: Plan) -> list[Any]:
@@ -123,7 +124,7 @@ def print_kernels(plan: Plan) -> list[Any]:
 def build_host(plan: Plan, kernels: Sequence[Any]) -> Callable[..., tuple]:
     """Machine code of the kernels, equal ones once, and the host function that launches it."""
     launches, setup = _known_target(plan.program).load(plan, kernels)
-    return host.build(plan, launches, cpu.compile_text, *([setup] if setup is not None else []))
+    return later("codegen.host", "build")(plan, launches, cpu.compile_text, *([setup] if setup is not None else []))
 
 
 def _known_target(program: Program) -> CodeTarget:
@@ -163,14 +164,9 @@ def _verify_joint(joint: Joint) -> None:
     verify(joint.gm, "joint" if joint.tangents else "aten")
 
 
-def _dumped(name: str) -> Callable[..., Any]:
-    """A function of dumps.py, which is loaded when somebody asks for dumps."""
-    return lambda *args, **kwargs: getattr(importlib.import_module("firesteel.dumps"), name)(*args, **kwargs)
-
-
 def _joint_text(joint: Joint) -> str:
     """The graph, and what a partitioner is told of it."""
-    return _dumped("graph_text")(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
+    return later("dumps", "graph_text")(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
 
 
 def _captured_text(captured: RegionCode) -> str:
@@ -181,9 +177,10 @@ def _code(gm: torch.fx.GraphModule) -> str:
     return gm.code
 
 
+_verify_program: Any = later("loops.verify", "verify_program")
 _aten = partial(verify, level="aten")
-_graph: Any = partial(Stage, text=_dumped("graph_text"), extension="py", read=_dumped("read_graph"))
-_loops: Any = partial(Stage, text=_dumped("records_text"), extension="loops", read=_dumped("read_records"))
+_graph: Any = partial(Stage, text=later("dumps", "graph_text"), extension="py", read=later("dumps", "read_graph"))
+_loops: Any = partial(Stage, text=later("dumps", "records_text"), extension="loops", read=later("dumps", "read_records"))
 
 for _row in (
     Stage("captured", translate, "a region and its inputs", "guards and a run function", _captured_text, "py"),
@@ -194,12 +191,12 @@ for _row in (
     _graph("forward", min_cut_partition, "the joint graph", "an ATen graph of results and saved tensors", verify=_aten,
            log="aot", show=_code),
     _graph("backward", min_cut_partition, "the joint graph", "an ATen graph of gradients", verify=_aten, log="aot", show=_code),
-    _loops("program", lower_graph, "a forward or backward graph", "a Program: nests and library calls", verify=verify_program),
-    _loops("simplify", simplify, "a Program", "a Program", verify=verify_program),
-    _loops("fuse", fuse, "a Program", "a Program of fewer steps", verify=verify_program),
+    _loops("program", lower_graph, "a forward or backward graph", "a Program: nests and library calls", verify=_verify_program),
+    _loops("simplify", later("loops.simplify", "simplify"), "a Program", "a Program", verify=_verify_program),
+    _loops("fuse", later("loops.fuse", "fuse"), "a Program", "a Program of fewer steps", verify=_verify_program),
     _loops("plan", plan_memory, "a Program", "a Plan: when memory is taken and given back", extension="plan", log="schedule"),
-    Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", _dumped("kernels_text"), "txt", _dumped("read_kernels"),
-          log="kernels", show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
+    Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", later("dumps", "kernels_text"), "txt",
+          later("dumps", "read_kernels"), log="kernels", show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
     Stage("host", build_host, "a Plan and its kernels", "the host function", lambda fn: fn.source, "py"),
 ):
     STAGES.add(_row.name, _row)

@@ -29,16 +29,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import firesteel.runtime.diskcache as diskcache
 from firesteel import transaction
 from firesteel.artifacts import counters, timed
-from firesteel.codegen.printer import Kernel
 from firesteel.codegen.target import Target, this_machine, vector_library
 from firesteel.config import config
 from firesteel.errors import PackageError
 from firesteel.runtime import elf, threads
+
+if TYPE_CHECKING:
+    from firesteel.codegen.printer import Kernel
 
 _VERSION = 2            # of what is done to a text before it is code: change it with the pass list
 
