@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from firesteel import artifacts, stages
+from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
 from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend, native_recorded
 from firesteel.capture import entry, marks
@@ -33,22 +33,24 @@ if TYPE_CHECKING:
 
 def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",
             mode: str | None = None, options: dict | None = None, disable: bool = False, name: str | None = None,
-            recompile_limit: int | None = None, isolate_recompiles: bool = False, shapes_spec: Any = None) -> Any:
+            recompile_limit: int | None = None, isolate_recompiles: bool = False, shapes_spec: Any = None, tiered: bool = False) -> Any:
     """Compiles a function or an nn.Module at its first call; with no model, a decorator.
 
     `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Modules of one class share
-    variants, and so do functions that differ in floats of their closure or defaults, unless `isolate_recompiles`."""
+    variants, and so do functions that differ in floats of their closure or defaults, unless `isolate_recompiles`.  `tiered`: calls for which
+    nothing is compiled yet run eagerly, and what serves them is compiled on another thread meanwhile (tiers.py)."""
     check_keywords(mode, options, shapes_spec, recompile_limit)
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable,
-                                 name=name, recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles)
+                                 name=name, recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles, tiered=tiered)
     if not callable(model):
         raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if disable:
         return model
     chosen = native_recorded if backend == "native" and wants_recording(mode, options) else lookup_backend(backend)
     settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
-                "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None}
+                "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None,
+                "later": tiers.schedule if tiered else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
     return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else compile_callable(model, settings)
@@ -86,6 +88,7 @@ def reset() -> None:
     for made in _compiled_classes.values():
         if (cls := made()) is not None:
             cls._firesteel_calls.clear()
+    tiers.reset()
     engine.reset()
     cpu.reset()
     artifacts.reset()

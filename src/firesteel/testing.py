@@ -13,10 +13,14 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from firesteel import tiers
 from firesteel.backends import lookup_backend
 from firesteel.targets import CPU
 
 CALLS = ("call_function", "call_method", "call_module")
+
+
+wait_for_tiers = tiers.wait     # until nothing is compiled in the background (fs.compile(..., tiered=True))
 
 
 class CompileCounterWithBackend:

@@ -41,8 +41,8 @@ _C = torch._C
 STATES.add("grad mode", ThreadState(torch.is_grad_enabled, _C._set_grad_enabled))
 STATES.add("view replay", ThreadState(_C._is_view_replay_enabled, _C._set_view_replay_enabled))
 STATES.add("threads of the backward", ThreadState(_C._is_multithreading_enabled, _C._set_multithreading_enabled))
-STATES.add("default dtype", ThreadState(torch.get_default_dtype, _C._set_default_dtype))
-STATES.add("random numbers", ThreadState(torch.default_generator.get_state, torch.default_generator.set_state))
+STATES.add("default dtype", ThreadState(torch.get_default_dtype, _C._set_default_dtype, True))
+STATES.add("random numbers", ThreadState(torch.default_generator.get_state, torch.default_generator.set_state, True))
 STATES.add("dispatch modes", _stack(_C._len_torch_dispatch_stack, _C._get_dispatch_stack_at, _C._push_on_torch_dispatch_stack,
                                     functools.partial(_C._pop_torch_dispatch_stack, None)))
 FUNCTION_MODES = _stack(_C._len_torch_function_stack, _C._get_function_stack_at, _C._push_on_torch_function_stack, _C._pop_torch_function_stack)
@@ -54,7 +54,7 @@ def _read_flags() -> dict[str, bool]:
     return {name: value for name, value in vars(dispatch_modes).items() if name.startswith("_is_in_") and type(value) is bool}
 
 
-STATES.add("flags of dispatch modes", ThreadState(_read_flags, vars(dispatch_modes).update))
+STATES.add("flags of dispatch modes", ThreadState(_read_flags, vars(dispatch_modes).update, True))
 
 
 # Where a program hands a compiled function to the peer, that sees every frame, those of this compiler too.

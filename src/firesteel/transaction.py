@@ -9,7 +9,8 @@ the block.  What always holds:
     finished whenever the exception's traceback is freed, and put back states that are old by then.
  3. Undoing twice is undoing once: an interrupt while undoing starts it again.
  4. Code of others that an interrupt would leave broken (a library that frees memory in Python) runs `aside`, on a thread where none arrives.
- 5. A `Lock` is given back by an exception at any line, and is free in a forked child, where the threads that held it are not.
+ 5. On a thread that compiles beside the program (`beside`), what the process shares is neither set nor put back: the program goes on with it.
+ 6. A `Lock` is given back by an exception at any line, and is free in a forked child, where the threads that held it are not.
 
     entry = atomic(lock.holding, compile, inputs)
 """
@@ -22,7 +23,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from firesteel.records import dataclass
@@ -31,9 +32,10 @@ from firesteel.table import Table
 
 @dataclass(frozen=True)
 class ThreadState:
-    """Something of this thread that compiling changes.  `put` sets what `read` read."""
+    """Something of this thread, or of the process (`shared`), that compiling changes.  `put` sets what `read` read."""
     read: Callable[[], Any]
     put: Callable[[Any], Any]
+    shared: bool = False
 
 
 NEVER = 2 ** 31 - 1         # how many collections of middle-aged objects bring about one of all
@@ -43,6 +45,7 @@ STATES: Table[ThreadState] = Table("state that a failed compilation puts back", 
 
 class _Thread(threading.local):
     undo: list[Callable[[], Any]] | None = None     # of the innermost transaction, the latest last
+    beside = False
 
 
 _thread = _Thread()
@@ -86,7 +89,26 @@ STATES.add("full garbage collections", ThreadState(gc.get_threshold, _put_thresh
 
 
 def _read() -> list[tuple[Callable, Any]]:
-    return [(row.put, row.read()) for row in STATES.values()]
+    return [(row.put, row.read()) for row in STATES.values() if not (row.shared and _thread.beside)]
+
+
+class NeedsCaller(BaseException):
+    """Compiling would change what the process shares: it can be done only where the program waits for it."""
+
+
+def is_beside() -> bool:
+    """Does this thread compile while the program goes on?"""
+    return _thread.beside
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[None]:
+    """Inside, this thread does (rule 5)."""
+    _thread.beside = True
+    try:
+        yield
+    finally:
+        _thread.beside = False
 
 
 def _undo(undo: list[Callable[[], Any]], outer: list[Callable[[], Any]] | None, before: list[tuple[Callable, Any]]) -> None:
@@ -163,7 +185,7 @@ def keep(name: str, local: threading.local) -> None:
 # ---------------------------------------------------------------- locks
 
 class Lock:
-    """A lock that its thread may take again.  See rule 5."""
+    """A lock that its thread may take again.  See rule 6."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

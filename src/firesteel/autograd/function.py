@@ -215,6 +215,8 @@ def boxed_inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Call
 def training(graph: TrainingGraph) -> Callable:
     """The callable for a graph with gradients."""
     plan = graph.plan
+    if transaction.is_beside():
+        graph.ready_backward()      # the program shall not wait for it later
     assemble, function = plan.assemble, make_function(graph)
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 import torch.fx
 
+from firesteel import transaction
 from firesteel.autograd.seams import runs_users_code
 from firesteel.capture.tracebacks import located, places_of
 from firesteel.errors import FiresteelError
 
 
 def eager_error(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Exception | None:
-    """The error that the graph raises when torch runs it, at the user's line; None where it runs."""
+    """The error that the graph raises when torch runs it, at the user's line; None where it runs, or where the program goes on meanwhile and draws
+    from the generators."""
+    if transaction.is_beside():
+        return None
     steps = _Steps(graph)
     with torch.random.fork_rng(devices=[]):
         try:

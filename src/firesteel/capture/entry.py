@@ -93,6 +93,8 @@ class Region:
     stolen: Source | None = None        # a list that came in and that the compiled code may empty, to free its tensors early
 
     resumes = False     # does it begin behind a break?
+    can_wait = True     # may calls run eagerly until an Entry is made on another thread?
+    tier: Any = None    # how far that is (tiers.py)
 
     @property
     def owns_inputs(self) -> bool:
@@ -160,6 +162,8 @@ class Region:
 
     def serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
         """An Entry for these inputs, made where there is none, and the values it reads; (None, None): the call is to run eagerly."""
+        if self.root.later is not None and self.can_wait and self.stolen is None and self.root.later(self, inputs):
+            return None, None
         return (None, None) if self.eager_only else torchstate.unwatched(transaction.atomic, self.root.lock.holding, self._serve, inputs)
 
     def _serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
@@ -174,6 +178,20 @@ class Region:
             if values is None:
                 raise InternalError(f"guards of {self.name} fail right after capture: {entry.guard.explain(inputs)}")
         return entry, values
+
+    def prepare(self, inputs: tuple[Any, ...]) -> bool:
+        """Makes an Entry for such inputs, for calls to come.  Is there one now?  Its guards need not hold any more: the program goes on."""
+        return torchstate.unwatched(transaction.atomic, self.root.lock.holding, self._prepare, inputs)
+
+    def _prepare(self, inputs: tuple[Any, ...]) -> bool:
+        if self._find(inputs)[0] is not None:
+            return True
+        for prepare in BEFORE_COMPILING:
+            prepare()
+        count = len(self.entries)
+        if not self.eager_only and not self._refuses(inputs):
+            self._compile(inputs)
+        return len(self.entries) > count
 
     def _step_under_modes(self, inputs: tuple[Any, ...]) -> Any:
         if self._under_modes is None:
@@ -309,6 +327,8 @@ class UnderModes(Region):
     """A region in calls made under torch function modes: those are its last input, and traced through.  What is not the program's (guards,
     capture, the compiled graph) runs without them."""
 
+    can_wait = False    # modes are a thread's own
+
     def __init__(self, region: Region):
         self.region = region
         super().__init__(region.root, region.name, [*region.arg_names, "torch_function_modes"])
@@ -431,7 +451,7 @@ class Root:
     def __init__(self, fn: Callable[..., Any], *, backend: Backend, make_world: MakeWorld, fullgraph: bool = False, dynamic: bool | None = None,
                  native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
                  recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({}),
-                 code: types.CodeType | None = None):
+                 code: types.CodeType | None = None, later: Callable[[Region, tuple[Any, ...]], bool] | None = None):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
         own = getattr(fn, "__module__", None) == "firesteel.api"        # that calls modules: one function for all of them
         self.code = code if own else code_of(fn)    # whose records of what changed are shared
@@ -440,6 +460,7 @@ class Root:
         self.name = name or getattr(fn, "__qualname__", None) or type(fn).__qualname__
         self.recompile_limit = recompile_limit      # of each region; None: the setting
         self.first_backends = first_backends        # stance -> who compiles for the first call
+        self.later = later                          # sees to it that an Entry is made; False: it is to be made at once
         self.lock = transaction.Lock()
         self.regions: dict[Any, FunctionRegion] = {}
         self.continuations: dict[Spec, Continuation] = {}
@@ -448,15 +469,15 @@ class Root:
         ROOTS.add(self)
 
     def region(self, positional: int, keywords: tuple[str, ...]) -> FunctionRegion:
-        return self.lock.holding(self._made, self.regions, (positional, *keywords), FunctionRegion, positional, keywords)
+        return self.regions.setdefault((positional, *keywords), FunctionRegion(self, positional, keywords))     # the lock may be held for long
 
     def continuation(self, spec: Spec) -> Continuation:
-        return self.lock.holding(self._made, self.continuations, spec, Continuation, spec)
+        return self.lock.holding(self._continuation, spec)
 
-    def _made(self, known: dict[Any, Any], key: Any, make: Callable[..., Region], *args: Any) -> Any:
-        if key not in known:
-            known[key] = make(self, *args)
-        return known[key]
+    def _continuation(self, spec: Spec) -> Continuation:
+        if spec not in self.continuations:
+            self.continuations[spec] = Continuation(self, spec)
+        return self.continuations[spec]
 
     def part(self, fn: Any) -> Any:
         """What compiled code calls for real in the place of `fn`; None for the function itself."""
@@ -472,7 +493,7 @@ class Root:
 
     def _compiled(self, fn: Callable[..., Any], backend: Backend, **settings: Any) -> Callable[..., Any]:
         return compile_function(fn, backend=backend, dynamic=self.dynamic, make_world=self.make_world, native_compiler=self.native_compiler,
-                                recompile_limit=self.recompile_limit, first_backends=self.first_backends, **settings)
+                                recompile_limit=self.recompile_limit, first_backends=self.first_backends, later=self.later, **settings)
 
     def unusual(self) -> Callable[..., Any]:
         """What is called where a stance or a block says so: the function itself, or code of the backend that is forced."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from firesteel import transaction
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
 from firesteel.capture.record import Recorder
@@ -28,14 +29,15 @@ Changes = list[tuple[Key, Any]]
 class TorchState:
     get: Callable[..., Any]
     set: Callable[..., Any]
+    shared: bool = False        # by all threads of the process?
 
 
 STATES: Table[TorchState] = Table("state of torch", "capture/services.py")
 STATES.add("grad", TorchState(torch.is_grad_enabled, torch._C._set_grad_enabled))
-STATES.add("default_dtype", TorchState(torch.get_default_dtype, torch._C._set_default_dtype))
+STATES.add("default_dtype", TorchState(torch.get_default_dtype, torch._C._set_default_dtype, True))
 for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      # which kernels attention may use
     if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
-        STATES.add(f"sdp_{_name}", TorchState(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}")))
+        STATES.add(f"sdp_{_name}", TorchState(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}"), True))
 ALWAYS_GUARDED = ("grad", "default_dtype")      # by the guard on the global state
 
 
@@ -56,6 +58,8 @@ def get_state(key: Key) -> Any:
 
 
 def set_state(key: Key, value: Any) -> None:
+    if STATES[key[0]].shared and transaction.is_beside() and get_state(key) != value:
+        raise transaction.NeedsCaller(f"the program sets {key[0]}, which all threads share")
     STATES[key[0]].set(*key[1:], value)
 
 

@@ -7,6 +7,7 @@ time.  The sentence is short: whoever reports the error to a user lets eager say
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from firesteel import transaction
 from firesteel.graph.rules.base import ONE_DEVICE, PROBED, RULES, DataAccess, check, is_integral, real_dtype, result_dtype
 from firesteel.graph.sizes import must, must_match
 from firesteel.graph.spec import Spec
@@ -125,8 +127,10 @@ def _example(kind: Any) -> Any:
 
 @functools.lru_cache(4096)
 def _kernel_error(op: OpOverload, args: tuple, kwargs: tuple) -> Exception | None:
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd(), contextlib.ExitStack() as stack:
+        if not transaction.is_beside():     # all threads share what becomes of warnings
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
         try:
             op(*map(_example, args), **{k: _example(v) for k, v in kwargs})
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
