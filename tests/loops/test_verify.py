@@ -13,7 +13,8 @@ I, R = Axis("i0", 4), Axis("r0", 5)
 X = Buffer("x", "f32", (4, 5), (5, 1), "input")
 N = Buffer("n", "i64", (4,), (1,), "input")
 Y = Buffer("y", "f32", (4,), (1,))
-BUFFERS = {b.name: b for b in (X, N, Y)}
+C = Buffer("c", "f32", (4, 5), (5, 1), "constant")
+BUFFERS = {b.name: b for b in (X, N, Y, C)}
 VALUE = load(X, (I.value, R.value))
 SUM = Reduce("a0", "sum", VALUE, "f32")
 REDUCE = Phase("reduce", (R,), (SUM,))
@@ -45,7 +46,7 @@ BROKEN_NESTS = {
     "an accumulator is read after its phase": Nest("bad", (I,), (LAST, REDUCE)),
     "an axis is visible in its own phase": Nest("bad", (I,), (REDUCE, Phase("map", (), (), (Store("y", (I.value,), VALUE),)))),
     "a store is into a buffer": Nest("bad", (I,), (Phase("map", (), (), (Store("z", (I.value,), FIRST),)),)),
-    "inputs and constants are not written": Nest("bad", (I, R), (Phase("map", (), (), (Store("x", (I.value, R.value), VALUE),)),)),
+    "constants are not written": Nest("bad", (I, R), (Phase("map", (), (), (Store("c", (I.value, R.value), VALUE),)),)),
     "a store has the buffer's dtype": stored(to(FIRST, "f64")),
     "a store sets or adds": stored(FIRST, mode="max"),
     "an index has an Expr for each dimension": stored(load(X, (I.value,))),

@@ -259,7 +259,14 @@ class _Writer:
             self.lines.pop()
         if self.plan.zone:
             self._leave(step.outputs)
+        if written := self._written_inputs():
+            self.lines.append(f"was_written({', '.join(written)})")
         self.lines.append(f"return ({''.join(self._argument(output, aliases=True) + ', ' for output in step.outputs)})")
+
+    def _written_inputs(self) -> list[str]:
+        """Inputs that kernels write: library calls raise versions themselves."""
+        written = {name for step in self.program.steps if step.nest for name in step.writes()}
+        return [parameter for parameter, name in zip(self.parameters, self.program.inputs) if name in written]
 
     def _leave(self, outputs: tuple[Any, ...]) -> None:
         """Outputs leave the zones: users see storages of the usual size."""

@@ -89,6 +89,13 @@ def flat(results: Iterable[Any]) -> list[Any]:
     return [item for result in results for item in (result if isinstance(result, (list, tuple)) else (result,))]
 
 
+def was_written(*tensors: torch.Tensor) -> None:
+    """Raises versions; inference tensors have none."""
+    kept = [tensor for tensor in tensors if not tensor.is_inference()]
+    if kept:
+        torch.autograd.graph.increment_version(kept)
+
+
 def index_error() -> IndexError:
     return IndexError("index out of range in self")
 
@@ -248,5 +255,5 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
     "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
-    "as_word": as_word, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
+    "as_word": as_word, "was_written": was_written, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
 }

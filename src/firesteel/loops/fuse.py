@@ -1,6 +1,7 @@
 """Fewer kernels with the same meaning: Program -> Program.
 
 In: a simplified Program of one nest an operator.  Out: a Program in which
+ - inputs that are copied, changed and copied back are written where they lie (`inplace.py`),
  - biases are added by nests rather than by library calls (`bias.py`),
  - pointwise producers are computed inside of their readers (`inline.py`),
  - loads are such that lanes can read memory in a row (`loads.py`),
@@ -19,6 +20,7 @@ from firesteel.config import config
 from firesteel.loops.bias import separate_biases
 from firesteel.loops.group import group
 from firesteel.loops.inline import Fuel, inline, written_again
+from firesteel.loops.inplace import write_in_place
 from firesteel.loops.ir import Program
 from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.simplify import split_axes
@@ -26,7 +28,7 @@ from firesteel.loops.simplify import split_axes
 
 def fuse(program: Program) -> Program:
     """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
-    program = separate_biases(program)
+    program = separate_biases(write_in_place(program))
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     program = without_needless_masks(inline(program, fuel, rewritten))
     return split_axes(read_in_rows(group(program, fuel, rewritten), rewritten))

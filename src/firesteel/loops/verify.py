@@ -149,7 +149,7 @@ def _verify_store(nest: Nest, phase: Phase, store: Store, seen: Seen, axes: set[
     buffer = seen.buffers.get(store.buffer)
     _require(buffer is not None, "a store is into a buffer", nest.name, store)
     assert buffer is not None
-    _require(buffer.kind not in ("input", "constant"), "inputs and constants are not written", nest.name, store)
+    _require(buffer.kind != "constant", "constants are not written", nest.name, store)
     _require(len(store.index) == len(buffer.shape), "an index has an Expr for each dimension", nest.name, store, buffer)
     _require(store.value.dtype == buffer.dtype, "a store has the buffer's dtype", nest.name, store, buffer)
     _require(store.mode in ("set", "add"), "a store sets or adds", nest.name, store.mode)
