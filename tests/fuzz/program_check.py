@@ -115,6 +115,10 @@ EXACT = {"amax", "amin", "max", "min", "maximum", "minimum", "sort", "topk", "ga
          "randn_like", "repeat_interleave", "unfold_backward", "cummax"}
 
 
+# kernels that scale and shift their operand, and so cancel inside what a rounding of it explains
+INSIDE = {"native_group_norm", "native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_with_update"}
+
+
 def with_memory(t: Any) -> Any:
     """Zeros that autograd makes without memory (the gradient of `sgn`) reach a mode below the key that knows them: kernels would read address 0."""
     return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, torch.Tensor) and t._is_zerotensor() else t
@@ -129,16 +133,20 @@ class Noise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         args, kwargs = tree_map(with_memory, (args, kwargs or {}))
-        out = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
+        if name in INSIDE:
+            args = (self.rounded(args[0].clone()), *args[1:])
+        out = func(*args, **kwargs)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         for t in tree_leaves(out):
             if isinstance(t, torch.Tensor) and t.dtype in EPS and t.numel() and not t._is_zerotensor() and self.rounds(name, func, t, given):
-                t = torch.as_strided(t, *zip(*kept)) if (kept := [(n, s) for n, s in zip(t.shape, t.stride()) if s]) else t.as_strided((), ())
-                noise = torch.rand(t.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(t.device) * 2 - 1
-                with torch.no_grad():
-                    t.mul_((1 + EPS[t.dtype] * noise).to(torch.float64 if t.dtype in (torch.float64, torch.complex128) else torch.float32))
+                self.rounded(torch.as_strided(t, *zip(*kept)) if (kept := [(n, s) for n, s in zip(t.shape, t.stride()) if s]) else t.as_strided((), ()))
         return out
+
+    def rounded(self, t: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(t.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(t.device) * 2 - 1
+        with torch.no_grad():
+            return t.mul_((1 + EPS[t.dtype] * noise).to(torch.float64 if t.dtype in (torch.float64, torch.complex128) else torch.float32))
 
     def rounds(self, name: str, func: Any, t: torch.Tensor, given: list[torch.Tensor]) -> bool:
         writes = func._schema.is_mutable
