@@ -162,6 +162,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     entry = compilers.cache(graph, example_inputs) if compilers.cache is not None and graph is not None else None
     if entry is not None and (outline := entry.outline()) is not None:
         counters["aot"]["ok"] += 1
+        tell_histories(graph, outline.joint)
         return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
     try:
         with timed("joint"):
@@ -180,6 +181,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         for place in held:
             joint.gm.graph.find_nodes(op="placeholder")[place].meta["held"] = True
     tidy(joint, compilers.rewrite)
+    tell_histories(graph, joint)
     if joint.refusal is not None:
         return run_by_eager(*joint.refusal, eager)
     stages.done("joint", joint, graph)
@@ -189,6 +191,12 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     compiled = _compile_training(joint, program, compilers, eager, entry) if joint.tangents else _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
     return in_grad_mode(compiled, turns_on, joint)
+
+
+def tell_histories(graph: GraphModule | None, joint: Joint) -> None:
+    """Tells of a captured graph which inputs it writes so that they get a history."""
+    if graph is not None:
+        graph.meta["given_histories"] = [write.input for write in joint.plan.writes if write.how == "grad"]
 
 
 def in_grad_mode(compiled: Callable, turns_on: bool, joint: Joint) -> Callable:

@@ -21,6 +21,7 @@ import torch.fx
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, inside_bodies
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
@@ -67,7 +68,8 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
     tell_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
-    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes))) for part in parts]
+    tracked: set[Node] = set()
+    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), tracked) for part in parts]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = results_of(gm)
     last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
@@ -240,14 +242,16 @@ def bits_of(val: Any) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor else []
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool) -> SegmentStep:
-    """A seam runs as it is, but for the bodies of branches."""
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool, tracked: set[Node]) -> SegmentStep:
+    """A seam runs as it is, but for the bodies of branches.  `tracked`: what earlier stretches gave a history by a write; grows."""
     if seam:
         return SeamStep(seam_module(stretch, writes, backend).forward, stretch, writes)
     flips = {node: found for node in stretch.reads if (found := bits(node))}
     literals = literals_read(stretch)
-    examples = [*(example(node, literals.get(node)) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
-    compiled = backend(as_module(stretch, writes, flips), examples)
+    examples = [*(example(node, literals.get(node), node in tracked) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
+    module = as_module(stretch, writes, flips)
+    compiled = backend(module, examples)
+    tracked.update(stretch.reads[place] for place in module.meta.get("given_histories", ()))
     return SegmentStep(compiled, stretch, writes, [(place, flips[node]) for place, node in enumerate(stretch.reads) if node in flips])
 
 
@@ -295,8 +299,12 @@ def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
     return {read: data for read, data in first.items() if data is not None}
 
 
-def example(node: Node, literal: torch.Tensor | None) -> Any:
+def example(node: Node, literal: torch.Tensor | None, tracked: bool) -> Any:
     val = node.meta["val"]
+    if tracked and type(val) is AbstractTensor and not val.requires_grad:
+        fresh = functools.partial(val.world.make, val.spec)
+        with torch.enable_grad():
+            return ResultOfOperator.apply(fresh().requires_grad_(True), fresh)
     if literal is None or type(val) is not AbstractTensor:
         return val
     made = val.world.make(val.spec)
