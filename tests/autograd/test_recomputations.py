@@ -18,7 +18,7 @@ import firesteel as fs
 from firesteel import counters
 
 _fresh = pytest.fixture(forget, autouse=True)
-again = functools.partial(checkpoint, use_reentrant=False)
+again, reentrant = (functools.partial(checkpoint, use_reentrant=value) for value in (False, True))
 
 
 def check(fn, fullgraph=True, captures=1, backends=("aot_eager", "native"), **settings):
@@ -211,6 +211,68 @@ def test_what_a_region_read_is_let_go():
         loss.backward()
         return [x.grad, log]
     check(lambda: [step(), step()][1], fullgraph=False, backends=("native",))       # the first one compiles
+
+
+# -- reentrant ----------------------------------------------------------------------------------------------------------
+def test_reentrant_regions_are_recomputed_and_differentiated_in_the_one_graph():
+    def fn():
+        blocks, found = nn.ModuleList(Block() for _ in range(3)), []
+        for _ in range(2):
+            x = torch.randn(2, 4, requires_grad=True)
+            stack(blocks, x, reentrant).sin().sum().backward()
+            found.append(x.grad)
+        return [found, grads(blocks)]
+    check(fn)
+
+
+def test_reentrant_regions_with_other_arguments_and_several_outputs():
+    def region(x, scale, w, name):
+        return (x * w).exp() * scale, x.detach(), w.cos()
+
+    def fn():
+        x, w, log = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), []
+        one, _, two = reentrant(region, x * 2, 3.0, w, "n")
+        one.register_hook(lambda g: log.append(g.clone()))
+        (one.sum() + two.prod()).backward()
+        return [x.grad, w.grad, log]
+    check(fn)
+
+
+def test_reentrant_regions_under_autocast_and_with_statistics():
+    def fn():
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(2))
+        x = torch.randn(3, 4, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = stack(blocks, x, reentrant)
+        out.sum().backward()
+        return [x.grad, *grads(blocks), *blocks.buffers()]
+    check(fn, same=lambda expected, found: all(torch.allclose(a, b, rtol=0.05, atol=0.05) for a, b in zip(expected[0], found[0])))    # bfloat16
+
+
+def test_reentrant_regions_with_hooks_on_parameters_or_random_numbers():
+    def fn():
+        blocks, log = nn.ModuleList([Block(), Block(0.5)]), []
+        blocks[0].inner.weight.register_hook(lambda g: log.append(g.clone()))
+        blocks[1].inner.weight.register_post_accumulate_grad_hook(lambda p: log.append(p.grad.clone()))
+        x = torch.randn(2, 4, requires_grad=True)
+        stack(blocks, x, reentrant).sum().backward()
+        return [x.grad, grads(blocks), log]
+    check(fn, fullgraph=False)
+
+
+def test_reentrant_regions_raise_as_in_eager():
+    def some_leaves():
+        x = torch.randn(3, requires_grad=True)
+        torch.autograd.grad(reentrant(torch.exp, x).sum(), x)
+
+    def no_gradient():
+        x = torch.randn(3, requires_grad=True)
+        reentrant(torch.Tensor.detach, x).sum().backward()
+    for fn, text in ((some_leaves, "incompatible with .grad"), (no_gradient, "none of output has requires_grad=True")):
+        with pytest.raises(RuntimeError, match=text):
+            fn()
+        with fs.compiled_autograd(), pytest.raises(RuntimeError, match=text):
+            fn()
 
 
 # -- by eager's hooks ---------------------------------------------------------------------------------------------------

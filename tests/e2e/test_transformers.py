@@ -1,7 +1,9 @@
 """Unmodified models of `transformers`: forward and training step as one graph, and no further graphs for further lengths."""
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +133,24 @@ def test_checkpoints_as_one_graph(name: str) -> None:
     for (label, p), q in zip(model.named_parameters(), twin.parameters()):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
     assert counters["stats"]["unique_graphs"] == 2 and sizes[0] < sizes[2] / 2 and sizes[0] <= sizes[1] * 1.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoints_of_eager_in_one_captured_backward(name: str) -> None:
+    """The forward is eager's; each region is recomputed inside of the captured graph, with the numbers that it drew."""
+    torch.manual_seed(0)
+    model, make = MODELS[name]()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    twin, batch = copy.deepcopy(model), make(16)
+    counters.clear()
+    for each, captured in ((twin, contextlib.nullcontext()), (model, fs.compiled_autograd(functools.partial(fs.compile, fullgraph=True)))):
+        torch.manual_seed(1)
+        with captured:
+            each(**batch).loss.backward()
+    for (label, p), q in zip(model.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+    assert counters["stats"]["unique_graphs"] == 1 and counters["compiled_autograd"]["by_eager"] == 0

@@ -24,6 +24,7 @@ import torch
 from torch.fx import Node
 
 from firesteel.autograd.regions import AGAIN
+from firesteel.graph.schemas import drops_nothing
 from firesteel.operators import Facet
 from firesteel.records import dataclass
 from firesteel.sym.symint import SYMBOLIC
@@ -67,15 +68,7 @@ def op_class(node: Node) -> str:
     found = _class_of_target.get(node.target)
     if found is None:
         found = _class_of_target[node.target] = _find_class(node.target)
-    return "heavy" if found == "random" and drops_nothing(node) else found
-
-
-def drops_nothing(node: Node) -> bool:
-    """Is it attention or a recurrent layer with a dropout of 0, which draws no numbers though its operator is marked random?"""
-    for place, argument in enumerate(node.target._schema.arguments):    # type: ignore[union-attr]  # what is marked is an OpOverload
-        if argument.name in ("dropout_p", "dropout"):
-            return bool((node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)) == 0)
-    return False
+    return "heavy" if found == "random" and drops_nothing(node.target, node.args, node.kwargs) else found
 
 
 def _find_class(target: Any) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from firesteel.targets import CPU
+
 UNSET: Any = object()
 
 
@@ -332,6 +334,23 @@ def run_again(function: Callable[..., Any], autocasts: Sequence[dict[str, Any]],
             return run_again(function, autocasts[1:], *args, **kwargs)
     with torch.enable_grad():
         return function(*args, **kwargs)
+
+
+def reentrant_backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    """That of a reentrant checkpoint, without what restores the state of random numbers."""
+    given = list(ctx.inputs)
+    for place, tensor in zip(ctx.tensor_indices, ctx.saved_tensors):
+        given[place] = tensor.detach()
+        given[place].requires_grad = tensor.requires_grad
+    settings = {ctx.device_type: ctx.device_autocast_kwargs, CPU: ctx.cpu_autocast_kwargs}
+    autocasts = [{"device_type": device, **kwargs} for device, kwargs in settings.items() if kwargs is not None and kwargs["enabled"]]
+    outputs = run_again(ctx.run_function, autocasts, *given)
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    pairs = [(out, grad) for out, grad in zip(outputs, grads) if isinstance(out, torch.Tensor) and out.requires_grad]
+    if not pairs:
+        raise RuntimeError("none of output has requires_grad=True, this checkpoint() is not necessary")
+    torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+    return (None, None, *[arg.grad if isinstance(arg, torch.Tensor) else None for arg in given])
 
 
 # -- contexts -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
 from firesteel.graph.rules.refusals import refuse_out
-from firesteel.graph.schemas import Facts, facts
+from firesteel.graph.schemas import Facts, drops_nothing, facts
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.storage import within_storage
@@ -105,7 +105,8 @@ class AbstractWorld:
         way = self._ways.get(id(op))
         if way is None:
             way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
-        self.draws += way[1].random
+        if way[1].random:
+            self.draws += not drops_nothing(op, args, kwargs)
         return way[0](self, way[1], args, kwargs)
 
     def _find_way(self, fact: Facts) -> OperatorHandler:

@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -65,6 +65,14 @@ def facts(op: OpOverload) -> Facts:
     if found is None:
         found = _facts[id(op)] = _read(op)
     return found
+
+
+def drops_nothing(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Is it attention or a recurrent layer with a dropout of 0, which draws no numbers though its operator is marked random?"""
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name in ("dropout_p", "dropout"):
+            return bool((args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)) == 0)
+    return False
 
 
 def forget(op: OpOverload) -> None:

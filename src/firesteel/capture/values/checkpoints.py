@@ -64,6 +64,18 @@ def call_unpacking(m: Machine, fn: Value, args: Args, kwargs: Kwargs) -> Value:
     raise Break("disabled", name="the recomputation of a checkpoint", text=": its tensors are saved one by one")
 
 
+@BY_CODE.row(torch.utils.checkpoint.CheckpointFunction.backward.__code__)
+def call_reentrant(m: Machine, fn: Value, args: Args, kwargs: Kwargs) -> Value:
+    """Run again, and differentiated, inside of the graph.  A backward to some leaves alone is an error of eager's."""
+    if not torch.autograd._is_checkpoint_valid():
+        raise Break("region", text="a reentrant checkpoint in a backward to some leaves")
+    draws = m.world.draws
+    result = m.call_now(m.constant_object(polyfills.reentrant_backward), args, kwargs)
+    if m.world.draws > draws:
+        raise Break("random_state", name="a reentrant checkpoint that draws random numbers")
+    return result
+
+
 # -- regions that eager checkpointed --------------------------------------------------------------------------------------
 @CALLS.row(recompute)
 def call_recompute(m: Machine, args: Args, kwargs: Kwargs) -> Value:
