@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import firesteel as fs
-from firesteel.loops.ir import Buffer
+from firesteel.loops.ir import Buffer, Extern, View
 from firesteel.runtime import gpu, graphs
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -98,6 +98,14 @@ def test_another_stream_runs_the_host_function(recording):
     before, recording.streams[0] = host.plain, 8
     check(recording, x, w, cache)
     assert host.plain == before + 1
+
+
+@pytest.mark.parametrize("dropout,nothing", [((), True), ((0.0,), True), ((0.1,), False)])
+def test_attention_that_drops_nothing_is_not_random(dropout, nothing):
+    tensors = [View(name, (2, 4, 8, 64), (2048, 512, 64, 1), 0, "bf16") for name in "qkv"]
+    target = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    assert graphs._drops_nothing(Extern("attention", ("y",), target, (*tensors, None, False, *dropout))) is nothing
+    assert not graphs._drops_nothing(Extern("draw", ("y",), torch.ops.aten.rand_like.default, tuple(tensors[:1])))
 
 
 # ---------------------------------------------------------------- on a GPU
