@@ -150,7 +150,9 @@ def test_a_condition_is_checked_at_run_time(symbols_from_data):
 def test_a_question_that_only_run_time_answers(symbols_from_data):
     def branches(x):
         u = x.item()
-        return x * (2 if u > 3 else 1)      # two numbers: no graph has both ways
+        factor = 2 if u > 3 else 1          # two numbers: no graph has both arms
+        y = x * factor
+        return y + y - y                    # long enough that Python compiles it once, behind both
     with pytest.raises(DataDependentError, match=r"torch\._check\(u0 >= 4\)") as error:
         fs.compile(branches, fullgraph=True)(T(5))
     assert "u > 3" in str(error.value)

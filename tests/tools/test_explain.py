@@ -2,6 +2,7 @@
 import torch
 
 import firesteel as fs
+from firesteel.tools.explain import collecting
 
 
 def program(x, n):
@@ -31,7 +32,7 @@ def test_recompiles_have_the_value_that_changed():
     @fs.compile
     def part(x, mode):
         return x * 2 if mode == "a" else x
-    with fs.tools.explain.collecting() as found:
+    with collecting() as found:
         f(torch.ones(3))
     assert [text.split(": ", 1)[1] for text in found().recompiles] == ["mode is 'b'; it was 'a'"]
 
