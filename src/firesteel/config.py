@@ -58,6 +58,8 @@ for _name, _knob in {
     "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with other ranks', once a function; 0: never."),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
+    "progress": Knob(bool, True, "Show a line on a terminal while a compilation takes more than a second."),
+    "profile": Knob(bool, False, "Launch kernels one by one, named by what they compute in torch.profiler's traces and in perf's map.", True),
     "report": Knob(str, "", "Write an HTML report about everything that is compiled into this folder when the process ends."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),
 }.items():

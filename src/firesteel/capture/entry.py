@@ -297,6 +297,7 @@ class Region:
             self.entries.append(entry)
             self.order = (*self.order[:TRIED_FIRST], entry, *self.order[TRIED_FIRST:])
             counters["frames"]["ok"] += 1
+        log("perf", lambda: f"{self.name} was compiled in {seconds * 1e3:.1f} ms{f' ({captured.broke})' if captured.broke else ''}")
         log("guards", lambda: f"{self.name}\n{entry.guard.text}")
         return entry
 

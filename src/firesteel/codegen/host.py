@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from firesteel.codegen.hosted import ConstantAddress, HostCode, check_number, draw_normal, empty_cuda, flat, made
+from firesteel.config import config
 from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
@@ -40,6 +41,11 @@ from firesteel.table import Table
 from firesteel.targets import CPU, has_arena, is_the_only_gpu
 
 Word = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
+
+
+def kernel_name(group: list[Nest]) -> str:
+    """For traces: the kernels and the nodes of the graph that they compute."""
+    return "; ".join(f"firesteel {nest.name} <- {', '.join(nest.origin)}" for nest in group)
 
 
 @dataclass(frozen=True)
@@ -298,7 +304,8 @@ class _Writer:
         self.recipes[name] = recipe
         call = f"{name}({', '.join(frame)})"
         far = any(isinstance(self.launches[nest.name], tuple) for nest in self.group)
-        self.lines.append(f"if code := {call}: raise launch_error(code)" if far else f"if {call}: raise index_error()")
+        line = f"if code := {call}: raise launch_error(code)" if far else f"if {call}: raise index_error()"
+        self.lines += [f"with named({kernel_name(self.group)!r}):", f"    {line}"] if config.profile else [line]
         self.group.clear()
         self._let_go()
 

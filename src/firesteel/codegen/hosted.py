@@ -256,4 +256,5 @@ SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
     "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
     "as_word": as_word, "was_written": was_written, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
+    "named": torch.profiler.record_function,
 }

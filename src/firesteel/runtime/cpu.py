@@ -26,6 +26,7 @@ import platform
 import re
 import struct
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,10 +39,12 @@ from firesteel.codegen.target import Target, this_machine, vector_library
 from firesteel.config import config
 from firesteel.errors import PackageError
 from firesteel.runtime import elf, threads
+from firesteel.watchers import progress
 
 if TYPE_CHECKING:
     from firesteel.codegen.printer import Kernel
 
+MOST_CODE = 1 << 16     # bytes of a kernel, for perf
 _VERSION = 2            # of what is done to a text before it is code: change it with the pass list
 
 
@@ -119,9 +122,13 @@ class Jit:
     def _compile_all(self, texts: list[str]) -> list[bytes]:
         workers = min(config.compile_threads, len(texts))
         if workers <= 1:
-            return [self._compile(t) for t in texts]
+            return [self._compile_one(n, t, texts) for n, t in enumerate(texts)]
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(self._compile, texts))
+            return list(pool.map(self._compile_one, range(len(texts)), texts, itertools.repeat(texts)))
+
+    def _compile_one(self, number: int, text: str, texts: list[str]) -> bytes:
+        progress.show(f"{number} of {len(texts)} kernels")
+        return self._compile(text)
 
     def _compile(self, text: str, machine: Any = None) -> bytes:
         """Text -> object code.  Each has a context of its own, so threads do not meet in LLVM."""
@@ -346,7 +353,19 @@ def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
     if not kernels:
         return []
     with timed("compile_kernels"):
-        return load_texts([(k.symbol, k.text) for k in kernels])
+        found = load_texts([(k.symbol, k.text) for k in kernels])
+    if config.profile:
+        _tell_perf(kernels, found)
+    return found
+
+
+def _tell_perf(kernels: Sequence[Kernel], addresses: Sequence[int]) -> None:
+    """Names of kernels for `perf report`, in the file where it looks for them.  Sizes are not known: up to the next kernel, a page at most."""
+    ends = sorted({*addresses, *CODES.values()})
+    with open(os.path.join(tempfile.gettempdir(), f"perf-{os.getpid()}.map"), "a", encoding="utf-8") as file:
+        for kernel, address in zip(kernels, addresses):
+            size = min([end - address for end in ends if end > address] + [MOST_CODE])
+            file.write(f"{address:x} {size:x} firesteel {kernel.name}\n")
 
 
 def kept_codes(symbols: Iterable[str]) -> list[KeptCode] | None:

@@ -1,0 +1,74 @@
+"""Who is told of each stage as it begins and ends: a progress line on a terminal, ranges in torch.profiler's traces.
+
+A compilation of more than a second shows one line, which the next replaces and its end removes:
+
+    firesteel: compiling, fuse, 1.3 s
+    firesteel: compiling, compile_kernels, 12 of 40 kernels, 2.1 s
+
+Nothing is written where stderr is no terminal, or with fs.config.progress off (FIRESTEEL_PROGRESS=0).
+"""
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+from firesteel import artifacts
+from firesteel.config import config
+
+AFTER = 1.0         # seconds of silence
+
+
+class ProgressLine:
+    """The line of the one compilation that shows it; others that run at the same time are silent."""
+
+    def __init__(self) -> None:
+        self.owner, self.begun, self.stage, self.shown = 0, 0.0, "", False
+
+    def watch(self, stage: str, start: float, end: float | None, depth: int) -> None:
+        if end is None and depth == 0 and not self.owner:
+            self.owner, self.begun = threading.get_ident(), start
+        if self.owner != threading.get_ident():
+            return
+        if end is None:
+            self.stage = stage
+            self.show()
+        elif depth == 0:
+            self.owner = 0
+            self.clear()
+
+    def show(self, what: str = "") -> None:
+        """`what` is done so far of the stage."""
+        seconds = time.perf_counter() - self.begun
+        if self.owner and seconds > AFTER and config.progress and sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Kfiresteel: compiling, {self.stage}{f', {what}' if what else ''}, {seconds:.1f} s")
+            sys.stderr.flush()
+            self.shown = True
+
+    def clear(self) -> None:
+        if self.shown:
+            self.shown = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+progress = ProgressLine()
+_ranges = threading.local()
+
+
+def ranges(stage: str, start: float, end: float | None, depth: int) -> None:
+    """Each stage is a range of the trace that is being recorded."""
+    opened: list[Any] = _ranges.__dict__.setdefault("opened", [])
+    if end is not None:
+        while opened and opened[-1][0] >= depth:
+            opened.pop()[1].__exit__(None, None, None)
+    elif torch.autograd._profiler_enabled():
+        one = torch.profiler.record_function(f"firesteel compiles: {stage}")
+        one.__enter__()
+        opened.append((depth, one))
+
+
+artifacts.WATCHERS += [progress.watch, ranges]
