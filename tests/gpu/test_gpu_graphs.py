@@ -91,6 +91,13 @@ def test_written_inputs_that_move_are_not_recorded(recording):
     assert recording.graph is None and host.plain == 4
 
 
+def test_expanded_inputs_that_move_are_not_recorded(recording):
+    w, cache = torch.randn(3), torch.zeros(3)
+    for _ in range(4):
+        check(recording, torch.randn(1).expand(3), w, cache)
+    assert recording.graph is None and host.plain == 4
+
+
 def test_another_stream_runs_the_host_function(recording):
     w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
     for _ in range(4):

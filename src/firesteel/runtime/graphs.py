@@ -29,6 +29,7 @@ from firesteel.targets import on_gpu
 
 MOST_COPIED = 32 << 20          # bytes of results, and of inputs that move
 MOST_RECORDINGS = 4
+FEW_STEPS = 4                   # fewer are launched as quickly one by one
 WARM_CALLS = 2
 
 
@@ -48,6 +49,7 @@ def refusal(plan: Plan) -> str:
     results = [output for output in program.outputs if isinstance(output, View)]
     sizes = [numbytes(buffers[output.buffer]) for output in results]
     reasons = {
+        "it has few steps": len(program.steps) < FEW_STEPS,
         "its sizes are symbols": bool(program.symbols) or any(isinstance(output, Expr) for output in program.outputs),
         "its inputs are given away": program.boxed,
         "its memory lies on several devices": len({buffer.device for buffer in buffers.values()}) != 1,
@@ -121,9 +123,10 @@ class Recording:
     def _record(self, inputs: Sequence[Any]) -> tuple:
         self.graph, self.results = None, ()
         self.recordings += 1
-        if self.recordings > MOST_RECORDINGS or not self.moving.keys().isdisjoint(self.written) \
+        overlapping = any(torch._debug_has_internal_overlap(inputs[k]) for k in self.moving)        # nothing can be copied into such a tensor
+        if self.recordings > MOST_RECORDINGS or overlapping or not self.moving.keys().isdisjoint(self.written) \
                 or sum(inputs[k].nbytes for k in self.moving) > MOST_COPIED:
-            return self._give_up("inputs that are large or written lie elsewhere in each call", inputs)
+            return self._give_up("inputs that are large, written or self-overlapping lie elsewhere in each call", inputs)
         self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moving for x in (inputs[k],)}
         graph, before = torch.cuda.CUDAGraph(), self._versions(inputs)
         try:
