@@ -86,6 +86,8 @@ def outcome(fn, train, arrived=slice(None)):
 def same(a, b):
     if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size):
         return len(a) == len(b) and all(map(same, a, b))
+    if a is None or b is None:
+        return a is b
     return torch.allclose(a, b, atol=1e-4) if isinstance(a, torch.Tensor) else a == b
 
 
@@ -128,6 +130,51 @@ def test_second_order_of_a_found_program(cache):
         fs.reset()
         assert same(eager, gradients(fs.compile(chain)))
     assert counters["native"]["program_hits"]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+def test_symbolic_sizes(cache, train):
+    """The guards of a found program are those of a traced one."""
+    def f(x, y):
+        z = (x * x.shape[0]).reshape(-1, 2).softmax(-1)
+        return torch.cat([z, y[:z.shape[0], :2]]).sum(0) if x.shape[0] > 3 else z
+
+    def results(fn):
+        torch.manual_seed(0)
+        found = []
+        for rows in (4, 6, 2, 8, 5, 6):
+            x, y = leaf(rows, 4), torch.randn(2 * rows, 4)
+            result = fn(x, y)
+            if train:
+                result.sin().sum().backward()
+            found += [result.detach(), result.stride(), x.grad]
+        return found
+
+    def guards(fn):
+        return [str(guard.data.expr) for region in fn.__firesteel_root__.all_regions() for entry in region.variants()
+                for guard in entry.guard.guards if guard.kind == "expr"]
+
+    with torch.set_grad_enabled(train):
+        eager, seen = results(f), []
+        for _ in range(2):
+            fs.reset()
+            compiled = fs.compile(f, dynamic=True)
+            assert same(eager, results(compiled))
+            seen.append((guards(compiled), counters["stats"]["unique_graphs"]))
+    assert seen[0] == seen[1] and seen[0][0] and counters["native"]["program_hits"] >= 2
+
+
+def test_a_part_of_a_found_backward_with_symbolic_sizes(cache):
+    def gradients(fn, rows):
+        torch.manual_seed(0)
+        x, y = leaf(rows, 4), leaf(rows, 4)
+        fn(x, y)[0].sum().backward()
+        return x.grad, y.grad
+    for _ in range(2):
+        fs.reset()
+        compiled = fs.compile(several, dynamic=True)
+        for rows in (3, 5):
+            assert same(gradients(several, rows), gradients(compiled, rows))
 
 
 def test_batch_norm_in_training(cache):

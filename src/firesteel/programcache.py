@@ -5,7 +5,7 @@ their kernels, and the text of its backward graph, so that a second process trac
  - The key holds all that decides: the graph's text, its inputs, the states of torch that tracing reads, settings, versions, the processor and
    the compiler's own sources.  No path, rank or address occurs in it.
  - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, has sizes that
-   are symbols, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
+   only run time knows, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
  - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is made again.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
@@ -43,6 +43,7 @@ from firesteel.loops.scalars import DTYPES
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, diskcache
 from firesteel.stages import STAGES
+from firesteel.sym.env import ShapeEnv
 from firesteel.targets import CPU
 
 SUFFIX = ".program"
@@ -57,7 +58,7 @@ def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None
     try:
         with timed("program_cache"):
             check_asked()
-            return DiskEntry(key_of(gm, example_inputs))
+            return DiskEntry(key_of(gm, example_inputs), env_of(gm))
     except NotKept as reason:
         text = str(reason)
         artifacts.log("cache", lambda: f"a graph of {len(gm.graph.nodes)} nodes is not kept: {text}")
@@ -78,6 +79,10 @@ class ProgramKey:
 
     def __str__(self) -> str:
         return f"{self.graph}\n{json.dumps(self.facts)}"
+
+
+def env_of(gm: GraphModule) -> ShapeEnv | None:
+    return next((env for node in gm.graph.find_nodes(op="placeholder") if (env := dumps.environment(node.meta.get("val"))) is not None), None)
 
 
 def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
@@ -107,8 +112,8 @@ def check_text(text: str) -> None:
     strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in LIBRARY_OPERATORS]
     if strangers or "unreadable(" in text:
         raise NotKept(f"it calls or holds what is the program's own: {', '.join(strangers) or 'an object without a name'}")
-    if re.search(r"\b(?:un)?backed\(", text):
-        raise NotKept("sizes are symbols")
+    if re.search(r"\bunbacked\(", text):
+        raise NotKept("it has sizes that only run time knows")
 
 
 def facts() -> dict[str, Any]:
@@ -157,15 +162,26 @@ def _files(folder: str, inside: str = "") -> list[tuple[str, os.stat_result]]:
 class DiskEntry:
     """The two files of one captured graph: what its forward needs, and its backward, which is compiled later."""
 
-    def __init__(self, key: ProgramKey):
-        self.key = key
+    def __init__(self, key: ProgramKey, env: ShapeEnv | None):
+        self.key, self.env = key, env
+        self.asked = len(env.recorded) if env is not None else 0        # questions before the program is traced
+        self.before = self._made()
         self.found: dict[str, Callable] = {}
         self.about: dict[str, Any] = {}     # of the forward
+        self.kept = False                   # is its forward there?
+
+    def _made(self) -> tuple[int, ...]:
+        """What a kept program cannot make again: symbols, conditions on them, and sizes that tracing fixed, of which users are told the line."""
+        return (len(self.env.symbols), len(self.env.asserts), counters["aot"]["specialized_by_op"]) if self.env is not None else ()
 
     def outline(self) -> Outline | None:
         """The outline where all is there."""
         with timed("program_cache"):
             read = self._read("forward")
+        if read is not None and self.env is not None:
+            names = {**dumps.NAMES, **{info.expr.attr: info.expr for info in self.env.symbols.values()}}
+            for text, why in self.about["guards"]:      # what tracing would ask; the hints, which are in the key, answer as they did
+                self.env.decide(eval(text, names), why)
         return None if read is None else read[1]
 
     def _read(self, part: str) -> tuple[Callable, Any] | None:
@@ -182,6 +198,7 @@ class DiskEntry:
             artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is made again")
             cache.forget(f"{part} {self.key}")
             return None
+        self.kept = True
         counters["native"]["program_hits"] += 1
         counters["native"].update(about["counts"])
         artifacts.log("cache", lambda: f"{part}: found")
@@ -206,28 +223,36 @@ class DiskEntry:
         return None if read is None else read[0]
 
     def backward_graph(self) -> GraphModule:
-        gm = dumps.read_graph(self.about["backward_graph"]).gm
-        gm.meta["boxed"] = True
-        return gm
+        read = dumps.read_graph(self.about["backward_graph"])
+        read.env.freeze()       # the guards are made
+        read.gm.meta["boxed"] = True
+        return read.gm
 
     def keep(self, outline: Outline, forward: Callable, backward_graph: GraphModule | None) -> None:
         plan = dataclasses.replace(outline.joint.plan, assemble=None)       # type: ignore[arg-type]
         kept = dataclasses.replace(outline, joint=dataclasses.replace(outline.joint, plan=plan))
-        about = {"outline": dumps.TextWriter().text(kept)}
+        about: dict[str, Any] = {"outline": text_of(kept)}
         if backward_graph is not None:
             about["backward_graph"] = dumps.graph_text(backward_graph)
+        if self.env is not None:
+            about["guards"] = [(dumps.size_text(guard.expr), guard.why) for guard in self.env.recorded[self.asked:]]
+        if self._made() != self.before:
+            artifacts.log("cache", "forward: is not kept: tracing makes or fixes sizes")
+            return
         self._keep("forward", forward, about)
-        diskcache.kernels(SUFFIX).put(f"last {self.key.graph}", json.dumps(self.key.facts).encode())
+        if self.kept:
+            diskcache.kernels(SUFFIX).put(f"last {self.key.graph}", json.dumps(self.key.facts).encode())
 
     def keep_backward(self, backward: Callable) -> None:
-        self._keep("backward", backward, {})
+        if self.kept:
+            self._keep("backward", backward, {})
 
     def _keep(self, part: str, compiled: Callable, about: dict[str, Any]) -> None:
         try:
             with timed("program_cache"):
-                for text in about.values():
-                    check_text(text)
+                check_text("\n".join(map(str, about.values())))
                 diskcache.kernels(SUFFIX).put(f"{part} {self.key}", host_payload(compiled, about))
+            self.kept = True
         except NotKept as reason:
             why = str(reason)
             artifacts.log("cache", lambda: f"{part}: is not kept: {why}")
@@ -245,7 +270,7 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     if any(value.numel() > dumps.LARGE for value in constants.values()):
         raise NotKept("it holds a large constant")
     others = {name: value for name, value in own.items() if name not in launchers and not isinstance(value, torch.dtype)}
-    scope = dumps.TextWriter().text(others)
+    scope = text_of(others)
     check_text(scope)
     symbols = {int(address): symbol for symbol, address in cpu.CODES.items()} if launchers else {}
     launches = {name: launch_rows(value.__self__, symbols, constants) for name, value in launchers.items()}
@@ -257,6 +282,13 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
             "dtypes": [name for name, value in own.items() if isinstance(value, torch.dtype)], "code": len(code),
             "kernels": [(kept.symbol, kept.key.hex(), len(kept.code)) for kept in codes]}
     return b"".join([json.dumps(head).encode(), b"\n", code, *(kept.code for kept in codes)])
+
+
+def text_of(value: Any) -> str:
+    """One expression."""
+    writer = dumps.TextWriter()
+    text = writer.text(value)
+    return text if not writer.lines else f"unreadable({writer.lines[0]!r})"
 
 
 def launch_rows(recipe: hosted.LaunchRecipe, symbols: Mapping[int, str], constants: Mapping[str, torch.Tensor]) -> list[Any]:
