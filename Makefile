@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-pythons tiny lint goldens lines bench clean
+.PHONY: demo test test-pythons test-packages tiny lint goldens lines bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,15 @@ test: $(VENV)/.installed
 # every Python from 3.11 on that this machine has, each in an environment of its own (.venv-3.12, ...)
 test-pythons:
 	$(PYTHON) tests/on_every_python.py
+
+# thirty third-party packages, versions pinned, in an environment of its own
+$(VENV)-packages/.installed: pyproject.toml constraints.txt
+	test -x $(VENV)-packages/bin/python || $(PYTHON) -m venv $(VENV)-packages
+	$(VENV)-packages/bin/python -m pip install -q -c constraints.txt -e '.[test,packages]'
+	touch $@
+
+test-packages: $(VENV)-packages/.installed
+	$(VENV)-packages/bin/python -m pytest tests/packages
 
 tiny: $(VENV)/.installed
 	$(RUN) -m pytest tests/test_tiny.py

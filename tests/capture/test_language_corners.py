@@ -22,6 +22,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import typing_extensions
 from harness import capture, check, make_test, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,6 +31,9 @@ from firesteel.errors import Unsupported
 
 one = functools.partial(make_test, fullgraph=True)
 SCALE = contextvars.ContextVar("SCALE", default=3)
+
+
+Message = typing_extensions.TypedDict("Message", {"name": str, "value": torch.Tensor})
 
 
 class Point:
@@ -299,6 +303,52 @@ def test_matches_of_patterns(x):
     found, missed = pattern.fullmatch("4.56"), pattern.match("none")
     numbers = [int(each["major"]) for each in pattern.finditer("1.a 2.b")] + [each.span() for each in re.finditer("a", "banana")]
     return x * int(found.group("major")), found.groupdict(), found.lastgroup, missed, numbers, pattern.search("v2.0").start()
+
+
+def test_sizes_and_views_of_dictionaries_from_outside():
+    views = [kind(table) for table in ({"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2)) for kind in (dict.keys, dict.values, dict.items)]
+
+    def fn(x, size, keys, values, items):
+        return x * size.numel() + sum(values) + len(keys), "b" in keys, [name for name, _ in items], keys
+    for three in (views[:3], views[3:]):
+        compiled, _ = capture(fn, fullgraph=True)
+        given = torch.ones(2), torch.Size([2, 3]), *three
+        found = compiled(*given)
+        same(found, fn(*given))
+        assert found[-1] is three[0]
+
+
+def test_views_are_read_anew():
+    table = {"a": 1}
+    compiled, _ = capture(lambda x, values: x + sum(values), fullgraph=True)
+    view = table.values()
+    same(compiled(torch.zeros(2), view), torch.ones(2))
+    table["b"] = 5
+    same(compiled(torch.zeros(2), view), torch.full((2,), 6.0))
+
+
+class Kind(abc.ABCMeta):
+    """A metaclass over ABCMeta, whose __instancecheck__ is ABCMeta's."""
+
+
+class Shape(metaclass=Kind):
+    pass
+
+
+class Square(Shape):
+    pass
+
+
+@one
+def test_instances_of_abstract_classes_with_a_metaclass_of_their_own(x):
+    return x + isinstance(Square(), Shape), isinstance(x, Shape), isinstance(3, (Shape, int))
+
+
+@one
+def test_typed_dictionaries_of_typing_extensions(x):
+    made = Message(name="a", value=x)
+    made["value"] = made["value"] + 1
+    return made["value"], made, type(made)
 
 
 @one

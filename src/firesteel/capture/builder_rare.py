@@ -5,12 +5,14 @@ import collections.abc
 import contextlib
 import contextvars
 import functools
+import gc
 import inspect
 import operator
 import re
 import types
 import typing
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,8 @@ from firesteel.capture.values.iterators import (
     parts_of,
 )
 from firesteel.capture.values.library import WeakReference, referent
+from firesteel.capture.values.mappings import DictValue, DictView
+from firesteel.capture.values.natives import builtin_part
 from firesteel.capture.values.python_random import RANDOM, PythonRandom
 from firesteel.capture.values.randomness import RandomGenerator
 
@@ -44,6 +48,25 @@ _type: Any
 # -- NumPy --------------------------------------------------------------------------------------------------------------
 WRAPPERS.add(np.ndarray, guarded("type", ArrayValue))
 BASES.add(np.dtype, wrap_fixed)         # there is one object of each that torch knows
+
+
+# -- views of dictionaries ----------------------------------------------------------------------------------------------
+def viewed(view: Any) -> Any:
+    """The dictionary behind d.keys(), d.values() or d.items()."""
+    return gc.get_referents(view)[0]
+
+
+def wrap_view(kind: str) -> Callable[..., Value]:
+    def wrap(m: Machine, obj: Any, source: Source) -> Value:
+        guard(m, source, "type", type(obj))
+        owner = builtin_part(m.read(viewed(obj), Call(source, viewed)))
+        return DictView(owner, kind, source, obj) if isinstance(owner, DictValue) else opaque(m, obj, source)
+    return wrap
+
+
+for _kind in DictView.TYPES:
+    for _dict in (dict, collections.OrderedDict):
+        WRAPPERS.add(type(getattr(_dict(), _kind)()), wrap_view(_kind))
 
 
 @WRAPPERS.row(re.Match)

@@ -67,7 +67,7 @@ def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return boolean(isinstance(like, classes))
     for cls in classes:
         check = mro_lookup(type(cls), "__instancecheck__")
-        if isinstance(check, types.FunctionType) and type(cls).__module__ not in ("abc", "typing", "torch.nn.parameter"):
+        if isinstance(check, types.FunctionType) and check.__module__ not in ("abc", "typing", "torch.nn.parameter"):
             if m.truth_now(m.call_now(m.constant_object(check), [m.constant_object(cls), args[0]], {})):
                 return boolean(True)
             classes = tuple(c for c in classes if c is not cls)

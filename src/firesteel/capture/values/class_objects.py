@@ -9,7 +9,6 @@ import enum
 import operator
 import threading
 import types
-import typing
 import weakref
 from typing import Any
 
@@ -174,7 +173,7 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
         return new_exception(m, cls, args, kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and cls.__init__ is object.__init__:
         return new_namedtuple(m, cls, args, kwargs)
-    if typing.is_typeddict(cls):
+    if mro_lookup(type(cls), "__call__") is dict:       # a TypedDict, also of typing_extensions
         return CALLS[dict](m, args, kwargs)
     if cls.__module__ == "torch.return_types" and len(args) == 1:
         return NamedTupleValue(cls, m.iterate(args[0]))

@@ -279,7 +279,7 @@ def container_iter(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> V
 def size_numel(m: Machine, self: SizeValue, args: Args, kwargs: Kwargs) -> Value:
     total: Value = ConstValue(1)
     for item in self.items:
-        total = m.binary("*", total, item)
+        total = m.binary("*", total, m.look(item))
     return total
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from firesteel.capture.effects import DELETED
 from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.source import Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
@@ -254,8 +255,9 @@ class DictView(Container):
     TYPES = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
     size_name = "dictionary"
 
-    def __init__(self, owner: DictValue, kind: str):
-        self.owner, self.kind, self.cls = owner, kind, self.TYPES[kind]
+    def __init__(self, owner: DictValue, kind: str, source: Source | None = None, obj: Any = None):
+        self.owner, self.kind, self.source, self.obj = owner, kind, source, obj
+        self.cls = self.TYPES[kind] if obj is None else type(obj)
 
     def size_now(self) -> int:
         return self.owner.size_now()

@@ -1,25 +1,27 @@
 """Libraries that live in hooks, under captured backwards: attributions of captum, private training of opacus.  Skipped where they are not installed."""
-import random
-
 import pytest
 import torch
-from captured import check_captured, forget
 from torch import nn
+from uses import assert_same, seeded
 
-_fresh = pytest.fixture(forget, autouse=True)
+import firesteel as fs
 
 
-def seeded_everywhere(fn):
-    """Both libraries draw from NumPy and from `random` too."""
-    numpy = pytest.importorskip("numpy")
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.manual_seed(0)
-    return fn()
+@pytest.fixture(autouse=True)
+def _fresh():
+    fs.reset()
+    yield
+    fs.reset()
 
 
 def check(fn):
-    check_captured(fn, run=seeded_everywhere)
+    expected = seeded(fn)
+    fs.reset()
+    with fs.compiled_autograd():
+        found = seeded(fn)
+    assert_same(found, expected)
+    numbers = fs.counters["compiled_autograd"]
+    assert numbers["captures"] and not numbers["by_eager"] and not numbers["unknown_order"]
 
 
 # attribution -> (how it is made of a model, what it is asked beside the inputs)
