@@ -55,6 +55,20 @@ def test_modules_compile_in_place(installed):
     assert torch.allclose(layer(x), expected) and graphs() == 1
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_equal_modules_share_a_graph_and_different_ones_no_limit(installed, in_place):
+    """As diffusers' compile_repeated_blocks and accelerate's regional compilation do: each block by itself."""
+    fs.reset()
+    modules = [torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(count))) for count in (1, 1, 1, *range(2, 11))]
+    x = torch.randn(2, 4)
+    expected = [module(x) for module in modules]
+    for module in modules:
+        module.compile() if in_place else None
+    for module, want in zip(modules, expected):
+        assert torch.allclose((module if in_place else torch.compile(module))(x), want, atol=1e-6)
+    assert graphs() == 10 and not fs.counters["recompile_limit"]
+
+
 def test_unknown_keywords_and_options_raise(installed):
     with pytest.raises(UserError, match="no options nonsense"):
         torch.compile(len, options={"nonsense": 1})

@@ -220,7 +220,7 @@ def test_a_class_name_means_one_class():
 # ---------------------------------------------------------------- tests mirror sources
 
 TESTS = pathlib.Path(__file__).parent
-ACROSS = {"distributed", "e2e", "errors", "fuzz", "gpu"}       # folders of programs that go through every stage
+ACROSS = {"distributed", "e2e", "errors", "fuzz", "gpu", "packages"}       # folders of programs that go through every stage
 # test files without a source of their name, by what they are about instead
 ELSEWHERE = {
     "all of ahead-of-time autograd": "gradients symbolic_gradients opinfo opinfo_sizes checkpoint custom state subclasses",

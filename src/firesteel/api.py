@@ -53,6 +53,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
                 "later": tiers.schedule if tiered else None}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
+    if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
+        return _with_first(_module_call(model.__self__, settings, model.__func__), model.__self__, model)
     return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else compile_callable(model, settings)
 
 
@@ -85,9 +87,7 @@ def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process, and gives machine code back."""
     entry.reset()
     _closure_calls.clear()
-    for made in _compiled_classes.values():
-        if (cls := made()) is not None:
-            cls._firesteel_calls.clear()
+    _module_calls.clear()
     tiers.reset()
     engine.reset()
     cpu.reset()
@@ -151,10 +151,14 @@ def _compile_closure(fn: Any, settings: dict) -> Callable:
     _closure_calls[key] = call
     if len(_closure_calls) > KEPT:
         del _closure_calls[next(iter(_closure_calls))]
+    return _with_first(call, fn, fn)
 
+
+def _with_first(call: Any, first: Any, fn: Callable) -> Callable:
+    """`fn`, whose compiled code is shared and takes as its first argument what differs."""
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return call(fn, *args, **kwargs)
+        return call(first, *args, **kwargs)
 
     setattr(compiled, marks.COMPILED, fn)
     compiled.__firesteel_root__ = call.__firesteel_root__       # type: ignore[attr-defined]  # read by fs.explain
@@ -205,6 +209,8 @@ def _capturing_backwards(compiled: Callable, settings: dict) -> Callable:
 # Class of a module -> the subclass whose calls run compiled code.  It lives as long as a module of it: nothing here keeps a user's class, or what
 # its methods hold, alive.
 _compiled_classes: weakref.WeakKeyDictionary[type, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+# Class of a module -> (function, parts, *settings) -> compiled code for all its modules, while one of them lives
+_module_calls: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple, Any]] = weakref.WeakKeyDictionary()
 
 
 def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -233,19 +239,22 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     object.__setattr__(compiled, "__dict__", original.__dict__)
     object.__setattr__(compiled, "_firesteel_original", original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
-    object.__setattr__(compiled, "_firesteel_call", _module_call(cls, original, settings, call_module))
-    object.__setattr__(compiled, "_firesteel_forward", _module_call(cls, original, settings, call_forward))
+    object.__setattr__(compiled, "_firesteel_call", _module_call(original, settings, call_module))
+    object.__setattr__(compiled, "_firesteel_forward", _module_call(original, settings, call_forward))
     return compiled
 
 
-def _module_call(cls: Any, original: torch.nn.Module, settings: dict, function: Callable) -> Callable:
-    """Modules of one class that are compiled alike share compiled code, as long as one lives: guards say what it is good for."""
-    key = (function, *settings.values())
-    call = cls._firesteel_calls.get(key)
+def _module_call(original: torch.nn.Module, settings: dict, function: Callable) -> Callable:
+    """Modules of one class that are compiled alike and have the same parts share compiled code, as long as one lives: guards say what it is
+    good for.  (Many Sequentials of different parts would reach the limit of one.)"""
+    known = original.named_modules() if "_modules" in vars(original) else ()       # a copy in the making has none yet
+    parts = tuple((name, type(part).__qualname__) for name, part in known)
+    key, calls = (function, parts, *settings.values()), _module_calls.setdefault(type(original), weakref.WeakValueDictionary())
+    call = calls.get(key)
     if call is None:
         boxed = isinstance(original, torch.fx.GraphModule) and original.meta.get("boxed", False)
         named = {**settings, "name": settings["name"] or type(original).__qualname__}
-        call = cls._firesteel_calls[key] = compile_callable(function, named, steals=1 if boxed else None)
+        call = calls[key] = compile_callable(function, named, steals=1 if boxed else None)
     original.__dict__.setdefault(CompiledCode.NAME, CompiledCode()).calls.add(call)
     return call
 
@@ -294,7 +303,7 @@ def _make_compiled_class(cls: Any) -> Any:
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
     body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
-            "_firesteel_calls": weakref.WeakValueDictionary(), "__call__": call, "forward": forward,
+            "__call__": call, "forward": forward,
             "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls,), body)
