@@ -474,6 +474,14 @@ def _history_from_before(x, w, y):
     return u, t, y.sin() + u
 
 
+@found("masked_scatter_ of what it writes", (MATRIX, f32), (MATRIX, f32, "transposed"))
+def _masked_scatter_of_itself(x, y):
+    x.masked_scatter_(x > 0, x)
+    t = y * 1
+    t[1:].masked_scatter_(t[1:] > 0, t)
+    return x * 1, t
+
+
 @fs.disable
 def normalised(x):
     return F.rms_norm(x, x.shape[-1:])

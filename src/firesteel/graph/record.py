@@ -349,7 +349,13 @@ REFUSING = frozenset({aten.index_put_.default, aten.index_add_.default, aten.ind
                       aten.scatter_.reduce, aten.scatter_reduce_.two})
 
 
+# Operators that read what they have written where an argument shares the storage, in the order in which their kernel goes.
+SEQUENTIAL = frozenset({aten.masked_scatter_.default})
+
+
 def _check_overlaps(fact: Facts, target: Any, others: Any) -> None:
+    if fact.op in SEQUENTIAL and any(type(t) is AbstractTensor and t.record.cell is target.record.cell for t in tensors_in(others)):
+        raise Unfollowable("overlapping_writes", f"{fact.op} writes to what it reads")
     if type(target) is AbstractTensor and (torch.Tag.pointwise in fact.op.tags or fact.op in REFUSING):
         for other in tensors_in(others):
             _check_overlap(target, other, fact.op in REFUSING)
