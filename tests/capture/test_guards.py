@@ -191,7 +191,7 @@ class set_and_back:
 
 
 def test_every_state_has_a_case():
-    assert set(STATES) == set(G.STATES)
+    assert set(STATES) == set(G.STATES) - {"filled_memory"}      # of deterministic algorithms alone: tests/ops/test_factory.py
 
 
 @pytest.mark.parametrize("name", STATES)

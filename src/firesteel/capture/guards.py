@@ -228,6 +228,7 @@ KINDS.add("expr", Kind(RELATION, lambda x, data, w: data.text(w.load), _question
 class StateRow:
     read: Callable[[], Any]
     sentence: str
+    matters: Callable[[], bool] = lambda: True      # is it read at all?
 
 
 def _autocast() -> Any:
@@ -255,6 +256,8 @@ for _name, _read, _sentence in [
     ("module_hooks", _module_hooks, "hooks on all modules: {now}; it was {then}"),
 ]:
     STATES.add(_name, StateRow(_read, _sentence))
+STATES.add("filled_memory", StateRow(torch._C._get_deterministic_fill_uninitialized_memory, "new memory is filled: {now}; it was {then}",
+                                     torch._C._get_deterministic_algorithms))
 
 # what torch's own C++ check compares in one call; where it says "unchanged", these rows need no look
 _IN_CORE = frozenset({"grad", "autocast", "default_dtype", "deterministic", "torch_function"})
@@ -268,7 +271,7 @@ class GlobalState:
 
     @staticmethod
     def now() -> GlobalState:
-        values = tuple((str(name), row.read()) for name, row in STATES.items())
+        values = tuple((str(name), row.read()) for name, row in STATES.items() if row.matters())
         return GlobalState(values, CoreState() if CoreState is not None else None)
 
     def write(self, w: Writer) -> str:

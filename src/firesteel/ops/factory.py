@@ -1,6 +1,7 @@
 """Tensors made from sizes and numbers.  They are computed where they are read: no memory, no nest."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,11 @@ def lower_ones(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
 
 @lowering("empty.memory_format empty_like new_empty new_empty_strided empty_strided")
 def lower_empty(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
-    """Any values will do: zeros cost nothing where they are not read."""
-    return filled(out, 0)
+    """Any values will do: zeros cost nothing where they are not read.  Deterministic algorithms fill the memory."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
+        return filled(out, 0)
+    inexact = out.dtype.is_floating_point or out.dtype.is_complex
+    return filled(out, math.nan if inexact else out.dtype is torch.bool or torch.iinfo(out.dtype).max)
 
 
 @rule("full")

@@ -1,0 +1,38 @@
+"""New memory under deterministic algorithms: eager fills it."""
+import pytest
+import torch
+
+import firesteel as fs
+
+
+def empties(x):
+    dtypes = (torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool)
+    made = [torch.empty(3, dtype=dtype) for dtype in dtypes]
+    return [*made, torch.empty_like(x), x.new_empty(2), torch.empty_strided((2, 2), (1, 2)), x.new_empty_strided((2, 2), (2, 1)), torch.empty_permuted((2, 3), (1, 0)), x + 1]
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_new_memory_is_filled_by_deterministic_algorithms(deterministic):
+    compiled, x = fs.compile(empties), torch.ones(2)
+    torch.testing.assert_close(compiled(x), empties(x), equal_nan=True, rtol=0, atol=0)
+    torch.use_deterministic_algorithms(False)
+    compiled(x)
+    torch.use_deterministic_algorithms(True)
+    torch.testing.assert_close(compiled(x), empties(x), equal_nan=True, rtol=0, atol=0)
+
+
+def test_filling_is_guarded(deterministic):
+    compiled, x = fs.compile(lambda x: torch.empty(3) + x), torch.ones(3)
+    assert compiled(x).isnan().all()
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        assert not compiled(x).isnan().any()      # any values will do: zeros here
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    assert compiled(x).isnan().all()
