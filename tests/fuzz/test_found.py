@@ -482,6 +482,13 @@ def _masked_scatter_of_itself(x, y):
     return x * 1, t
 
 
+@found("leaf that is written through another argument", (MATRIX, f32, "contiguous", "leaf"), lambda x: x.arg.detach())
+def _leaf_written(x, same):
+    t = torch.expm1(x)
+    same.view(-1)[0] = 0.5
+    return t, 1 - t
+
+
 @fs.disable
 def normalised(x):
     return F.rms_norm(x, x.shape[-1:])

@@ -1,7 +1,8 @@
 """Inputs that alias, one of which is mutated: what the mutation does to the others is part of the compiled program.
 
-In: the tensors that a graph reads, with what the capture did to them.  Out: at most one guard a shared storage, which says which of the
-tensors in it lie over one another.  What always holds: a program that writes no shared input has no such guard.
+In: the tensors that a graph reads, with what the capture did to them.  Out: those of each shared storage that is written, marked so that no
+backward computes from them again, and one guard for each, which says which of the tensors in it lie over one another.
+What always holds: a program that writes no shared input has no such guard.
 
     f(x[:5], x[4:9])        # writes its first argument: "a and b share memory"
 """
@@ -27,14 +28,21 @@ class Overlap:
     pairs: Pairs
 
 
-def overlap_guards(inputs: Sequence[GraphInput]) -> Iterator[Guard]:
+def written_groups(inputs: Sequence[GraphInput]) -> list[list[GraphInput]]:
+    """Inputs that share a storage of which the capture wrote a part, marked as held: a backward does not find what the forward read of them."""
     groups: dict[int, list[GraphInput]] = {}
     for i in inputs:
         if isinstance(i.real, torch.Tensor) and i.source is not None and torch._C._has_storage(i.real):
             groups.setdefault(i.real.untyped_storage()._cdata, []).append(i)
-    for group in groups.values():
-        if len(group) > 1 and any(i.abstract._version for i in group):
-            yield Guard(None, "overlap", Overlap(tuple(i.source for i in group), overlapping([i.real for i in group])))
+    written = [group for group in groups.values() if len(group) > 1 and any(i.abstract._version for i in group)]
+    for one in (one for group in written for one in group):
+        one.node.meta["held"] = True
+    return written
+
+
+def overlap_guards(groups: Sequence[Sequence[GraphInput]]) -> Iterator[Guard]:
+    for group in groups:
+        yield Guard(None, "overlap", Overlap(tuple(i.source for i in group), overlapping([i.real for i in group])))
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> Pairs:

@@ -21,7 +21,7 @@ from firesteel.capture.emit import RunEmitter, boxed_graph_call, careful_graph_c
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
 from firesteel.capture.joins import Unjoinable, refuse_written
 from firesteel.capture.machine import SymbolicMachine
-from firesteel.capture.overlap import overlap_guards
+from firesteel.capture.overlap import overlap_guards, written_groups
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
@@ -274,6 +274,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
     graph, lines, boxed = None, write_draws(m, e), False
+    written = written_groups(m.record.inputs)
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
         as_given(m.world, used)
@@ -295,7 +296,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             graph = None
     compile_text = region.root.native_compiler()
     machine_code = MachineCode(compile_text, dict(zip(region.arg_names, inputs))) if compile_text is not None else None
-    guard = build_guards([*m.all_guards(), *overlap_guards(m.record.inputs)], region.arg_names, list(e.sources), machine_code)
+    guard = build_guards([*m.all_guards(), *overlap_guards(written)], region.arg_names, list(e.sources), machine_code)
     if m.world.env is not None:
         m.world.env.freeze()
     run = e.build("run", lines, boxed)
