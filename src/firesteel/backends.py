@@ -19,6 +19,7 @@ from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.build import write_code
 from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.layouts import channels_last
+from firesteel.graph.sums import join_products
 from firesteel.graph.tracing_context import with_tracing_context
 from firesteel.table import Table
 from firesteel.targets import on_gpu
@@ -26,6 +27,12 @@ from firesteel.targets import on_gpu
 Backend = Callable[[torch.fx.GraphModule, list], Callable]
 
 BACKENDS: Table[Backend] = Table("backend", "backends.py")
+
+
+def rewrite(gm: torch.fx.GraphModule) -> None:
+    """What is done to a whole graph for the libraries' sake, before it is partitioned."""
+    join_products(gm)
+    channels_last(gm)
 
 
 @BACKENDS.row("native")
@@ -43,7 +50,7 @@ def native_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
 
 def _native(gm: torch.fx.GraphModule, example_inputs: list, **more: Any) -> Callable:
     return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native, hookable_results=True,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), rewrite=channels_last, **more)
+                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), rewrite=rewrite, **more)
 
 
 def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -73,7 +80,7 @@ def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     return write_code(gm).forward
 
 
-PARTITIONED = {"native": (pipeline.compile_native, channels_last), "aot_eager": (aot.nop, None), "aot_eager_partitioned": (aot.nop, None)}
+PARTITIONED = {"native": (pipeline.compile_native, rewrite), "aot_eager": (aot.nop, None), "aot_eager_partitioned": (aot.nop, None)}
 
 
 class BudgetBackend:

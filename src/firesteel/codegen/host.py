@@ -81,7 +81,7 @@ QUICK_CALLS: Table[Callable] = Table("quick call", "codegen/host.py")   # torch'
 _functions: dict[Any, Callable] = {
     _aten.mm.default: torch.mm, _aten.mm.out: torch.mm, _aten.addmm.default: torch.addmm, _aten.addmm.out: torch.addmm,
     _aten.bmm.default: torch.bmm, _aten.bmm.out: torch.bmm, _aten.baddbmm.default: torch.baddbmm,
-    _aten.convolution.default: torch.convolution, _aten._assert_scalar.default: check_number,
+    _aten.convolution.default: torch.convolution, _aten.concat.default: torch.cat, _aten._assert_scalar.default: check_number,
     _aten._local_scalar_dense.default: torch.Tensor.item, _aten.normal_functional.default: draw_normal,
 }
 for _overload, _function in _functions.items():
