@@ -24,6 +24,7 @@ from firesteel.autograd.partition import min_cut_partition
 from firesteel.backends import native
 from firesteel.config import config
 from firesteel.errors import UserError
+from firesteel.loops.plan import Plan
 from firesteel.pipeline import LOOP_STAGES, compile_native
 from firesteel.records import dataclass
 from firesteel.stages import STAGES, Compilation, StageReached
@@ -120,12 +121,21 @@ def from_program(dump: Dump) -> Run:
     product = stages.done(dump.stage, dump.read())
     for name in LOOP_STAGES[LOOP_STAGES.index(dump.stage) + 1 if dump.stage in LOOP_STAGES else 0:]:
         product = stages.run(name, product)
-    return called(stages.run("host", product, stages.run("kernels", product)))
+    return on_copies(stages.run("host", product, stages.run("kernels", product)), product)
 
 
 @STARTS.row("kernels")
 def from_kernels(dump: Dump) -> Run:
-    return called(stages.run("host", dump.parent().read(), stages.done("kernels", dump.read())))
+    plan = dump.parent().read()
+    return on_copies(stages.run("host", plan, stages.done("kernels", dump.read())), plan)
+
+
+def on_copies(fn: Callable[..., Sequence[Any]], plan: Plan) -> Run:
+    """The function, with copies of the inputs that it may write its results to: the graph that it is compared with leaves all inputs alone."""
+    written = {plan.program.inputs.index(name) for _, name in plan.program.into}
+    run = called(fn)
+    return lambda args: run([torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a) if place in written else a
+                             for place, a in enumerate(args)])
 
 
 def called(fn: Callable[..., Sequence[Any]]) -> Run:

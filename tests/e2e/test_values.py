@@ -107,3 +107,39 @@ def test_modules_of_bfloat16_once_several_shapes_were_seen(name):
             y = run(x, *rest)
             grads.append((y, *torch.autograd.grad((y * torch.linspace(0, 1, y.numel()).view(y.shape).bfloat16()).sum(), x)))
         torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.05)
+
+
+def momentum(x, y):
+    x.mul_(0.9).add_(y)
+    y.sub_(x)
+
+
+def old_and_new(x, y):
+    before = x * 2
+    x.add_(1)
+    return before
+
+
+def result_and_input(x, y):
+    z = y.exp()
+    x.copy_(z)
+    return z
+
+
+def turned(x, y):
+    x.copy_(x.flip(0))
+    y.copy_(x)
+
+
+@pytest.mark.parametrize("function", [momentum, old_and_new, result_and_input, turned], ids=lambda function: function.__name__)
+def test_inputs_written_in_place(function):
+    """Values, versions and memory are as eager leaves them, and a result is no alias."""
+    torch.manual_seed(0)
+    given, found = (torch.randn(40, 50), torch.randn(40, 50)), []
+    for fn in (function, fs.compile(function, fullgraph=True)):
+        inputs = [x.clone() for x in given]
+        memory = [x.data_ptr() for x in inputs]
+        result = fn(*inputs)
+        assert memory == [x.data_ptr() for x in inputs] and (result is None or result.data_ptr() not in memory)
+        found.append((result, inputs, [x._version for x in inputs]))
+    torch.testing.assert_close(found[1], found[0])

@@ -1,5 +1,6 @@
 """Memory plans: text, liveness, reuse, and execution with real overlapping memory in which freed bytes are poisoned."""
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -215,3 +216,22 @@ def test_large_temporaries_are_held_only_while_they_live():
     assert plan(chain(16384, read=mirrored)).arena > 0
     made = plan(chain(16385, read=mirrored))
     assert made.arena == 0 and "reusing" in str(made)
+
+
+def written(function, *inputs):
+    """The plan of a program whose first result is written to its first input."""
+    program = fused(function, *inputs)
+    return plan(replace(program, into=((program.outputs[0].buffer, program.inputs[0]),)))
+
+
+@pytest.mark.parametrize("function, place", [
+    (lambda x, y: (x * 0.9 + y, (x * 0.9 + y).exp()), True),            # both are computed at a point before one is stored
+    (lambda x, y: (x * 0.9 + y, y.sum()), True),
+    (lambda x, y: (x.flip(0) + y, y), False),                           # elements that are still to be read
+    (lambda x, y: (y + x.sum(0), x @ y), False),                        # somebody reads the old values later
+    (lambda x, y: (y + 1, y[torch.arange(6) + x.long()[0]]), False),    # eager may have to run it again
+])
+def test_results_are_written_to_the_inputs_they_replace(function, place):
+    made = written(function, torch.zeros(6, 6), torch.randn(6, 6))
+    given = made.program.inputs[0]
+    assert any(isinstance(step, Alloc) and step.reuse == given for step in made.steps) == place

@@ -265,6 +265,11 @@ class AliasPlan:
         exec("\n    ".join(["def assemble(i, v):", *lines, f"return ({body})\n"]), scope)
         return scope["assemble"]
 
+    def written_alone(self) -> dict[int, int]:
+        """Values that are written to an input without a record and are nothing else: value -> input."""
+        values = [w.value for w in self.writes] + [r.value for r in self.results if isinstance(r, Fresh)]
+        return {w.value: w.input for w in self.writes if w.how in ("no_grad", "data") and values.count(w.value) == 1 and not self.views}
+
     def _view_lines(self, places: Sequence[int]) -> list[str]:
         lines, mode = [], None
         for k in places:
@@ -316,6 +321,10 @@ def raise_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
 
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Rule 7 for the writes that autograd does not see; called with recording off."""
+    made = [w for w in writes if values[w.value] is inputs[w.input]]        # the graph wrote there itself
+    if made:
+        raise_versions([(inputs[w.input], 1) for w in made if w.how == "no_grad"])
+        writes = [w for w in writes if w not in made]
     seen = [w for w in writes if w.how == "no_grad"]
     if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
         torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])

@@ -249,6 +249,8 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
     stages.done("forward", joint.gm, joint)
     if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
+    elif joint.packing is None:
+        joint.gm.meta["into"] = joint.plan.written_alone()
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     if entry is not None:

@@ -281,13 +281,15 @@ class Program:
     """A lowered graph.  `inputs` are names of buffers or of scalar symbols, in the graph's order (None: unused);
     `outputs` are Views, Exprs (scalars), or plain values such as None.  `symbols` says where each size symbol is read
     at run time: (input number, "shape" | "stride" | "offset" | "value", dimension).  `boxed`: the inputs come in one list, which is emptied:
-    each is freed behind its last reader."""
+    each is freed behind its last reader.  `into`: (result, input) buffers of one layout, where the result is what the caller writes to the input, and
+    nobody else wants it."""
     buffers: dict[str, Buffer]
     steps: tuple[ProgramStep, ...]
     inputs: tuple[str | None, ...]
     outputs: tuple[Any, ...]
     symbols: dict[str, tuple[int, str, int]]
     boxed: bool = False
+    into: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.steps), f"return {', '.join(map(_shown, self.outputs))}"])

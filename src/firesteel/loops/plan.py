@@ -33,12 +33,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from firesteel.loops import access
-from firesteel.loops.ir import Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, axes_of, idle_axes, names_by_data
+from firesteel.loops.ir import CHECKING, Buffer, Extern, Nest, Program, ProgramStep, View, all_loads, axes_of, idle_axes, names_by_data
 from firesteel.loops.scalars import ITEMSIZE
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size
 from firesteel.sym.poly import Poly, poly
-from firesteel.targets import has_arena
+from firesteel.targets import CPU, has_arena
 
 ALIGNMENT = 64
 
@@ -190,15 +190,15 @@ def _target_name(extern: Extern) -> str:
 
 def may_overwrite(nest: Nest, new: Buffer, old: Buffer) -> bool:
     """May `new`, which the nest writes, have the memory of `old`, which it reads and which is as large?  Each element must be read before it
-    is written: by the same point of the same phase (kernels compute all values of a phase at a point before they store them), or by an earlier
-    phase for the same row."""
+    is written: by the same point of the same phase (a CPU's kernels compute all values of a phase at a point before they store them; others store one
+    after the other), or by an earlier phase for the same row."""
     found = [(number, phase, store) for number, phase in enumerate(nest.phases) for store in phase.stores if store.buffer == new.name]
     if len(found) != 1:
         return False
     number, phase, store = found[0]
     if store.mode != "set" or phase.kind == "scan" or names_by_data(store.index) or idle_axes(store.index, (*nest.axes, *phase.axes)):
         return False
-    behind = [s.value for s in phase.stores[phase.stores.index(store) + 1:]]
+    behind = [s.value for s in phase.stores[phase.stores.index(store) + 1:]] if old.device != CPU else []
     late = [*behind, *(e for later in nest.phases[number + 1:] for e in later.exprs())]
     before = (e for earlier in nest.phases[:number] for e in earlier.exprs())
     place = _address(store.index, new)
@@ -242,6 +242,8 @@ class _Planner:
         self.lent: set[str] = set()                 # tensors that a call may have returned an alias of
         self.made: set[str] = set()
         self.overwritten: set[str] = set()          # buffers whose memory their last reader takes over
+        self.into = dict(program.into)
+        self.sure = max([number for number, step in enumerate(program.steps) if _may_fail(step)], default=-1)
         self._scan()
 
     def _scan(self) -> None:
@@ -283,6 +285,10 @@ class _Planner:
         if step.makes(name):
             self.waiting.clear()
             return      # the call makes the tensor
+        if (given := self._written_input(name, number)) is not None:
+            self.tensors.add(name)
+            self.steps.append(Alloc(name, reuse=given))
+            return
         old = self._overwritable(name, number)
         if old is not None:
             self.overwritten.add(old)
@@ -299,6 +305,15 @@ class _Planner:
             if not dead:
                 self.waiting.clear()
             self.steps.append(Alloc(name, reuse=dead.pop() if dead else None))
+
+    def _written_input(self, name: str, number: int) -> str | None:
+        """The input that this result is written to, where nobody reads its old value later on.  Where a step fails, eager runs the program on its
+        inputs again, which must be as they were."""
+        given, nest = self.into.get(name), self.uses[number][0].nest
+        if given is None or nest is None or self.last.get(given, -1) > number or number <= self.sure:
+            return None
+        read = self.last.get(given, -1) == number
+        return given if not read or may_overwrite(nest, self.buffers[name], self.buffers[given]) else None
 
     def _dead(self, name: str) -> list[str]:
         """The freed tensors of this layout."""
@@ -342,6 +357,12 @@ class _Planner:
             return step
         kind, where, _ = self.places[step.buffer]
         return Alloc(step.buffer, (where if kind == "known" else offsets[where]) + self.zone, step.reuse)
+
+
+def _may_fail(step: ProgramStep) -> bool:
+    if step.call:
+        return _target_name(step.call) not in (*_PURE_CALLS, "_local_scalar_dense")
+    return step.nest is not None and any(expr.holds & CHECKING for expr in step.nest.exprs())
 
 
 def _has_no_points(step: ProgramStep) -> bool:

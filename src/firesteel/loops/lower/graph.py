@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.loops.access import step_symbols
-from firesteel.loops.ir import Buffer, Extern, Given, Program, ProgramStep
+from firesteel.loops.ir import Buffer, Extern, Given, Program, ProgramStep, View
 from firesteel.loops.lower.build import LOWERINGS, Builder, supported
 from firesteel.loops.lower.library import is_view, lower_call
 from firesteel.loops.lower.value import Operand, TensorSpec, spec_of
@@ -42,7 +42,7 @@ def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
             position += 1
         elif node in wanted:
             WALK[node.op](walk, node)
-    return walk.program(gm.meta.get("boxed", False))
+    return walk.program(gm.meta.get("boxed", False), gm.meta.get("into", {}))
 
 
 _has_effects: dict[Any, bool] = {}
@@ -348,14 +348,27 @@ class Walk:
 
     # ------------------------------------------------------------ the end
 
-    def program(self, boxed: bool) -> Program:
+    def program(self, boxed: bool, into: Mapping[int, int]) -> Program:
         """Buffers that an output looks into become outputs."""
         buffers = self.b.buffers
         for view in self.outputs:
             name = getattr(view, "buffer", None)
             if name is not None and buffers[name].kind == "temp":
                 buffers[name] = dataclasses.replace(buffers[name], kind="output")
-        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols, boxed)
+        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols, boxed,
+                       tuple(self.written_inputs(into)))
+
+    def written_inputs(self, into: Mapping[int, int]) -> Iterator[tuple[str, str]]:
+        """(result, input) for the results that are written to inputs, where both are whole buffers of one layout."""
+        returned = [view.buffer for view in self.outputs if isinstance(view, View)]
+        for place, number in into.items():
+            view, name = self.outputs[place], self.inputs[number]
+            if isinstance(view, View) and name in self.b.buffers and returned.count(view.buffer) == 1 and name not in returned:
+                made, given = self.b.buffers[view.buffer], self.b.buffers[name]
+                whole = (view.dtype, view.shape, view.strides, view.offset) == (made.dtype, made.shape, made.strides, 0)
+                if whole and made.kind == "output" and (made.dtype, made.shape, made.strides, made.device) == (
+                        given.dtype, given.shape, given.strides, given.device):
+                    yield made.name, given.name
 
 
 def checked_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -> list[ProgramStep]:
