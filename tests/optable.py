@@ -594,6 +594,10 @@ for _op, *_args in [
     (aten.select_backward.default, t(5), [4, 5], 0, 2), (aten.diagonal_backward.default, t(4), [4, 5], 0, 0, 1), (aten.unfold_backward.default, t(3, 4), [8], 0, 4, 2),
 ]:
     decomposed(_op, *_args)
+for _op, _lr in [(aten._fused_adam.default, 0.1), (aten._fused_adam.tensor_lr, T((), lo=0.1)), (aten._fused_adamw.default, 0.1), (aten._fused_adamw.tensor_lr, T((), lo=0.1))]:
+    for _largest in (True, False):
+        sample(_op, *([t(3, 4), t(5)] for _ in range(3)), *([t(3, 4, lo=0.1), t(5, lo=0.1)] for _ in range(1 + _largest)), *([[]] * (not _largest)),
+               [T((), lo=3.0, hi=3.0)] * 2, table=DECOMPOSED, lr=_lr, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=_largest, maximize=_largest)
 LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
     (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)),

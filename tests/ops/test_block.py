@@ -30,6 +30,7 @@ NO_REFUSAL = {
     SIZES: "empty.memory_format new_empty new_ones new_zeros ones zeros _efficientzerotensor",
     BROADCAST: "huber_loss_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward",
     "called by torch's own code for the GPU, which has checked": "cudnn_batch_norm cudnn_batch_norm_backward",
+    "called by optimisers, which have made the lists": "_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr",
 }
 
 

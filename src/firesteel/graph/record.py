@@ -214,8 +214,9 @@ def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
     if len(written) == 1 and isinstance(written[0], (list, tuple)):
         written = written[0]
     for target, result in zip(written, results if isinstance(results, (list, tuple)) else [results]):
-        check_written(fact, target, result.spec)
-        world.assign(target, world.to_node(result))
+        for one, new in zip(target, result) if isinstance(target, (list, tuple)) else ((target, result),):
+            check_written(fact, one, new.spec)
+            world.assign(one, world.to_node(new))
     return returned(fact, args, kwargs)
 
 
