@@ -1,16 +1,17 @@
 """How long a process waits for its first result: eager, torch.compile and firesteel side by side, in fresh processes.
 
-    python bench/start.py [--programs gpt,bert6] [--modes infer,train] [--impl eager,torch,firesteel] [--repeat 3] [--json OUT]
+    python bench/start.py [--programs gpt,bert6] [--modes infer,train] [--impl eager,torch,firesteel,package] [--repeat 3] [--json OUT]
 
 A row a program and mode: the first call with an empty cache (cold) and that of a second process (warm), which for compilers begins with what
 they import, and of which eager's is the program itself.  `import` is `import firesteel` after torch.  Medians of wall time; with --cpu of
 processor time, which other programs on the machine disturb less.  `STARTS` is the table of ways to start: a row takes a program and gives
-the callable whose first call is timed.
+the callable whose first call is timed; `package` is a file that fs.package wrote in the cold process.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import statistics
 import sys
 import tempfile
@@ -47,21 +48,33 @@ def Pooled(model):
 
 # ---------------------------------------------------------------- ways to start
 
-def start_eager(fn):
-    return fn
+def start_eager(program, train):
+    return program.fn
 
 
-def start_torch(fn):
+def start_torch(program, train):
     import torch
-    return torch.compile(fn)
+    return torch.compile(program.fn)
 
 
-def start_firesteel(fn):
+def start_firesteel(program, train):
     import firesteel as fs
-    return fs.compile(fn)
+    return fs.compile(program.fn)
 
 
-STARTS = {"eager": start_eager, "torch": start_torch, "firesteel": start_firesteel}
+def start_package(program, train):
+    """Cold: the package is written, too; warm: it is there."""
+    import firesteel as fs
+    path = pathlib.Path(fs.config.cache_dir, "program.fsp")
+    if not path.exists():
+        import torch
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with torch.set_grad_enabled(train):
+            fs.package(program.fn, program.inputs, path)
+    return fs.load(path)
+
+
+STARTS = {"eager": start_eager, "torch": start_torch, "firesteel": start_firesteel, "package": start_package}
 
 
 # ---------------------------------------------------------------- in the fresh process
@@ -73,10 +86,10 @@ def worker(name: str, train: bool, impl: str) -> dict:
         program.fn.train(train)
     clocks = (time.perf_counter, time.process_time)
     times = [[clock() for clock in clocks]]
-    if impl == "firesteel":
+    if impl in ("firesteel", "package"):
         import firesteel  # noqa: F401
     times.append([clock() for clock in clocks])
-    fn = STARTS[impl](program.fn)
+    fn = STARTS[impl](program, train)
     programs.step(fn, program, train)
     times.append([clock() for clock in clocks])
     begin, imported, done = times

@@ -126,6 +126,27 @@ def test_programs(name, tmp_path):
         same(program(*args), model(*args))
 
 
+class Scope:
+    value = None
+
+
+class Scoped(torch.nn.Module):
+    """Sets a global object for the time of its call, as libraries do."""
+
+    def forward(self, x):
+        Scope.value, before = [x], Scope.value
+        y = Scope.value[0] * 2
+        Scope.value = before
+        return y
+
+
+@torch.no_grad()
+def test_what_is_put_back_is_no_effect(tmp_path):
+    x = torch.randn(3)
+    same(package(Scoped(), (x,), tmp_path / "p")(x), x * 2)
+    assert Scope.value is None
+
+
 @pytest.mark.parametrize("processor", PROCESSORS)
 @torch.no_grad()
 def test_machine_code_for_named_processors(processor, tmp_path):

@@ -153,25 +153,33 @@ class EffectFound(BaseException):
 
 def refuse_effects(source: str, names: Mapping[str, Any]) -> None:
     """Of the code behind the graph, in which `names` are known: it may put results together.  What changes objects of the caller's is refused, unless
-    they are so already: a package keeps tensors alone."""
+    they are in the end as they were: a package keeps tensors alone."""
     body: Any = ast.parse(source).body[0]
+    last: dict[str, tuple[ast.stmt, str | None]] = {}       # what is assigned to -> the last statement that does it, and the value
     for statement in body.body:
         builds = isinstance(statement, ast.Assign) and all(isinstance(target, (ast.Name, ast.Tuple)) for target in statement.targets)
-        if not (builds or isinstance(statement, (ast.Try, ast.Return)) or is_so_already(statement, names)):
+        if not builds and not isinstance(statement, (ast.Try, ast.Return)):
+            target, value = assignment(statement)
+            last[target] = statement, value
+    for target, (statement, value) in last.items():
+        if value is None or not is_so_already(target, value, names):
             raise EffectFound(f"The program changes more than tensors: {effect_words(statement, names)}.")
 
 
-def is_so_already(statement: ast.stmt, names: Mapping[str, Any]) -> bool:
-    """Is what an assignment gives there already?"""
+def assignment(statement: ast.stmt) -> tuple[str, str | None]:
+    """(target, value) of an assignment to an attribute or an item; no value: another statement."""
     match statement:
         case ast.Assign(targets=[target], value=value):
-            pair = ast.unparse(target), ast.unparse(value)
+            return ast.unparse(target), ast.unparse(value)
         case ast.Expr(ast.Call(func=ast.Attribute(attr="__setattr__"), args=[owner, ast.Constant(str(name)), value])):
-            pair = f"{ast.unparse(owner)}.{name}", ast.unparse(value)
-        case _:
-            return False
+            return f"{ast.unparse(owner)}.{name}", ast.unparse(value)
+    return ast.unparse(statement), None
+
+
+def is_so_already(target: str, value: str, names: Mapping[str, Any]) -> bool:
+    """Is what an assignment gives there already?"""
     try:
-        now, new = (eval(text, dict(names)) for text in pair)
+        now, new = (eval(text, dict(names)) for text in (target, value))
     except (NameError, AttributeError, LookupError):        # a result of the graph, or a new attribute
         return False
     return now is new or type(now) is type(new) and type(new) in (bool, int, float, str) and now == new
