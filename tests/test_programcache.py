@@ -266,6 +266,18 @@ def test_programs_whose_text_does_not_say_all_are_not_kept(cache, caplog):
     assert torch.allclose(kept(torch.ones(2)), 1 + held.sum())
 
 
+def test_large_constants_are_not_kept(cache, caplog):
+    """Texts do not hold their data."""
+    numbers = [k / 12 for k in range(12)] * 500
+
+    def f(x, y):
+        return (x.sin().reshape(-1, 1) * torch.tensor(numbers)).mean(-1)
+    eager = outcome(f, True)
+    for _ in range(2):
+        assert same(eager, compiled_outcome(f, True)[0])
+        assert "large constant" in said(caplog, f, True)
+
+
 def test_settings_of_the_processor_are_in_the_key(cache, monkeypatch):
     compiled_outcome(chain, False)
     monkeypatch.setattr(programcache.cpu, "machine_key", lambda: "another")

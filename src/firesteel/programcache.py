@@ -112,6 +112,8 @@ def check_text(text: str) -> None:
     strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in LIBRARY_OPERATORS]
     if strangers or "unreadable(" in text:
         raise NotKept(f"it calls or holds what is the program's own: {', '.join(strangers) or 'an object without a name'}")
+    if "constant(None" in text:
+        raise NotKept("it holds a large constant")
     if re.search(r"\bunbacked\(", text):
         raise NotKept("it has sizes that only run time knows")
 
@@ -267,8 +269,6 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     own = {name: value for name, value in call.__globals__.items() if name not in hosted.SCOPE and name not in ("call", "__builtins__")}
     launchers = {name: value for name, value in own.items() if isinstance(getattr(value, "__self__", None), hosted.LaunchRecipe)}
     constants = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
-    if any(value.numel() > dumps.LARGE for value in constants.values()):
-        raise NotKept("it holds a large constant")
     others = {name: value for name, value in own.items() if name not in launchers and not isinstance(value, torch.dtype)}
     scope = text_of(others)
     check_text(scope)
