@@ -351,6 +351,28 @@ def test_typed_dictionaries_of_typing_extensions(x):
     return made["value"], made, type(made)
 
 
+def test_a_module_that_is_imported_from_its_package_at_the_first_call(tmp_path, monkeypatch):
+    package = tmp_path / "late_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("SCALE = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    import late_package  # noqa: F401
+
+    def fn(x):
+        from late_package import part
+        return x * part.SCALE
+
+    def missing(x):
+        from late_package import nothing
+        return x * nothing
+    compiled, _ = capture(fn)
+    for _ in range(2):
+        same(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        capture(missing)[0](torch.ones(2))
+
+
 @one
 def test_loggers_and_context_variables(x):
     logger = logging.getLogger("firesteel.tests.quiet")

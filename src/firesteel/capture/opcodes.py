@@ -523,11 +523,17 @@ def find_module(scope: dict[str, Any], name: str, level: int, names: Any) -> typ
     if level:
         package = package.rsplit(".", level - 1)[0] if level > 1 else package
         name = f"{package}.{name}" if name else package
-    if name not in sys.modules:
+    module = sys.modules.get(name)
+    if module is None or any(not hasattr(module, part) for part in names or () if part != "*"):     # `part` is a module that is not imported
         return None
-    return sys.modules[name] if names else sys.modules[name.partition(".")[0] if not level else name]
+    return module if names or level else sys.modules[name.partition(".")[0]]
 
 
 @OPCODES.row("IMPORT_FROM")
 def op_import_from(m: Machine, f: Frame, i: Instr) -> None:
+    module = f.stack[-1].identity()
+    if isinstance(module, types.ModuleType) and not hasattr(module, i.argval):
+        where = getattr(module, "__file__", None)
+        raise m.raise_real(ImportError(f"cannot import name {i.argval!r} from {module.__name__!r} ({where or 'unknown location'})",
+                                       name=module.__name__, path=where))
     f.finish(0, f.stack[-1].getattr(m, i.argval))
