@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-pythons test-packages tiny lint goldens lines bench clean
+.PHONY: demo test test-pythons test-packages tiny lint goldens lines docs bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -48,8 +48,13 @@ goldens: $(VENV)/.installed
 lines:
 	$(PYTHON) docs/lines.py
 
+# docs/ as a site in site/
+docs: $(VENV)/.installed
+	$(RUN) -m pip install -q -c constraints.txt -e '.[docs]'
+	$(RUN) -m mkdocs build --strict
+
 bench: $(VENV)/.installed
 	$(RUN) bench/reference.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-* build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-* build dist site src/*.egg-info
