@@ -201,7 +201,7 @@ class Language:
     @staticmethod
     def where(condition: T, a: T, b: T) -> T:
         assert condition.dtype is torch.bool
-        x, y = _pair(a, b) if isinstance(a, T) or isinstance(b, T) else (torch.tensor(a), torch.tensor(b))
+        x, y = _pair(a, b) if isinstance(a, T) or isinstance(b, T) else (torch.tensor(a, dtype=torch.float32), torch.tensor(b, dtype=torch.float32))
         return T(torch.where(condition.t, x, y))
 
     @staticmethod

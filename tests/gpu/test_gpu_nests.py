@@ -47,7 +47,7 @@ from firesteel.codegen.triton import choose, print_nest
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, load
 from firesteel.loops.scalars import REDUCE_OPS, SHORT, S
-from firesteel.sym.expr import symbol
+from firesteel.sym.expr import const, symbol
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +127,18 @@ def test_an_axis_that_is_one_for_a_whole_tile_is_a_scalar():
     x, w, y = llvm_nests.randn(2, 3, 4096), llvm_nests.randn(3), torch.empty(2, 3, 4096)
     assert gpu_nests.run(nest, buffers, {"x": x, "w": w, "y": y}) == 0
     assert torch.equal(y, x * w[:, None])
+
+
+def test_a_sweep_over_nothing_loads_nothing():
+    """Not even what lies at one place for all of it: that place may not exist."""
+    X, Y, Z = contiguous("x", (1,)), contiguous("y", (3, 0)), contiguous("z", (3,))
+    beyond = load(X, (const(1),))
+    total = Reduce("t", "sum", beyond, "f32")
+    phases = (Phase("reduce", (Axis("r", 0),), (total,), (Store("y", (axis("i"), axis("r")), beyond),)), Phase("map", (), (), (Store("z", (axis("i"),), acc(total)),)))
+    nest, buffers = Nest("n", (Axis("i", 3),), phases), {"x": X, "y": Y, "z": Z}
+    assert "tl.load" not in print_nest(nest, buffers).text
+    x, y, z = torch.ones(1), torch.empty(3, 0), torch.ones(3)
+    assert gpu_nests.run(nest, buffers, {"x": x, "y": y, "z": z}) == 0 and torch.equal(z, torch.zeros(3))
 
 
 def test_few_points_and_long_sweeps_are_split():

@@ -350,6 +350,10 @@ def _phase(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, 
         _stores(w, phase)
         return
     extent = _extent(phase.axes)
+    if isinstance(extent, int) and extent == 0:     # nothing is loaded either, also where the index does not vary along the sweep
+        for r in phase.reduces:
+            _remember(w, r, w.new(f"tl.broadcast_to({identity(r.op, r.dtype)}, {w.shape(POINTS)})"))
+        return
     w.sweep = TileSweep(phase.axes, block)
     aligned = isinstance(extent, int) and extent > 0 and extent % block == 0
     if _one_tile(phase, block):
