@@ -249,6 +249,96 @@ def test_checkpoints(reentrant):
     check(fn)
 
 
+# -- hooks that hooks register -----------------------------------------------------------------------------------------
+def doubles_gradient(log):
+    return lambda g: log.append(g.clone()) or g * 2
+
+
+def doubles_accumulated(log):
+    def hook(p):
+        log.append(p.grad.clone())
+        p.grad.mul_(2)
+    return hook
+
+
+LATE_HOOKS = {"register_hook": doubles_gradient, "register_post_accumulate_grad_hook": doubles_accumulated}
+
+
+@pytest.mark.parametrize("method", LATE_HOOKS)
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_hook_on_a_leaf_that_a_hook_registers_acts_in_this_backward(method, breaks, known):
+    def fn():
+        log, found = [], []
+        x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        for number in range(known):
+            getattr(x, method)(lambda t, number=number: log.append(number))
+
+        def register(grad):
+            if breaks:
+                fs.graph_break()
+            handles.append(getattr(x, method)(LATE_HOOKS[method](log)))
+        for _ in range(2):
+            handles = []
+            y = (x.sin() * w).exp()
+            y.register_hook(register)
+            y.sum().backward()
+            found += [x.grad, w.grad]
+            handles[0].remove()
+            y = (x.sin() * w).cos()
+            y.sum().backward()          # without it
+            found += [x.grad.clone(), w.grad.clone()]
+        return [found, log]
+    check(fn)
+
+
+@pytest.mark.parametrize("method", LATE_HOOKS)
+def test_a_hook_of_a_leaf_that_registers_one_of_its_kind_there(method):
+    """Eager has settled by then which of them run."""
+    def fn():
+        log, x = [], torch.randn(3, requires_grad=True)
+
+        def register(t):
+            log.append("registers")
+            getattr(x, method)(LATE_HOOKS[method](log))
+        getattr(x, method)(register)
+        for _ in range(2):
+            x.sin().sum().backward()
+        return [x.grad, log]
+    check(fn)
+
+
+def test_hooks_register_hooks_on_other_leaves_in_turn():
+    def fn():
+        log, params = [], [torch.randn(3, requires_grad=True) for _ in range(3)]
+        h = torch.ones(3)
+        for p in params:
+            h = (h * p).sin()
+
+        def chain(number):
+            def hook(p):
+                log.append((number, p.grad.clone()))
+                if number:
+                    params[number - 1].register_post_accumulate_grad_hook(chain(number - 1))
+            return hook
+        params[2].register_post_accumulate_grad_hook(chain(2))
+        h.sum().backward()
+        params[2].register_hook(lambda g: log.append("late for none"))
+        return [log, [p.grad for p in params]]
+    check(fn)
+
+
+def test_a_hook_for_a_leaf_whose_gradient_is_there_waits_for_the_next_backward():
+    def fn():
+        log, x, w = [], torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        x.register_post_accumulate_grad_hook(lambda p: (w.register_hook(lambda g: log.append(g.clone())), None)[1])
+        (x.sin().exp() * w).sum().backward()
+        first = len(log)
+        (x.sin().exp() * w).sum().backward()
+        return [first, log, x.grad, w.grad]
+    check(fn)
+
+
 # -- models -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_that_takes_weak_references(reentrant):

@@ -227,6 +227,21 @@ def accumulate_grad(leaf: torch.Tensor, grad: torch.Tensor | None) -> torch.Tens
     return accumulate_below(leaf, grad) if overrides_functions(type(leaf)) else accumulate(leaf, grad)
 
 
+def hooked_accumulate_grad(leaf: torch.Tensor, grad: torch.Tensor | None, late: Sequence[Callable[[torch.Tensor], Any]]) -> torch.Tensor | None:
+    """The same, first through hooks that were put on the leaf while this backward ran."""
+    if grad is not None:
+        for hook in late:
+            grad = tensor_hook(hook, grad)
+    return accumulate_grad(leaf, grad)
+
+
+def late_accumulated_hooks(leaf: torch.Tensor, grad: torch.Tensor | None, late: Sequence[Callable[[torch.Tensor], Any]]) -> None:
+    """Hooks behind the accumulation that were put on the leaf while this backward ran."""
+    if grad is not None:
+        for hook in late:
+            accumulated_hook(hook, leaf)
+
+
 def overrides_functions(cls: type) -> bool:
     """Has it a `__torch_function__` of its own?"""
     own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (cls, torch.Tensor))     # type: ignore[attr-defined]

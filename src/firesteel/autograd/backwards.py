@@ -71,6 +71,27 @@ def fresh_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 fresh_gradient.__firesteel_allowed__ = True      # type: ignore[attr-defined]  # one call of a graph: it looks at strides
 
 
+# -- hooks of leaves ----------------------------------------------------------------------------------------------------
+def gradient_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple((leaf._backward_hooks or {}).values())
+
+
+def after_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple((leaf._post_accumulate_grad_hooks or {}).values())
+
+
+def late_gradient_hooks(leaf: torch.Tensor, known: int) -> tuple[Any, ...]:
+    """Hooks on the gradient of a leaf that other hooks have put there since the backward was described, when it had `known` of them."""
+    return gradient_hooks(leaf)[known:]
+
+
+def late_after_hooks(leaf: torch.Tensor, known: int) -> tuple[Any, ...]:
+    """The same for hooks behind the accumulation."""
+    return after_hooks(leaf)[known:]
+
+
 def lies_like(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     """Are the strides the same, but for sizes of 1, where they do not matter?"""
     return all(one == other or type(size) is int and size == 1 for size, one, other in zip(leaf.shape, gradient.stride(), leaf.stride()))

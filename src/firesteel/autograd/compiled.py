@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from firesteel import artifacts
 from firesteel.artifacts import counters
 from firesteel.autograd import backward_calls as calls
 from firesteel.autograd.backward_calls import BackwardOp
+from firesteel.autograd.backwards import late_after_hooks, late_gradient_hooks
 from firesteel.autograd.function import InlinedBackward
 from firesteel.autograd.recomputations import Regions, recompute
 from firesteel.graph.build import append_call
@@ -79,10 +81,15 @@ class CapturedGraph:
         """Is there more than one call of code of the user's, so that their order matters?"""
         return sum(call.target in calls.OF_THE_USER for call in self.calls) > 1
 
+    @functools.cached_property
+    def looking(self) -> list[DescribedCall]:
+        """The calls; where some are of the user's code, which may put hooks on leaves, each leaf is looked at for these."""
+        return with_late_hooks(self.calls) if any(call.target in calls.OF_THE_USER for call in self.calls) else self.calls
+
     def module(self, ranks: Sequence[int] | None, regions: Regions | None = None) -> GraphModule:
         """The graph with the engine's nodes in the order of these ranks; the calls of one node stay as they are among themselves."""
         rank = (lambda origin: origin) if ranks is None else (lambda origin: origin if origin < 0 else ranks[origin])
-        summed, sums = sum_gradients(self.calls, rank)
+        summed, sums = sum_gradients(self.looking, rank)
         ordered = sorted(summed, key=lambda call: rank(call.origin))
         if regions is not None:
             ordered = recompute_regions(ordered, dict(zip(self.unpacks, regions.unpacked)), regions, sums)
@@ -312,6 +319,27 @@ def sum_gradients(described: Sequence[DescribedCall], rank: Callable[[int], int]
                 result.append(total)
             sums[call] = total
     return result, sums
+
+
+def with_late_hooks(described: Sequence[DescribedCall]) -> list[DescribedCall]:
+    """The calls, with looks at each leaf for hooks that were put on it while the backward ran."""
+    result: list[DescribedCall] = []
+    for _, group in itertools.groupby(described, key=lambda call: call.origin):
+        node = list(group)
+        accumulates = [place for place, call in enumerate(node) if call.target is calls.accumulate_grad]
+        result += looking_at_leaf(node, accumulates[0]) if accumulates else node
+    return result
+
+
+def looking_at_leaf(node: list[DescribedCall], place: int) -> list[DescribedCall]:
+    """The calls of an AccumulateGrad.  As in eager, which hooks of a kind run is settled before the first of them runs."""
+    call = node[place]
+    leaf, grad = call.args
+    before, behind = (DescribedCall(look, (leaf, sum(other.target is kind for other in node)), call.origin)
+                      for look, kind in ((late_gradient_hooks, calls.tensor_hook), (late_after_hooks, calls.accumulated_hook)))
+    call.target, call.args = calls.hooked_accumulate_grad, (leaf, grad, before)
+    last = DescribedCall(calls.late_accumulated_hooks, (leaf, grad, behind), call.origin)
+    return [before, *node[:place + 1], behind, *node[place + 1:], last]
 
 
 def parts_of(call: DescribedCall) -> list[DescribedCall]:

@@ -19,7 +19,17 @@ from typing import Any
 import torch
 from torch.autograd.variable import Variable
 
-from firesteel.autograd.backwards import History, fresh_gradient, gradients, history_of, lies_like
+from firesteel.autograd.backwards import (
+    History,
+    after_hooks,
+    fresh_gradient,
+    gradient_hooks,
+    gradients,
+    history_of,
+    late_after_hooks,
+    late_gradient_hooks,
+    lies_like,
+)
 from firesteel.autograd.seams import is_seam_function, retain_here
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
@@ -76,14 +86,6 @@ def cuts_history(nodes: list[torch.fx.Node]) -> bool:
 
 
 # -- leaves and their hooks ---------------------------------------------------------------------------------------------
-def gradient_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
-    return tuple((leaf._backward_hooks or {}).values())
-
-
-def after_hooks(leaf: torch.Tensor) -> tuple[Any, ...]:
-    return tuple((leaf._post_accumulate_grad_hooks or {}).values())
-
-
 def leaf_facts(leaf: torch.Tensor) -> tuple[bool, int, int]:
     """(is it one, number of hooks on its gradient, number of hooks behind that)"""
     first, then = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
@@ -111,6 +113,20 @@ def hooks_of(m: Machine, leaf: TensorValue, kind: Callable[[torch.Tensor], tuple
     removed = [e.target for e in m.effects.entries if e.kind == "remove_hook"]
     return [*(m.look(m.lazy(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))),
             *(handle.args[0] for handle in handles if handle.method == REGISTERING[kind] and handle not in removed)]
+
+
+def _late(kind: Callable[[torch.Tensor], tuple[Any, ...]]) -> Any:
+    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        leaf = m.look(args[0])
+        if not isinstance(leaf, TensorValue) or leaf.source is None or leaf.python_type() not in (torch.Tensor, torch.nn.Parameter):
+            return TupleValue([])       # a class of the user's may watch what is read
+        m.guard(Guard(Call(leaf.source, leaf_facts), "equals", leaf_facts(leaf.real)))
+        return TupleValue(hooks_of(m, leaf, kind)[m.known(m.look(args[1])):])
+    return call
+
+
+CALLS.add(late_gradient_hooks, _late(gradient_hooks))
+CALLS.add(late_after_hooks, _late(after_hooks))
 
 
 # -- torch.autograd.grad ------------------------------------------------------------------------------------------------
