@@ -324,7 +324,7 @@ def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Seq
     made = [w for w in writes if values[w.value] is inputs[w.input]]        # the graph wrote there itself
     if made:
         raise_versions([(inputs[w.input], 1) for w in made if w.how == "no_grad"])
-        writes = [w for w in writes if w not in made]
+        writes = [w for w in writes if values[w.value] is not inputs[w.input]]
     seen = [w for w in writes if w.how == "no_grad"]
     if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
         torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])
