@@ -27,6 +27,7 @@ from harness import capture, check, make_test, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import firesteel as fs
+from firesteel.capture.opcodes import find_module
 from firesteel.errors import Unsupported
 
 one = functools.partial(make_test, fullgraph=True)
@@ -351,26 +352,16 @@ def test_typed_dictionaries_of_typing_extensions(x):
     return made["value"], made, type(made)
 
 
-def test_a_module_that_is_imported_from_its_package_at_the_first_call(tmp_path, monkeypatch):
-    package = tmp_path / "late_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "part.py").write_text("SCALE = 3")
-    monkeypatch.syspath_prepend(tmp_path)
-    import late_package  # noqa: F401
+def test_imports_of_what_a_package_has_not_loaded():
+    """`from package import part` loads the part, which is an effect: a break.  A name that is nowhere is an ImportError."""
+    assert find_module({}, "collections", 0, ("OrderedDict", "abc")) is collections
+    assert find_module({}, "collections", 0, ("part_that_is_not_loaded",)) is None
 
     def fn(x):
-        from late_package import part
-        return x * part.SCALE
-
-    def missing(x):
-        from late_package import nothing
-        return x * nothing
-    compiled, _ = capture(fn)
-    for _ in range(2):
-        same(compiled(torch.ones(2)), torch.full((2,), 3.0))
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        capture(missing)[0](torch.ones(2))
+        from collections import part_that_is_nowhere
+        return x * part_that_is_nowhere
+    with pytest.raises(ImportError, match="cannot import name 'part_that_is_nowhere' from 'collections'"):
+        capture(fn)[0](torch.ones(2))
 
 
 @one

@@ -531,7 +531,7 @@ def find_module(scope: dict[str, Any], name: str, level: int, names: Any) -> typ
 
 @OPCODES.row("IMPORT_FROM")
 def op_import_from(m: Machine, f: Frame, i: Instr) -> None:
-    module = f.stack[-1].identity()
+    module = m.look(f.stack[-1]).identity()
     if isinstance(module, types.ModuleType) and not hasattr(module, i.argval):
         where = getattr(module, "__file__", None)
         raise m.raise_real(ImportError(f"cannot import name {i.argval!r} from {module.__name__!r} ({where or 'unknown location'})",
