@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
 import firesteel as fs
 from firesteel import counters
 
+pytestmark = pytest.mark.skipif("saved_args" not in torch.utils.checkpoint._CheckpointFrame.__init__.__code__.co_names,
+                                reason="this torch keeps the arguments of a checkpoint elsewhere: eager recomputes")
 _fresh = pytest.fixture(forget, autouse=True)
 again, reentrant = (functools.partial(checkpoint, use_reentrant=value) for value in (False, True))
 

@@ -503,6 +503,36 @@ def _dead_result(x):
     return r
 
 
+@found("zeros like a result that the backward may not read", (((7, 7), (7, 7)), bf16, "contiguous", ""), (((2, 2), (2, 2)), bf16, "contiguous", "inner"))
+def _zeros_of_a_result(x, weight):
+    t = x.max(-2).values
+    zeros = t.new_zeros(t.shape[0], 2)
+    return torch.addmm(zeros, zeros, weight, alpha=0.5), t
+
+
+@found("diagonal of an input that begins inside of its storage", (((1, 17), (1, 7)), f64, "offset", "inner"))
+def _filled_diagonal(x):
+    x.fill_diagonal_(1)
+
+
+@found("window of an input that begins inside of its storage", (((4, 17), (4, 7)), f64, "offset", "inner"), (((3,), (3,)), f64, "contiguous", "inner"))
+def _written_window(x, y):
+    x[1:].as_strided((3,), (2,), 7).mul_(y)
+    x.as_strided((2,), (3,), 6).mul_(3)
+
+
+@found("window of an input between other writes", (((4, 17), (4, 7)), f64, "offset", "inner"))
+def _window_between_writes(x):
+    x.as_strided((3,), (2,), 7).mul_(2)
+    x.mul_(3)
+    return x + 1
+
+
+@found("window of an input without a history", (((4, 17), (4, 7)), f64, "offset", ""), (((3,), (3,)), f64, "contiguous", "inner"))
+def _window_that_gets_a_history(x, y):
+    x.as_strided((3,), (2,), 7).mul_(y)
+
+
 def _window_under_no_grad(x):
     t = x.as_strided((2, 2), (1, 1))
     x.transpose(-3, 0)[0].add_(-0.75)

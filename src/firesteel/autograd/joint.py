@@ -93,6 +93,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
         with timed("trace_forward"):
             leaves = [_as_taken(leaf, value) for leaf, value in zip(leaves, inputs)]
             values = [_as_made(world, leaf) if is_made and torch.is_grad_enabled() else leaf for leaf, is_made in zip(leaves, made)]
+            world.taken = [value for value in values if type(value) is AbstractTensor and value.spec.offset != 0]
             with torch.set_grad_enabled(recording and at_start):
                 outcome = TraceOutcome(world, program, values, shown)
         if spends:
@@ -291,6 +292,7 @@ def _finish(world: TraceWorld, outcome: TraceOutcome, tangents: list[Tangent], g
         for place in places_of(packing.inputs if packing is not None else None, write.input):
             placeholders[place].meta["mutated"] = True
     quiet = [k for k, v in enumerate(outcome.values) if v.quiet and k in outcome.plan.recorded_values()]
+    world.taken = ()
     world.forget_history()
     outcome.plan.prepare()
     return Joint(make_module(world.graph, world.constants), outcome.plan, tangents, [g is not None for g in grads] or [False] * len(leaves),

@@ -121,6 +121,8 @@ class Roles:
             found = policy(node)
             if node in self.entries:
                 found = RecomputePolicy(recompute=False, save=True, fusible=found.fusible)
+            elif self.reads[node] and op_class(node) == "create":       # new_zeros of a value that the backward may not read
+                found = RecomputePolicy(recompute=True, save=True, fusible=True)
             self.policies[node] = found
         return found
 

@@ -36,7 +36,8 @@ from firesteel.graph.sizes import less, same, unknown
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
 from firesteel.graph.storage import within_storage
 from firesteel.graph.tensor import tensors_in
-from firesteel.sym.symint import SYMBOLIC, from_sym
+from firesteel.sym.expr import Size
+from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
 from firesteel.table import Table
 
 if TYPE_CHECKING:       # trace.py imports this file
@@ -376,6 +377,31 @@ def _check_overlap(target: AbstractTensor, source: Any, refusing: bool = False) 
     if refusing or a.strides != b.strides or not same(*starts) or not same(*ends):
         raise RuntimeError("unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                            "Please clone() the tensor before performing the operation.")
+
+
+WRITES_VIEW = "torch::autograd::CopySlices"     # the name of the node that a write through a view leaves in the history of its base
+
+
+@RECORDERS.row(aten.as_strided.default)
+def _record_strided(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+    if len(args) == 4 and args[3] is not None and (shift := _offset_of_replayed(world)) != 0:
+        args = (*args[:3], args[3] - to_symint(shift, world.env))
+    return _record_view(world, fact, args, kwargs)
+
+
+def _offset_of_replayed(world: TraceWorld) -> Size:
+    """Where torch's backward of a write through a view replays that view, on a fresh gradient that begins at 0: the offset of the input that was
+    written, which the view counted in."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None or node.name() != WRITES_VIEW or not world.taken:
+        return 0
+    for tensor in world.taken:
+        write: Any = (tensor if tensor._base is None else tensor._base).grad_fn
+        while write is not None and write.name() == WRITES_VIEW:
+            if write._sequence_nr() == node._sequence_nr():
+                return tensor.spec.offset
+            write = write.next_functions[0][0]
+    raise Unfollowable("strided_writes", "a write through as_strided is differentiated, and an input begins inside of its storage")
 
 
 @RECORDERS.row(aten.copy_.default)

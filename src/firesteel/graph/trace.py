@@ -69,6 +69,7 @@ class TraceWorld(AbstractWorld):
         self.decompositions = decompositions or {}
         self.origin: Node | None = None         # the torch-level node being interpreted
         self.inputs: list[Any] = []
+        self.taken: Sequence[AbstractTensor] = ()       # inputs with an offset into their storage, while gradients are traced
         self.verifies = config.verify
         self.constants: dict[str, Any] = {}     # tensors, and generators of random numbers
         self._constant_nodes: dict[int, tuple[Node, Any]] = {}
