@@ -272,7 +272,8 @@ def test_what_only_the_caller_can_compile_is_compiled_at_once():
     for _ in range(3):
         assert torch.allclose(compiled(x), program(x), atol=1e-5) and torch.backends.cuda.flash_sdp_enabled()
         assert tiers.wait(60)
-    assert not fs.counters["tiered"]["failures"] and fs.counters["frames"]["ok"] == 1
+    assert not fs.counters["tiered"]["failures"]
+    assert fs.counters["frames"]["ok"] in (1, 2)        # the eager call sets the state too: the thread may find it set, and compile for that
 
     class Double(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
