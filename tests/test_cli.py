@@ -48,7 +48,8 @@ def test_explain_runs_scripts_as_python_does(tmp_path, capsys):
     assert "1 graph(s)" in capsys.readouterr().out
     assert cli.main(["explain", str(script)]) == 1
     out, err = capsys.readouterr()
-    assert "1 graph(s)" in out and err.count("File ") == 1 and "ZeroDivisionError" in err
+    own = err.split("another exception occurred:")[-1]      # whoever runs the tests may be handling one
+    assert "1 graph(s)" in out and own.count("File ") == 1 and "ZeroDivisionError" in own
     assert sys.path == path
     sys.modules.pop("beside_it", None)
 
