@@ -6,21 +6,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from image_checks import FORMATS, check
 
 import firesteel as fs
-
-FORMATS = (torch.contiguous_format, torch.channels_last)
-
-
-def check(function, x):
-    """Values, strides and gradients are eager's, without a library call."""
-    found = []
-    for fn in (function, fs.compile(function, fullgraph=True)):
-        given = x.detach().clone().requires_grad_()
-        out = fn(given)
-        grad, = torch.autograd.grad(out, given, torch.cos(out.detach()))
-        found.append((out, out.stride(), grad, grad.stride()))
-    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("layout", FORMATS)
