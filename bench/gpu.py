@@ -14,6 +14,7 @@ import concurrent.futures
 import fcntl
 import json
 import pathlib
+import statistics
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from more_programs import unet
 from programs import GPT, Program, ResNet, step
-from reference import fresh, steady
+from reference import fresh
 from torch import Tensor, nn
 
 IMPLS = ("eager", "torch", "torch-best", "firesteel", "firesteel-best")
@@ -156,6 +157,18 @@ def compiler(impl: str, mode: str) -> Callable:
         return lambda fn: fn
     import firesteel as fs
     return lambda fn: fs.compile(fn, mode="reduce-overhead" if impl == "firesteel-best" and mode == "infer" else None)
+
+
+def steady(step, seconds: float, sync) -> float:
+    """The median time of a step."""
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 10 or time.perf_counter() < deadline and len(times) < 2000:
+        start = time.perf_counter()
+        step()
+        sync()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def worker(name: str, mode: str, impl: str, seconds: float, shown: int, lock: str) -> dict:

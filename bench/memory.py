@@ -3,8 +3,8 @@
     python bench/memory.py [--programs gpt4,resnet] [--modes none,full,selective] [--impl eager,torch,firesteel,captured] [--device cuda] [--json OUT]
 
 A row a program and mode.  `none` is the program as it is; in `full` each layer is one `torch.utils.checkpoint.checkpoint`; in `selective` its
-policy keeps the results of matmuls, attention and convolutions.  Each implementation runs in a fresh process; `captured` is eager's forward with
-the backward captured by fs.compiled_autograd.  `limit=N` is the program as it is under fs.checkpoint_budget(bytes=N), which only firesteel has:
+policy keeps the results of matmuls, attention and convolutions.  Each implementation runs in a fresh process; for the time those of a row take
+turns (reference.py).  `captured` is eager's forward with the backward captured by fs.compiled_autograd.  `limit=N` is the program as it is under fs.checkpoint_budget(bytes=N), which only firesteel has:
 
     python bench/memory.py --programs gpt4 --impl firesteel --modes none,limit=12e6,limit=6e6
 
@@ -32,8 +32,8 @@ AFTER_FORWARD = "the forward is done"
 
 # ---------------------------------------------------------------- in the fresh process
 
-def worker(name: str, mode: str, impl: str, device: str, seconds: float, sizes: dict) -> dict:
-    """One program, one way of checkpointing, one compiler: memory of one step, and the time of many."""
+def worker(name: str, mode: str, impl: str, device: str, sizes: dict) -> None:
+    """One program, one way of checkpointing, one compiler: memory of one step, and the time of as many as are asked for."""
     import programs
     stem = name.rstrip("0123456789")
     layers = {"layers": int(name[len(stem):])} if name != stem else {}
@@ -43,11 +43,9 @@ def worker(name: str, mode: str, impl: str, device: str, seconds: float, sizes: 
     if impl != "captured":
         program.fn = compiler(mode, impl)(program.fn)
     with captured_backwards() if impl == "captured" else contextlib.nullcontext():
-        for _ in range(2):
-            programs.step(program.fn, program, train=True)
+        step = reference.timed_step(lambda: programs.step(program.fn, program, train=True), sync)
         saved, peak = (measure_cpu if device == "cpu" else measure_cuda)(program)
-        took = reference.steady(lambda: programs.step(program.fn, program, train=True), seconds, sync)
-    return {"saved": saved, "peak": peak, "time": took}
+        reference.serve({"saved": saved, "peak": peak}, step)
 
 
 def compiler(mode: str, impl: str):
@@ -133,10 +131,21 @@ def loss_of(program):
 
 # ---------------------------------------------------------------- the driver
 
-def measure(name: str, mode: str, impl: str, cache: str, options) -> dict:
-    """Medians over --repeat processes; memory does not vary."""
-    print(f"  {name} {mode} {impl} ...", file=sys.stderr, flush=True)
-    rows = [reference.fresh(__file__, [name, mode, impl, options.device, options.seconds, options.sizes], cache) for _ in range(options.repeat)]
+def measure(name: str, mode: str, cache: str, options) -> dict:
+    """One row: medians over --repeat processes of each implementation, which take turns; memory does not vary."""
+    found: dict[str, list[dict]] = {impl: [] for impl in options.impl.split(",")}
+    for _ in range(options.repeat):
+        lives = {}
+        for impl in found:
+            print(f"  {name} {mode} {impl} ...", file=sys.stderr, flush=True)
+            lives[impl] = reference.Live(__file__, [name, mode, impl, options.device, options.sizes], cache)
+        times = reference.take_turns(lives, options.seconds)
+        for impl, live in lives.items():
+            found[impl].append(live.close() | ({"time": times[impl]} if impl in times else {}))
+    return {"program": name, "mode": mode, **{impl: summary(rows) for impl, rows in found.items()}}
+
+
+def summary(rows: list[dict]) -> dict:
     broken = [row for row in rows if "error" in row]
     return broken[0] if broken else {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
@@ -167,15 +176,14 @@ def above_the_best(row: dict) -> list[str]:
 def main() -> int:
     options = reference.arguments(__doc__, NAMES, MODES, 1, "gptN has N layers").parse_args()
     if options.worker:
-        print(json.dumps(worker(*json.loads(options.worker))))
+        worker(*json.loads(options.worker))
         return 0
     impls, rows = options.impl.split(","), []
     with tempfile.TemporaryDirectory() as cache:
         for name in options.programs.split(","):
             for mode in options.modes.split(","):
-                row = {"program": name, "mode": mode, **{impl: measure(name, mode, impl, cache, options) for impl in impls}}
-                rows.append(row)
-                print(show([row], impls).splitlines()[2], file=sys.stderr, flush=True)
+                rows.append(measure(name, mode, cache, options))
+                print(show(rows[-1:], impls).splitlines()[2], file=sys.stderr, flush=True)
     print(show(rows, impls))
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")

@@ -3,8 +3,9 @@
     python bench/reference.py [--programs gpt,mlp] [--impl eager,torch,firesteel] [--json OUT] [--repeat 3]
 
 A row a program and mode: the first call with an empty cache (cold), the first call of a second process with that cache
-(warm), the steady state (median), graphs, kernels, fall-backs, stage times, peak memory.  Absolute times mean little on a
-noisy machine: read the ratios of one run.
+(warm), the steady state, graphs, kernels, fall-backs, stage times, peak memory.  Absolute times mean little on a noisy
+machine, whose speed changes within minutes: for the steady state the processes of a row stay alive and take turns, a short
+window each, and the figure is the lower quartile of all of an implementation's steps.  Read the ratios of one run.
 """
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("pointwise", "mlp", "resnet", "gpt", "lstm")
 MORE = ("unet", "dlrm", "gru", "pairwise", "mobilenet", "convnext", "bert", "vit")
 IMPLS = ("eager", "torch", "firesteel")
+WINDOW = 0.4        # seconds of steps until it is another process's turn
 
 
 # ---------------------------------------------------------------- in the fresh process
 
-def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes: dict) -> dict:
-    """One program, one compiler: first call and steady state."""
+def worker(name: str, train: bool, impl: str, device: str, sizes: dict) -> tuple[dict, Callable[[], None]]:
+    """One program, one compiler: facts of the first call, and a step of the steady state."""
     import more_programs
     import programs
     program = (programs.PROGRAMS | more_programs.MORE)[name](**sizes)
@@ -41,26 +43,33 @@ def worker(name: str, train: bool, impl: str, device: str, seconds: float, sizes
     programs.step(fn, program, train)
     sync()
     first = time.perf_counter() - start
-    for _ in range(3):
-        programs.step(fn, program, train)
-    sync()
-    row = {"first": first, "import": imported, "steady": steady(lambda: programs.step(fn, program, train), seconds, sync),
-           "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    again = timed_step(lambda: programs.step(fn, program, train), sync)
+    row = {"first": first, "import": imported, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     if impl == "firesteel":
         row.update(_firesteel_facts())
-    return row
+    return row, again
 
 
-def steady(step, seconds: float, sync) -> float:
-    """The median time of a step."""
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(times) < 10 or time.perf_counter() < deadline and len(times) < 2000:
-        start = time.perf_counter()
+def timed_step(step: Callable, sync: Callable) -> Callable[[], None]:
+    def whole() -> None:
         step()
         sync()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    for _ in range(3):
+        whole()
+    return whole
+
+
+def serve(row: dict, step: Callable[[], None]) -> None:
+    """Prints the row; then, for each number of seconds that comes in, the times of as many steps."""
+    print(json.dumps(row), flush=True)
+    for line in sys.stdin:
+        times: list[float] = []
+        deadline = time.perf_counter() + float(line)
+        while not times or time.perf_counter() < deadline:
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        print(json.dumps(times), flush=True)
 
 
 def compiler(impl: str):
@@ -97,35 +106,86 @@ def _firesteel_facts() -> dict:
 
 # ---------------------------------------------------------------- the driver
 
+class Live:
+    """The worker of a script in a new process, which stays alive; its caches are in `cache`."""
+
+    def __init__(self, script: str, arguments: list, cache: str):
+        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "torch"), FIRESTEEL_CACHE_DIR=os.path.join(cache, "firesteel"),
+                   TRITON_CACHE_DIR=os.path.join(cache, "triton"))
+        self.errors = tempfile.TemporaryFile("w+")     # noqa: SIM115  # as long as the process
+        self.process = subprocess.Popen([sys.executable, script, "--worker", json.dumps(arguments)], env=env, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+        self.row = self.read()
+
+    def read(self):
+        """The next thing that it tells, or its error."""
+        for line in self.process.stdout:
+            if line.startswith(("{", "[")):
+                return json.loads(line)
+        self.process.wait()
+        self.errors.seek(0)
+        return {"error": (self.errors.read().strip().splitlines() or [f"status {self.process.returncode}"])[-1]}
+
+    def steps(self, seconds: float) -> list[float]:
+        print(seconds, file=self.process.stdin, flush=True)
+        return self.read()
+
+    def close(self) -> dict:
+        self.process.communicate()
+        self.errors.close()
+        return self.row
+
+
 def fresh(script: str, arguments: list, cache: str) -> dict:
-    """The worker of a script in a new process; its caches are in `cache`."""
-    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "torch"), FIRESTEEL_CACHE_DIR=os.path.join(cache, "firesteel"),
-               TRITON_CACHE_DIR=os.path.join(cache, "triton"))
-    done = subprocess.run([sys.executable, script, "--worker", json.dumps(arguments)], env=env, text=True, capture_output=True)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1] if done.stderr else f"status {done.returncode}"}
-    return json.loads(done.stdout.splitlines()[-1])
+    """What the worker of a script tells in a new process."""
+    return Live(script, arguments, cache).close()
 
 
-def measure(name: str, train: bool, impl: str, options) -> dict:
-    """Cold and warm first call and steady state; medians over --repeat pairs of processes."""
-    pairs = []
-    for _ in range(options.repeat if impl != "torch" else 1):
-        with tempfile.TemporaryDirectory() as cache:
-            print(f"  {name} {'train' if train else 'infer'} {impl} ...", file=sys.stderr, flush=True)
-            arguments = [name, train, impl, options.device, options.seconds, options.sizes]
-            cold = fresh(__file__, arguments, cache)
-            if "error" in cold:
-                return cold
-            warm = fresh(__file__, arguments, cache) if impl != "eager" else cold
-            if "error" in warm:
-                return warm
-            pairs.append((cold, warm))
-    row = dict(pairs[0][0])
-    row["cold"] = statistics.median(c["first"] for c, _ in pairs)
-    row["warm"] = statistics.median(w["first"] for _, w in pairs)
-    row["steady"] = statistics.median([r["steady"] for pair in pairs for r in pair])
-    return row
+def take_turns(lives: dict[str, Live], seconds: float) -> dict[str, float]:
+    """The lower quartile of each one's times of a step; those with errors are left out."""
+    times: dict[str, list[float]] = {impl: [] for impl, live in lives.items() if "error" not in live.row}
+    for _ in range(max(3, round(seconds / WINDOW))):
+        for impl, found in times.items():
+            found += lives[impl].steps(WINDOW)
+    return {impl: statistics.quantiles(found, n=4)[0] for impl, found in times.items()}
+
+
+def measure(name: str, mode: str, options) -> dict:
+    """One row: medians over --repeat times a cold and a warm process of each implementation; torch's are started once, as they take long."""
+    found: dict[str, list[dict]] = {impl: [] for impl in options.impl.split(",")}
+    lives: dict[str, Live] = {}
+    for number in range(options.repeat):
+        for impl in found:
+            if impl == "torch" and number:
+                continue
+            if impl in lives:
+                lives[impl].close()
+            print(f"  {name} {mode} {impl} ...", file=sys.stderr, flush=True)
+            found[impl].append(cold_and_warm([name, mode == "train", impl, options.device, options.sizes], impl, lives))
+        for impl, spent in take_turns(lives, options.seconds).items():
+            found[impl][-1].setdefault("steadies", []).append(spent)
+    for live in lives.values():
+        live.close()
+    return {"program": name, "mode": mode, **{impl: summary(rows) for impl, rows in found.items()}}
+
+
+def cold_and_warm(arguments: list, impl: str, lives: dict[str, Live]) -> dict:
+    """Facts of the cold process and the first call of the warm one, which stays in `lives`."""
+    with tempfile.TemporaryDirectory() as cache:
+        live = lives[impl] = Live(__file__, arguments, cache)
+        cold = live.row
+        if impl != "eager" and "error" not in cold:
+            live.close()
+            live = lives[impl] = Live(__file__, arguments, cache)
+    return live.row if "error" in live.row else cold | {"cold": cold["first"], "warm": live.row["first"]}
+
+
+def summary(rows: list[dict]) -> dict:
+    broken = [row for row in rows if "error" in row]
+    if broken:
+        return broken[0]
+    return rows[0] | {key: statistics.median(row[key] for row in rows) for key in ("cold", "warm")} \
+        | {"steady": statistics.median(spent for row in rows for spent in row["steadies"])}
 
 
 def show(rows: list[dict]) -> str:
@@ -178,16 +238,13 @@ def arguments(text: str, names: Sequence[str], modes: Sequence[str], repeat: int
 def main() -> int:
     options = arguments(__doc__, NAMES, ("infer", "train"), 3, f"of {', '.join((*NAMES, *MORE))}; more: the last {len(MORE)}").parse_args()
     if options.worker:
-        print(json.dumps(worker(*json.loads(options.worker))))
+        serve(*worker(*json.loads(options.worker)))
         return 0
     rows = []
     for name in MORE if options.programs == "more" else options.programs.split(","):
         for mode in options.modes.split(","):
-            row = {"program": name, "mode": mode}
-            for impl in options.impl.split(","):
-                row[impl] = measure(name, mode == "train", impl, options)
-            rows.append(row)
-            print(show([row]).splitlines()[2], file=sys.stderr, flush=True)
+            rows.append(measure(name, mode, options))
+            print(show(rows[-1:]).splitlines()[2], file=sys.stderr, flush=True)
     print(show(rows))
     print("\nstages of firesteel's cold first call (ms of own time)\n" + show_stages(rows))
     if options.json:
