@@ -5,6 +5,7 @@ import contextlib
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -231,17 +232,39 @@ def test_at_the_limit_an_interrupted_variant_is_made_by_the_next_call():
         assert len(region.entries) == 3
 
 
-def test_full_collections_wait_until_a_graph_is_compiled():
+def test_collections_wait_until_a_graph_is_compiled():
     before, seen = gc.get_threshold(), []
 
     def backend(gm, inputs):
-        seen.append(gc.get_threshold()[2])
+        seen.append(gc.get_threshold())
         if len(seen) > 1:
             raise ValueError("no")
         return gm.forward
 
     fs.compile(torch.sin, backend=backend)(torch.ones(2))
-    assert seen[0] == transaction.NEVER and gc.get_threshold() == before
+    assert seen[0] == (transaction.YOUNG, before[1], transaction.NEVER) and gc.get_threshold() == before
     with pytest.raises(fs.errors.BackendError):
         fs.compile(torch.cos, backend=backend)(torch.ones(2))
     assert gc.get_threshold() == before
+
+
+def test_loading_leaves_nothing_young_and_keeps_what_a_program_froze():
+    class Cycle:
+        pass
+
+    def make():
+        one = Cycle()
+        one.me = one
+        return weakref.ref(one)
+
+    gone = transaction.loaded(make)
+    assert gc.get_count()[1:] == (0, 0) and gc.get_freeze_count() == 0
+    gc.collect()
+    assert gone() is None
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        transaction.loaded(dict)
+        assert 0 < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()

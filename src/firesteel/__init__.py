@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = LATER.get(name, "public")
-    home = transaction.atomic(importlib.import_module, f"{__name__}.{place.rstrip('.')}")
+    home = transaction.loaded(importlib.import_module, f"{__name__}.{place.rstrip('.')}")
     names = [name] if name in LATER else [name for name in __all__ if name not in globals() and name not in LATER]
     globals().update({name: home if place.endswith(".") else getattr(home, name) for name in names})
     return globals()[name]

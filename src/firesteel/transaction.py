@@ -39,6 +39,7 @@ class ThreadState:
 
 
 NEVER = 2 ** 31 - 1         # how many collections of middle-aged objects bring about one of all
+YOUNG = 200_000             # how many new objects bring about a collection of the young ones
 
 STATES: Table[ThreadState] = Table("state that a failed compilation puts back", "transaction.py")
 
@@ -58,7 +59,7 @@ def atomic(function: Callable[..., Any], *args: Any) -> Any:
     outer = _thread.undo
     try:
         _thread.undo = undo
-        result = _without_full_collections(function, *args)
+        result = _rarely_collecting(function, *args)
         _thread.undo = outer
         return result
     except BaseException:
@@ -70,13 +71,23 @@ def atomic(function: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-def _without_full_collections(function: Callable[..., Any], *args: Any) -> Any:
-    """Most objects that compiling makes are freed by their counts; looking through all that the process holds, again and again, costs up to a
-    third of a first compilation.  Young objects are still collected, and all when it is done."""
+def _rarely_collecting(function: Callable[..., Any], *args: Any) -> Any:
+    """Most objects that loading the compiler and compiling make live on, or are freed by their counts.  Young objects are collected rarely, all of
+    them never: what was counted meanwhile would bring about a look through all that the process holds (0.1 s after `import torch`) at the end."""
     before = gc.get_threshold()
-    gc.set_threshold(*before[:2], NEVER)
+    gc.set_threshold(before[0] and max(before[0], YOUNG), before[1], NEVER)
     result = function(*args)
     _put_threshold(before)
+    return result
+
+
+def loaded(function: Callable[..., Any], *args: Any) -> Any:
+    """`atomic`, of loading parts of the compiler: all objects are old then, unless a program keeps some apart itself.  Else collections of the
+    young would look through what `import torch` and the compiler made, 40 ms of a first call."""
+    result = atomic(function, *args)
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
     return result
 
 
@@ -85,7 +96,7 @@ def _put_threshold(threshold: tuple[int, int, int]) -> None:
         gc.set_threshold(*threshold)
 
 
-STATES.add("full garbage collections", ThreadState(gc.get_threshold, _put_threshold))
+STATES.add("garbage collections", ThreadState(gc.get_threshold, _put_threshold))
 
 
 def _read() -> list[tuple[Callable, Any]]:
