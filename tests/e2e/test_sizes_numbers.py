@@ -198,3 +198,46 @@ def test_floats_as_python_computes_them(fn):
         compiled(x, 1.5)
         for v in (2.5, 1.0, 0.7, -0.7, -1.0, 0.3, -0.0, 0.0, 9.3e18, 1e300, -1e300, math.inf, -math.inf, math.nan, 1e-320):
             assert agree(outcome(compiled, x, v), outcome(fn, x, v)), (v, outcome(compiled, x, v), outcome(fn, x, v))
+
+
+class Dropped(torch.nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.linear, self.drop = torch.nn.Linear(8, 8), torch.nn.Dropout(p)
+
+    def forward(self, x):
+        return self.drop(self.linear(x)).sin()
+
+
+def with_gradients(module, fn, x):
+    torch.manual_seed(3)
+    out = fn(x)
+    return out.detach(), *torch.autograd.grad(out.sum(), [*module.parameters()]), torch.get_rng_state()
+
+
+def test_a_dropout_whose_chance_changes_is_one_graph_more():
+    module = Dropped(0.1)
+    compiled = fs.compile(module, fullgraph=True)
+    for chance in (0.1, 0.2, 0.3, 0.45, 0.9):
+        module.drop.p = chance
+        x = torch.randn(16, 8)
+        for got, want in zip(with_gradients(module, compiled, x), with_gradients(module, module, x)):
+            torch.testing.assert_close(got, want)
+    assert fs.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0, 0, 1, True, -0.1, 1.5, float("nan")])
+def test_chances_that_are_others(chance):
+    """Nothing is dropped, all is, or it is an error."""
+    def drop(x, p):
+        return torch.nn.functional.dropout(x, p)
+    compiled, x = fs.compile(drop), torch.randn(4, 8)
+    for p in (0.2, 0.3):
+        compiled(x, p)
+    try:
+        want = drop(x, chance)
+    except (ValueError, RuntimeError) as error:
+        with pytest.raises(type(error), match=str(error)[:40].replace("(", r"\(")):
+            compiled(x, chance)
+    else:
+        torch.testing.assert_close(compiled(x, chance), want)

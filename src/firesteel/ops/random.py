@@ -9,6 +9,7 @@ from torch import Tensor
 
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.decomp import cast
+from firesteel.graph.random_state import ZEROS_AND_ONES
 from firesteel.graph.rules.base import RULES, broadcast, check, elementwise, floating, result_dtype
 from firesteel.graph.rules.refusals import known, within
 from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
@@ -18,7 +19,7 @@ from firesteel.sym.expr import Size
 
 operator("rand.* randn.* randint.* randperm.* rand_like.* randn_like.* randint_like.* bernoulli.* uniform.* normal.* "
          "normal_functional.* exponential.* geometric.* cauchy.* log_normal.* multinomial.* poisson.* native_dropout.* "
-         "_fused_dropout.* firesteel::functional_aten_bernoulli__float.* firesteel::functional_aten_random__from.* "
+         "_fused_dropout.* firesteel::zeros_and_ones.* firesteel::functional_aten_bernoulli__float.* firesteel::functional_aten_random__from.* "
          "firesteel::random_state.* firesteel::swap_random_state.* firesteel::put_back_random_state.* random* binomial*", library=True)
 
 
@@ -68,6 +69,9 @@ def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
 
 for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):
     RULES.add(functional_form(_op), draw)
+
+
+RULES.add(ZEROS_AND_ONES, lambda x, chance: like(x))
 
 
 @rule("randint randint.generator")
