@@ -338,7 +338,7 @@ MODULE = torch.nn.ReLU()
 
 def a_hook(x):
     y = x + 1
-    handle = MODULE.register_forward_hook(unwelcome_not)        # a hook
+    handle = MODULE.register_backward_hook(unwelcome_not)       # a hook
     handle.remove()
     return y * 2
 
@@ -401,7 +401,7 @@ PROGRAMS = {
     "class_making": (class_making, "dataclass"), "copy": (a_copy, "slots"), "generator": (generator, "throw"), "coroutine": (coroutine, "waiting"),
     "frames": (frames, "own_name"), "storage": (storage, "Tensor.untyped_storage"), "torch_state": (torch_state, "_set_cudnn_benchmark"),
     "random_state": (random_state, "clone_state"), "leaf": (a_leaf, "not dense"), "gradient": (gradient, "history from before"),
-    "hook": (a_hook, "register_forward_hook"), "autograd_function": (autograd_function, "changes objects"), "transform": (transform, "changes objects"),
+    "hook": (a_hook, "register_backward_hook"), "autograd_function": (autograd_function, "changes objects"), "transform": (transform, "changes objects"),
     "override": (override, "_make_subclass"), "array": (an_array, "asarray"),
 }
 

@@ -126,14 +126,15 @@ class Effects:
         return found[1].get(name) if found is not None else None
 
     def store_attr(self, target: Value, name: str, value: Value, kind: str = "setattr") -> None:
-        self._overlay(target, name, value)
+        self.shadow(target, name, value)
         self.log(kind, target, value, name=name)
 
     def delete_attr(self, target: Value, name: str) -> None:
-        self._overlay(target, name, DELETED)
+        self.shadow(target, name, DELETED)
         self.log("delattr", target, name=name)
 
-    def _overlay(self, target: Value, name: str, value: Value) -> None:
+    def shadow(self, target: Value, name: str, value: Value) -> None:
+        """What reads find; nothing is replayed."""
         stored = self.attributes(target)
         old = stored.pop(name, None) if stored.get(name) is DELETED else stored.get(name)
         stored[name] = value        # one that was deleted comes back at the end

@@ -177,7 +177,7 @@ class Reader(Machine):
         if isinstance(value, HandleValue):      # torch's own suite counts on the rest of such a program running eagerly
             raise Break("store", name=f"the handle of a hook as {name}", value="the module's globals")
         target = self.scope_value(scope)
-        self.effects._overlay(target, name, DELETED if value is None else value)
+        self.effects.shadow(target, name, DELETED if value is None else value)
         if value is None:
             self.effects.log("delitem", target, ConstValue(name))
         else:

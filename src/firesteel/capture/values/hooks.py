@@ -9,6 +9,8 @@ Numbered rules:
 3. What a hook is, and what it holds, is no business of the graph: nothing of it is guarded, and a function that was only handed on is
    guarded by its type alone (`FunctionValue.use`).
 4. The hooks of a module are guarded by their number and kinds (`hook_layout`), never by their ids, which differ between equal modules.
+5. A hook that is registered on a module inside stands in the tables that calls of the module read from then on; registering and removing are
+   effects too, so the module has it for real after the graph call.
 """
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, Source
 from firesteel.capture.values.base import CannotRebuild, MethodOfOwner, OpaqueValue, Value
-from firesteel.capture.values.const import NONE
+from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
@@ -49,12 +51,15 @@ class HandleValue(Value):
     def getattr(self, m: Machine, name: str) -> Value:
         return HandleMethod(self, "remove") if name == "remove" else super().getattr(m, name)
 
+    def remove(self, m: Machine) -> None:
+        m.effects.do("remove_hook", self)
+
 
 class HandleMethod(MethodOfOwner):
     """handle.remove"""
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.do("remove_hook", self.owner)
+        self.owner.remove(m)
         return NONE
 
 
@@ -349,12 +354,75 @@ def call_backward_hook(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 
 # -- registering on modules ---------------------------------------------------------------------------------------------
-def _register_for_real(name: str) -> Any:
+# method -> the table of its hooks, and keyword -> the table of flags that it sets
+REGISTERING: dict[str, tuple[str, dict[str, str]]] = {
+    "register_forward_hook": ("_forward_hooks", {"with_kwargs": "_forward_hooks_with_kwargs", "always_call": "_forward_hooks_always_called"}),
+    "register_forward_pre_hook": ("_forward_pre_hooks", {"with_kwargs": "_forward_pre_hooks_with_kwargs"}),
+    "register_full_backward_hook": ("_backward_hooks", {}),
+    "register_full_backward_pre_hook": ("_backward_pre_hooks", {}),
+}
+
+
+class ModuleHandle(HandleValue):
+    """A call of one of the registering methods on a module: rule 5."""
+
+    def __init__(self, module: Any, method: str, hook: Value, flags: dict[str, bool]):
+        self.module, self.method, self.hook, self.flags = module, method, hook, flags
+        self.tables = (REGISTERING[method][0], *(REGISTERING[method][1][name] for name, on in flags.items() if on and name != "prepend"))
+
+    def put(self, m: Machine) -> None:
+        key = HookId(id(self), None)        # type: ignore[arg-type]  # it is never written
+        for name, value in zip(self.tables, (self.hook, *[ConstValue(True)] * len(self.tables))):
+            table = self.module.own_attribute(m, name)
+            entry = {id(self): (key, value)}
+            first = self.flags.get("prepend") and name == self.tables[0]
+            m.effects.change(table, "entries", {**entry, **table.entries} if first else {**table.entries, **entry})
+        if self.tables[0] == "_backward_hooks":
+            m.effects.shadow(self.module, "_is_full_backward_hook", ConstValue(True))
+        m.effects.do("register", self)
+
+    def remove(self, m: Machine) -> None:
+        for name in self.tables:
+            table = self.module.own_attribute(m, name)
+            m.effects.change(table, "entries", {key: entry for key, entry in table.entries.items() if key != id(self)})
+        super().remove(m)
+
+    def rebuild(self, e: Emitter) -> str:
+        module, hook = e.expr(self.module), e.expr(self.hook)
+        known = e.written(self)             # the hook itself holds the handle
+        settings = "".join(f", {name}={on}" for name, on in self.flags.items())
+        return known if known is not None else e.assign(f"{module}.{self.method}({hook}{settings})")
+
+
+def _registering(method: str) -> Any:
+    names = ("prepend", *REGISTERING[method][1])
+
     def register(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        raise Break("hook", name=f"Module.{name}")
+        module: Any = m.look(args[0])
+        settings = {name: value for name, value in kwargs.items() if name != "hook"}
+        hooks = [*args[1:], *(value for name, value in kwargs.items() if name == "hook")]
+        if len(hooks) != 1 or not set(settings) <= {*names} or module.source is None or has_hooks_of_the_old_kind(m, module):
+            raise Break("hook", name=f"Module.{method}")        # a wrong call, or a module made here
+        handle = ModuleHandle(module, method, hooks[0], {name: m.truth_now(m.look(value)) for name, value in settings.items()})
+        handle.put(m)
+        return handle
     return register
 
 
-for _name in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
-              "register_backward_hook"):
-    CALLS.add(getattr(torch.nn.Module, _name), _register_for_real(_name))
+def has_hooks_of_the_old_kind(m: Machine, module: Any) -> bool:
+    return m.look(module.getattr(m, "_is_full_backward_hook")).constant() is False
+
+
+def has_hooks_from_here(m: Machine, module: torch.nn.Module) -> bool:
+    """Does a table have hooks that this program registered?"""
+    tables: list[Any] = [m.same_object(module.__dict__[name]) for name in MODULE_HOOKS]
+    return any(table is not None and table.entries for table in tables)
+
+
+for _name in REGISTERING:
+    CALLS.add(getattr(torch.nn.Module, _name), _registering(_name))
+
+
+@CALLS.row(torch.nn.Module.register_backward_hook)
+def call_register_backward_hook(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    raise Break("hook", name="Module.register_backward_hook")

@@ -22,7 +22,7 @@ from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
-from firesteel.capture.values.hooks import FLAG_TABLES, hook_table
+from firesteel.capture.values.hooks import FLAG_TABLES, has_hooks_from_here, hook_table
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
 
@@ -97,7 +97,8 @@ class ModuleValue(ObjectValue):
             return super().call(m, args, kwargs)
         if has_legacy_hooks(self.obj):
             raise Break("hook", name=f"{self.describe()} with hooks of register_backward_hook")
-        if module_internals._has_any_global_hook() or any(getattr(self.obj, table) for table in MODULE_HOOKS):
+        hooked = any(getattr(self.obj, table) for table in MODULE_HOOKS) or has_hooks_from_here(m, self.obj)
+        if hooked or module_internals._has_any_global_hook():
             implementation = BoundMethodValue(m.constant_object(torch.nn.Module._call_impl), self, name="_call_impl")
             return m.call_in_module(self, implementation, args, kwargs)
         m.guard(Guard(OwnDict(self.source), "no_hooks"))
