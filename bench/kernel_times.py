@@ -1,6 +1,6 @@
 """Generated CPU kernels against eager, and what it costs to compile them.
 
-    python bench/kernels.py [--threads N]
+    python bench/kernel_times.py [--threads N]
 
 A row a kernel: milliseconds of processor time to print, compile and load it, microseconds of ours and of eager (best of
 many), and the ratio.  The nests are what fusion makes of the expression in the last column.
