@@ -5,7 +5,7 @@ import torch
 import firesteel as fs
 from firesteel import backends, pipeline
 from firesteel.loops import fuse as fuse_module
-from firesteel.loops.inplace import COPY, write_in_place
+from firesteel.loops.inplace import COPY, write_in_place, write_to_inputs
 
 
 def keeping_writes(gm, example_inputs):
@@ -66,3 +66,88 @@ def test_a_cache_is_written_as_in_eager(fn, copies, monkeypatch):
             torch.testing.assert_close(ours, cache)
             assert ours._version == cache._version
     assert left == [copies]
+
+
+# ---------------------------------------------------------------- results that the caller writes to inputs
+
+def rows_of_a_part(cache, at, row):
+    cache[:2, at:at + 2] = row
+    return torch.mm(cache[0, :at + 2], cache[0, :at + 2].t())
+
+
+def one_of_a_part(cache, at, row):
+    cache[1][at] = row[0]
+    return cache[1].sum(0)
+
+
+def by_tensor(cache, at, row):
+    cache.index_put_((torch.tensor([0, 2]), torch.tensor([1, 1])), row)
+    return cache.expand(2, *cache.shape)
+
+
+def a_part_scaled(cache, at, row):
+    cache[:, at:at + 2].mul_(2)
+    return row + 1
+
+
+def every_other(cache, at, row):
+    cache[:, ::2] = row[:1]
+    return row + 1
+
+
+def an_old_part_read(cache, at, row):
+    before = cache[0] * 2
+    cache[1:] = row[0]
+    return before.sum() * cache.sum()
+
+
+def another_place_read(cache, at, row):
+    cache[1:] = cache[:-1] + 1
+    return row + 1
+
+
+CACHES = [(rows_of_a_part, 1), (one_of_a_part, 2), (by_tensor, 1), (a_part_scaled, 2), (every_other, None), (an_old_part_read, None),
+          (another_place_read, None)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fn,kernels", CACHES, ids=lambda value: getattr(value, "__name__", ""))
+def test_parts_of_a_cache_are_written_as_in_eager(fn, kernels, dynamic, monkeypatch):
+    written = []
+
+    def noted(program):
+        new = write_to_inputs(program)
+        written.append((any(name in step.writes() for _, name in new.into for step in new.steps), sum(step.nest is not None for step in new.steps)))
+        return new
+
+    monkeypatch.setattr(fuse_module, "write_to_inputs", noted)
+    fs.config.cache_dir, kept = "", fs.config.cache_dir
+    try:
+        torch.manual_seed(0)
+        cache, row = torch.randn(3, 6, 4), torch.randn(2, 4)
+        ours, compiled = cache.clone(), fs.compile(fn, fullgraph=True, dynamic=dynamic)
+        with torch.no_grad():
+            for step in range(3):
+                got, want = compiled(ours, 3, row + step), fn(cache, 3, row + step)
+                torch.testing.assert_close(got, want)
+                torch.testing.assert_close(ours, cache)
+                assert ours._version == cache._version
+    finally:
+        fs.config.cache_dir = kept
+    in_place, nests = written[0]
+    if fn is one_of_a_part and dynamic:
+        kernels = None          # whether there is a row 1 only a guard says
+    assert len(written) == 1 and in_place is (kernels is not None) and (kernels is None or nests <= kernels)
+
+
+def test_a_failed_write_by_data_leaves_the_rest_as_it_was():
+    def put(cache, at, row):
+        cache.index_put_((at,), row)
+        return cache.sum()
+    cache, at, row = torch.zeros(4, 3), torch.tensor([1, 9]), torch.ones(2, 3)
+    compiled = fs.compile(put, fullgraph=True)
+    with pytest.raises(IndexError):
+        compiled(cache, at, row)
+    assert not cache[[0, 2, 3]].any()
+    compiled(cache, torch.tensor([1, 2]), row)
+    assert cache.sum(1).tolist() == [0, 3, 3, 0]

@@ -267,8 +267,10 @@ class AliasPlan:
 
     def written_alone(self) -> dict[int, int]:
         """Values that are written to an input without a record and are nothing else: value -> input."""
-        values = [w.value for w in self.writes] + [r.value for r in self.results if isinstance(r, Fresh)]
-        return {w.value: w.input for w in self.writes if w.how in ("no_grad", "data") and values.count(w.value) == 1 and not self.views}
+        parents = [view.parent for view in self.views]
+        values = [w.value for w in self.writes] + [r.value for r in (*self.results, *parents) if isinstance(r, Fresh)] + [v.own for v in self.views]
+        values += [view.call.value for view in self.views if isinstance(view.call, AttachedView)]
+        return {w.value: w.input for w in self.writes if w.how in ("no_grad", "data") and values.count(w.value) == 1}
 
     def _view_lines(self, places: Sequence[int]) -> list[str]:
         lines, mode = [], None

@@ -270,8 +270,8 @@ class _Writer:
         self.lines.append(f"return ({''.join(self._argument(output, aliases=True) + ', ' for output in step.outputs)})")
 
     def _written_inputs(self) -> list[str]:
-        """Inputs that kernels write: library calls raise versions themselves."""
-        written = {name for step in self.program.steps if step.nest for name in step.writes()}
+        """Inputs that kernels write: library calls raise versions themselves, and so does the caller for what it knows to be written."""
+        written = {name for step in self.program.steps if step.nest for name in step.writes()} - {name for _, name in self.program.into}
         return [parameter for parameter, name in zip(self.parameters, self.program.inputs) if name in written]
 
     def _leave(self, outputs: tuple[Any, ...]) -> None:

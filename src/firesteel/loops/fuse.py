@@ -20,7 +20,7 @@ from firesteel.config import config
 from firesteel.loops.bias import separate_biases
 from firesteel.loops.group import group
 from firesteel.loops.inline import Fuel, inline, written_again
-from firesteel.loops.inplace import write_in_place
+from firesteel.loops.inplace import write_in_place, write_to_inputs
 from firesteel.loops.ir import Program
 from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.simplify import split_axes
@@ -30,5 +30,6 @@ def fuse(program: Program) -> Program:
     """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
     program = separate_biases(write_in_place(program))
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
-    program = without_needless_masks(inline(program, fuel, rewritten))
+    program = write_to_inputs(without_needless_masks(inline(program, fuel, rewritten)))
+    rewritten = written_again(program)
     return split_axes(read_in_rows(group(program, fuel, rewritten), rewritten))

@@ -1,12 +1,18 @@
 """Inputs written where they lie: Program -> Program.
 
-In: a simplified Program that ends with copies into inputs (`copy_`).  Out: the same, where a buffer that begins as a copy of an input and
-is copied back into it in the end is that input: of a cache of which one row is written, one row is written.
+In: a simplified Program that ends with copies into inputs (`copy_`), or whose caller makes them (`Program.into`).  Out: the same, where a
+buffer that begins as a copy of an input and is copied back into it in the end is that input: of a cache of which one row is written, one
+row is written.
 
 Numbered rules of when b is x
  1. The first writer of b copies all of x into it, and b has x's layout.
  2. Besides that nobody reads x, and besides the copy back nobody writes it.
  3. Nests write b, and no library call does; b is no output, and is copied into x alone.
+Of results that the caller copies (`write_to_inputs`, behind inlining), these say more:
+ 4. The first writer may change a box of x: where(lo <= i <= hi, v, load(x, i)) becomes a nest over the box.  v reads x at its own place alone.
+ 5. Other readers of x stand before the first writer.
+ 6. A call that fails is run again by eager, on its inputs: behind the first write only stores into b may fail, and then nothing that
+    is written depends on x, so that writing it again changes nothing.
 
     b[i, j] = load(x, i, j);  b[k, j] = v[j];  y = sum(load(b, i, j));  copy_(x, b)      ->      x[k, j] = v[j];  y = sum(load(x, i, j))
 """
@@ -19,9 +25,26 @@ import torch
 
 from firesteel.loops import access
 from firesteel.loops.inline import is_permutation, only_store
-from firesteel.loops.ir import LOADING, LOADS, Buffer, Extern, Nest, Program, ProgramStep, View
-from firesteel.loops.simplify import map_nest
-from firesteel.sym.expr import Expr, make, rebuild
+from firesteel.loops.ir import (
+    AXES,
+    LOADING,
+    LOADS,
+    Axis,
+    Buffer,
+    Extern,
+    Nest,
+    Phase,
+    Program,
+    ProgramStep,
+    Store,
+    View,
+    all_loads,
+    idle_axes,
+)
+from firesteel.loops.plan import may_fail
+from firesteel.loops.simplify import map_nest, simplify_nest
+from firesteel.records import dataclass
+from firesteel.sym.expr import Expr, Size, as_expr, as_size, bits, context_of, make, max_, min_, rebuild
 
 COPY = torch.ops.aten.copy_.default
 
@@ -41,8 +64,14 @@ def write_in_place(program: Program) -> Program:
             dropped |= {first, number}
     if not names:
         return program
-    steps = [_renamed(step, names) for number, step in enumerate(program.steps) if number not in dropped]
-    return replace(program, steps=tuple(steps), buffers={name: buffer for name, buffer in program.buffers.items() if name not in names})
+    return _with_names(program, [step for number, step in enumerate(program.steps) if number not in dropped], names)
+
+
+def _with_names(program: Program, steps: list[ProgramStep], names: dict[str, str]) -> Program:
+    """The program of other steps, with some buffers in the place of others."""
+    return replace(program, steps=tuple([_renamed(step, names) for step in steps]), outputs=_in_views(program.outputs, names),
+                   buffers={name: buffer for name, buffer in program.buffers.items() if name not in names},
+                   into=tuple([(names.get(b, b), x) for b, x in program.into]))
 
 
 def _is_whole(view: View, program: Program) -> bool:
@@ -100,3 +129,126 @@ def _renamed_nest(nest: Nest, names: dict[str, str]) -> Nest:
     new = map_nest(nest, lambda expr: rebuild(expr, change, memo, LOADING))
     phases = [replace(phase, stores=tuple(replace(s, buffer=names.get(s.buffer, s.buffer)) for s in phase.stores)) for phase in new.phases]
     return replace(new, phases=tuple(phases))
+
+
+# ---------------------------------------------------------------- results that the caller copies into inputs
+
+def write_to_inputs(program: Program) -> Program:
+    """Results that inputs receive, written there: what stays as it was is neither read nor written."""
+    for b, x in program.into:
+        program = _written_to_input(program, x, b) or program
+    return program
+
+
+def _written_to_input(program: Program, x: str, b: str) -> Program | None:
+    steps, given = program.steps, program.buffers[x]
+    writers = [number for number, step in enumerate(steps) if b in step.writes()]
+    if not writers or any(steps[number].nest is None for number in writers) or given.offset != 0 or any(x in step.writes() for step in steps):
+        return None
+    first = writers[0]
+    before, start, behind = list(steps[:first]), steps[first].nest, list(steps[first + 1:])
+    parts = None if start is None or any(x in step.reads() for step in behind) else _changed_part(start, x)
+    if parts is None or not _can_run_again([*parts, *behind], x, b):
+        return None
+    return _with_names(program, [*before, *parts, *behind], {b: x})
+
+
+def _can_run_again(steps: list[ProgramStep], x: str, b: str) -> bool:
+    """Rule 6."""
+    failing = [step for step in steps if may_fail(step)]
+    return not failing or all(x not in step.reads() for step in steps) and all(
+        step.nest is not None and step.writes() == (b,) and b not in step.reads() for step in failing)
+
+
+def _changed_part(nest: Nest, x: str) -> list[ProgramStep] | None:
+    """Rule 4: the nest over the points at which it stores something else than x's own element; None where those are no box."""
+    store = only_store(nest)
+    if store is None or not is_permutation(store.index, nest.axes):
+        return None
+    place = Place(x, store.index)
+    conditions, value = _difference(store.value, place, frozenset())
+    if value is None:
+        return []
+    box = _box(conditions, nest.axes)
+    if box is None or not all(place.named_by(load, conditions) for load in all_loads([value]) if load.attr == x):
+        return None
+    memo = {axis.value: as_expr(axis.value + box[axis.name][0]) for axis in nest.axes}
+    axes = tuple([Axis(axis.name, box[axis.name][1]) for axis in nest.axes])
+    changed = replace(nest, axes=axes, phases=(Phase("map", (), (), (Store(store.buffer, store.index, value),)),))
+    changed = simplify_nest(map_nest(changed, lambda expr: rebuild(expr, lambda node, args: None, memo, AXES)))
+    return [changed] if not idle_axes(changed.stores()[0].index, changed.axes) else None     # an axis of at most one point, or none
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An element of a buffer."""
+    buffer: str
+    index: tuple[Expr, ...]
+
+    def named_by(self, load: Expr, given: frozenset[Expr]) -> bool:
+        """Does a load read it, where conditions hold?  An index may be known then: i is 0 where i <= 0."""
+        if load.op not in LOADS or load.attr != self.buffer:
+            return False
+        others = [(own.attr, part) for part, own in zip(access.load_index(load), self.index) if part is not own]
+        known = {(name, as_expr(low or 0)) for name, low, end in filter(None, map(_bound, given if others else ()))
+                 if end is not None and (end == 1 if low is None else end - low == 1)}
+        return known.issuperset(others)
+
+
+def _terms(condition: Expr) -> frozenset[Expr]:
+    return _terms(condition.args[0]) | _terms(condition.args[1]) if condition.op == "and" else frozenset({condition})
+
+
+def _difference(value: Expr, place: Place, given: frozenset[Expr]) -> tuple[frozenset[Expr], Expr | None]:
+    """The conditions under which a value is another than the element at a place, and what it is then; None where it never is."""
+    value = _under(value, given)
+    if value.op == "load" and place.named_by(value, given):
+        return given, None
+    if value.op in ("where", "masked"):
+        condition, otherwise = value.args[0], value.args[2 if value.op == "where" else 1]
+        if _difference(otherwise, place, given)[1] is None:
+            return _difference(value.args[1] if value.op == "where" else value, place, given | _terms(condition))
+    return given, value
+
+
+def _under(value: Expr, given: frozenset[Expr]) -> Expr:
+    """The value where all conditions hold."""
+    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if node.op not in ("where", "masked") or not _terms(args[0]) <= given:
+            return None
+        return args[1] if node.op == "where" else make("load", node.dtype, args[2:], node.attr)
+    return rebuild(value, change, {}, bits("where", "masked")) if given else value
+
+
+def _box(conditions: frozenset[Expr], axes: tuple[Axis, ...]) -> dict[str, tuple[Size, Size]] | None:
+    """The first point and the extent of each axis, where each condition bounds one of them."""
+    context = context_of({axis.value: (0, axis.extent - 1) for axis in axes})
+    bounds: dict[str, tuple[Size, Size]] = {axis.name: (0, axis.extent) for axis in axes}
+    for condition in conditions:
+        found = _bound(condition)
+        if found is None:
+            return None
+        name, low, end = found
+        first, last = bounds[name]
+        low = first if low is None or context.nonneg(as_size(first - low)) else low if context.nonneg(as_size(low - first)) else max_(first, low)
+        end = last if end is None or context.nonneg(as_size(end - last)) else end if context.nonneg(as_size(last - end)) else min_(last, end)
+        bounds[name] = low, end
+    sizes = {name: (low, as_size(end - low)) for name, (low, end) in bounds.items()}
+    return {name: (low, size if context.nonneg(size) else max_(size, 0)) for name, (low, size) in sizes.items()}
+
+
+def _bound(condition: Expr) -> tuple[str, Size | None, Size | None] | None:
+    """The axis of a comparison with something that has no axes: its name, the first point, the one behind the last."""
+    if condition.op not in _BOUNDS or not all(arg.dtype == "i64" for arg in condition.args):
+        return None
+    (left, right), op = condition.args, condition.op
+    if left.op != "axis":
+        left, right, op = right, left, _MIRRORED[op]
+    if left.op != "axis" or right.holds & (AXES | LOADING):
+        return None
+    return (left.attr, *_BOUNDS[op](as_size(right)))
+
+
+_BOUNDS: dict[str, Any] = {"ge": lambda n: (n, None), "gt": lambda n: (n + 1, None), "le": lambda n: (None, n + 1), "lt": lambda n: (None, n),
+                           "eq": lambda n: (n, n + 1)}
+_MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt", "eq": "eq"}

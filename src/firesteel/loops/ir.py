@@ -282,7 +282,7 @@ class Program:
     `outputs` are Views, Exprs (scalars), or plain values such as None.  `symbols` says where each size symbol is read
     at run time: (input number, "shape" | "stride" | "offset" | "value", dimension).  `boxed`: the inputs come in one list, which is emptied:
     each is freed behind its last reader.  `into`: (result, input) buffers of one layout, where the result is what the caller writes to the input, and
-    nobody else wants it."""
+    nobody else wants it; (input, input) where steps write it there."""
     buffers: dict[str, Buffer]
     steps: tuple[ProgramStep, ...]
     inputs: tuple[str | None, ...]

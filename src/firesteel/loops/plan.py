@@ -243,7 +243,7 @@ class _Planner:
         self.made: set[str] = set()
         self.overwritten: set[str] = set()          # buffers whose memory their last reader takes over
         self.into = dict(program.into)
-        self.sure = max([number for number, step in enumerate(program.steps) if _may_fail(step)], default=-1)
+        self.sure = max([number for number, step in enumerate(program.steps) if may_fail(step)], default=-1)
         self._scan()
 
     def _scan(self) -> None:
@@ -359,9 +359,10 @@ class _Planner:
         return Alloc(step.buffer, (where if kind == "known" else offsets[where]) + self.zone, step.reuse)
 
 
-def _may_fail(step: ProgramStep) -> bool:
+def may_fail(step: ProgramStep) -> bool:
+    """May it raise at run time, though the inputs have the sizes that guards ask for?"""
     if step.call:
-        return _target_name(step.call) not in (*_PURE_CALLS, "_local_scalar_dense")
+        return _target_name(step.call) not in (*_PURE_CALLS, "_local_scalar_dense", "_scaled_dot_product_flash_attention_for_cpu")
     return step.nest is not None and any(expr.holds & CHECKING for expr in step.nest.exprs())
 
 

@@ -219,6 +219,8 @@ class Walk:
         self.inputs: list[str | None] = []
         self.outputs: tuple[Any, ...] = ()
         self.symbols: dict[str, tuple[int, str, int]] = {}
+        results: Any = gm.graph.output_node().args[0]
+        self.received = {results[place] for place in gm.meta.get("into", ())}
 
     # ------------------------------------------------------------ nodes
 
@@ -287,6 +289,23 @@ class Walk:
             return
         result = row(b, out, *args, **kwargs) if row is not None else NotImplemented
         self.values[node] = lower_call(b, out, target, args, kwargs) if result is NotImplemented else result
+        if node in self.received:
+            self.take_part(node)
+
+    def take_part(self, node: Node) -> None:
+        """scatter(x, source, ...), where an input receives the result and `source` is what became of view(x, ...): from now on it is that view
+        of the result, and needs no memory of its own."""
+        base, source = (*node.args, None, None)[:2]
+        if type(base) is not Node or type(source) is not Node or not source.args:
+            return
+        view = source.args[0]
+        if type(view) is not Node or not is_view(view.target) or view.args != (base, *node.args[2:]) or view.kwargs != node.kwargs:
+            return
+        of, whole, shown, made = self.values[base], self.values[node], self.values[view], self.values[source]
+        if all(type(v) is Operand and v.buffer is not None and v.strided for v in (of, whole, shown, made)) and of.index is whole.index is None \
+                and _layout(of.buffer) == _layout(whole.buffer) and shown.buffer is of.buffer and made.index is None \
+                and (made.spec.shape, made.spec.strides) == (shown.spec.shape, shown.spec.strides):
+            self.values[source] = Operand(shown.spec, whole.buffer, shown.index, None)
 
     def condition(self, value: Any) -> Any:
         """What a check looks at: as stated, not as concluded from it."""
@@ -366,9 +385,12 @@ class Walk:
             if isinstance(view, View) and name in self.b.buffers and returned.count(view.buffer) == 1 and name not in returned:
                 made, given = self.b.buffers[view.buffer], self.b.buffers[name]
                 whole = (view.dtype, view.shape, view.strides, view.offset) == (made.dtype, made.shape, made.strides, 0)
-                if whole and made.kind == "output" and (made.dtype, made.shape, made.strides, made.device) == (
-                        given.dtype, given.shape, given.strides, given.device):
+                if whole and made.kind == "output" and _layout(made)[:4] == _layout(given)[:4]:
                     yield made.name, given.name
+
+
+def _layout(buffer: Buffer) -> tuple:
+    return buffer.dtype, buffer.shape, buffer.strides, buffer.device, buffer.offset
 
 
 def checked_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -> list[ProgramStep]:
