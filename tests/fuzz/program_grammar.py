@@ -66,6 +66,12 @@ def APART_B(drawn): return drawn["b"].apart(drawn["c"])
 def NO_TIES(drawn): return drawn["a"].distinct(drawn["d"])
 
 
+def ATTENDS(drawn):
+    """As many values as keys (eager does not ask, and its backward then writes behind its buffers), and on 16 bytes, which eager's CUDA kernels take for granted."""
+    pairs = zip(drawn["a"].tensors, drawn["b"].tensors)
+    return all(a.shape[-2] == b.shape[-2] and not any(t.storage_offset() * t.itemsize % 16 for t in (a, b)) for a, b in pairs)
+
+
 def FRESH(drawn):
     """The source of a write lies in another storage than its target."""
     return not drawn["a"].shares(drawn["b"])
@@ -173,7 +179,7 @@ row("linear with bias", "{y} = F.linear({a}, {p}, {q})", a=at_least(1), inputs={
 row("addmm", "{y} = torch.addmm({a}, {a}, {p}, alpha=0.5)", a=dims(2), inputs={"p": lambda a: (a.shape[1], a.shape[1])})
 row("einsum", "{y} = torch.einsum('ij,kj->ik', {a}, {p})", a=dims(2), inputs={"p": lambda a: (4, a.shape[1])})
 row("outer", "{y} = torch.outer({a}, {b})", a=dims(1), b=dims(1), weight=1)
-row("attention", "{y} = F.scaled_dot_product_attention({a}, {a}, {b}, is_causal={k})", a=full(dims(3, 4)), b=full(dims(3, 4)))     # of no heads: torch 2.11 divides by 0
+row("attention", "{y} = F.scaled_dot_product_attention({a}, {a}, {b}, is_causal={k})", a=full(dims(3, 4)), b=full(dims(3, 4)), when=ATTENDS)     # of no heads: torch 2.11 divides by 0
 row("baddbmm", "{y} = torch.baddbmm({a}, {a}, {p}, beta=0.5)", a=dims(3), inputs={"p": lambda a: (a.shape[0], a.shape[2], a.shape[2])}, weight=1)
 
 # ---------------------------------------------------------------- images

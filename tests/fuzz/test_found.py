@@ -533,6 +533,28 @@ def _window_that_gets_a_history(x, y):
     x.as_strided((3,), (2,), 7).mul_(y)
 
 
+@found("mask made of an input that is overwritten, beside a reader of it that no gradient reaches", (MATRIX, f64, "contiguous", "inner"))
+def _mask_of_an_overwritten_input(x):
+    t = torch.softmax(x.masked_fill(x > 1, -1e4), -1) + 2 * x
+    largest = x.amax(-1)
+    part = x[..., 1:]
+    with torch.no_grad():
+        part[..., :1].add_(F.pad(largest, (1, 2), value=0.5).mean())
+    return t, part
+
+
+@fs.disable
+def seen(x):
+    return x
+
+
+@found("copy of a negated input that is overwritten behind a break", (MATRIX, f64, "contiguous", "inner"), (((3,), (3,)), f64, "contiguous", "", "negated"))
+def _copy_of_an_overwritten_input(x, negated):
+    t = seen(x * negated.contiguous()[0])
+    negated[:1].mul_(0.25)
+    return t
+
+
 def _window_under_no_grad(x):
     t = x.as_strided((2, 2), (1, 1))
     x.transpose(-3, 0)[0].add_(-0.75)

@@ -17,6 +17,7 @@ recomputes least.
 """
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -194,11 +195,12 @@ def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
     sink: what that costs is an edge from the source, which is then cut."""
     needed = roles.read_by_backward()
     must_save = set(needed)
-    part = _taking_part(roles, needed, terms.again)
-    lent = lent_values(roles)
+    lent, pinned = lent_values(roles)
+    again: Callable[[Node], bool] = lambda node: terms.again(node) and not (node in pinned and roles.policy(node).save and _one_value(node))
+    part = _taking_part(roles, needed, again)
     net, enter, leave = Network(), {}, {}
     for node in part:
-        once = not terms.again(node)
+        once = not again(node)
         savable = terms.savable(node) and _one_value(node) or node.op == "placeholder"
         if not savable and once and node in must_save:
             raise InternalError(f"The backward reads {node}, which can be neither saved nor computed again.")
@@ -242,14 +244,43 @@ def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()
     return roles.policy(node).recompute
 
 
-def lent_values(roles: Roles) -> set[Node]:
-    """Results and held inputs that the backward would read only in order to compute others again.  The program may overwrite them before the
-    backward runs; eager, which saves what its backward reads, would not notice."""
-    late = [node for node in roles.nodes if not is_size(node) and (node not in roles.forward or node.meta.get("recompute") in AGAIN)]
-    read = {chain[0].all_input_nodes[0] if (chain := views_to(before)) else before for node in late for before in roles.reads[node]}
+def lent_values(roles: Roles) -> tuple[set[Node], set[Node]]:
+    """(results and held inputs that the backward would read only in order to compute others again; what it may not compute again from one that it
+    reads itself).  The program may overwrite them before the backward runs; eager, which saves what its backward reads, would not notice: never
+    for the former, not where the tangents for which it reads the value do not arrive for the latter."""
+    late = {node for node in roles.nodes if not is_size(node) and (node not in roles.forward or node.meta.get("recompute") in AGAIN)}
+    direct: dict[Node, list[Node]] = {}         # value -> those that read it in the backward
+    for node in late:
+        for before in roles.reads[node]:
+            direct.setdefault(_viewed(before), []).append(node)
     shown = {node for node in roles.outputs if isinstance(node, Node) and not is_size(node)}
     shown.update(node for node in roles.primals if node.meta.get("held"))
-    return shown - read - {node for node in roles.gradients if isinstance(node, Node)}
+    shown -= {node for node in roles.gradients if isinstance(node, Node)}
+    return shown - direct.keys(), _read_by_chance(roles, late, {node: direct[node] for node in shown & direct.keys()})
+
+
+def _viewed(node: Node) -> Node:
+    return chain[0].all_input_nodes[0] if (chain := views_to(node)) else node
+
+
+def _read_by_chance(roles: Roles, late: set[Node], direct: dict[Node, list[Node]]) -> set[Node]:
+    """Forward values made of a value in `direct` that some tangents need and that the readers of it which are run for these do not cover."""
+    if not direct or len(roles.tangents) < 2:
+        return set()
+    reached = {node: 1 << number for number, node in enumerate(roles.tangents)}         # node -> the tangents that it depends on, as bits
+    for node in roles.nodes:
+        if node in roles.after_tangents and node not in reached:
+            reached[node] = functools.reduce(operator.or_, (reached.get(before, 0) for before in roles.reads[node]))
+    needs: dict[Node, set[int]] = {}            # forward value -> the tangents of each that needs it
+    for node in reversed(roles.nodes):
+        if node not in late:
+            needs[node] = set().union(*({reached.get(user, 0)} if user in late else needs.get(user, ()) for user in node.users))
+    found = set()
+    for node, needed in needs.items():
+        covers = [[reached.get(one, 0) for one in direct[value]] for before in roles.reads[node] if (value := _viewed(before)) in direct]
+        if covers and op_class(node) != "view" and any(all(bits & ~cover for cover in one) for one in covers for bits in needed):
+            found.add(node)
+    return found
 
 
 def _one_value(node: Node) -> bool:

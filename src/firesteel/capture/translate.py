@@ -25,7 +25,7 @@ from firesteel.capture.overlap import overlap_guards, written_groups
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
-from firesteel.capture.source import Item, Local, build_function
+from firesteel.capture.source import Call, Item, Local, build_function
 from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
@@ -345,8 +345,8 @@ def mark_held(used: list[GraphInput]) -> None:
 
 
 def is_local(source: Any) -> bool:
-    """An argument or local variable, or an item of one; what hangs on a module or another object is not."""
-    while type(source) is Item:
+    """An argument or local variable, an item of one, or the memory below one; what hangs on a module or another object is not."""
+    while type(source) in (Item, Call):
         source = source.base
     return type(source) is Local
 
