@@ -17,6 +17,7 @@ from firesteel.codegen import host, triton
 from firesteel.codegen.zones import ZONE
 from firesteel.loops.plan import Plan, extent
 from firesteel.loops.scalars import DTYPES
+from firesteel.ops import index, scatter
 from firesteel.sym.expr import evaluate
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
@@ -139,6 +140,27 @@ def test_emulated_programs_equal_eager(name, train, dynamic, emulation):
     sizes = [{"batch": 2, "size": 8}] if name == "resnet" else programs.SMALL[name][:1]
     check(name, train, torch.float32, dynamic, "cpu", sizes)
     assert kernels_run
+
+
+ADDED = {
+    "index_put": lambda x, i, v: x.index_put((i,), v, accumulate=True), "scatter_add": lambda x, i, v: x.scatter_add(0, i[:, None].expand(-1, 4), v),
+    "embedding": lambda x, i, v: torch.ops.aten.embedding_dense_backward(v, i, 3, -1, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("name", ADDED)
+def test_terms_are_added_in_float32(name, dtype, request, monkeypatch):
+    """600 ones: a sum in the dtype itself ends at 256 (bfloat16), and goes on in steps of 2 at 2048 (float16)."""
+    if not cuda:
+        request.getfixturevalue("emulation")
+        monkeypatch.setattr(index, "adds_by_library", lambda out: False)
+        monkeypatch.setattr(scatter, "adds_by_library", lambda out: False)
+    device = "cuda" if cuda else "cpu"
+    count = 600 if dtype is torch.bfloat16 else 3001
+    x, v, i = torch.zeros(3, 4, dtype=dtype, device=device), torch.ones(count, 4, dtype=dtype, device=device), torch.zeros(count, dtype=torch.long, device=device)
+    got = fs.compile(ADDED[name], fullgraph=True)(x, i, v)
+    assert got.dtype is dtype and torch.equal(got[0], torch.full((4,), float(count), device=device).to(dtype)) and not got[1:].any()
 
 
 @gpu_only

@@ -281,13 +281,12 @@ def lower_embedding_backward(b: Builder, out: Any, grad: Operand, indices: Opera
     if by_count or adds_by_library(out) or not fits(out, grad, indices):
         return NotImplemented
     grad, indices = b.readable(grad), b.readable(indices)
-    result = b.map(out, lambda i: literal(0, SHORT[out.dtype]))
 
     def element(i: Index) -> Expr:
         value = grad.load(i)
         return value if padding < 0 else S.where(S.eq(to(indices.load(i[:-1]), "i64"), padding), literal(0, value.dtype), value)
-    b.store_into(result.buffer, grad.shape, lambda i: (place_at(indices, i[:-1], out.shape[0], strict=True), i[-1]), element, "add")
-    return result
+    row = lambda i: place_at(indices, i[:-1], out.shape[0], strict=True)
+    return b.added(out, lambda i: literal(0, SHORT[out.dtype]), grad.shape, lambda i: (row(i), i[-1]), element)
 
 
 def adds_by_library(out: Any) -> bool:

@@ -1,7 +1,7 @@
 """Writing where data says: index_put, scatter, index_add and their kind."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,8 @@ from firesteel.graph.rules.base import RULES, broadcast, check, expands_to, wrap
 from firesteel.graph.rules.refusals import fits_in, surely_holds
 from firesteel.graph.sizes import must_match
 from firesteel.graph.spec import Shape, Spec, fresh, like
-from firesteel.loops.ir import StoreMode
 from firesteel.loops.lower.build import Builder, broadcast_index, fits
-from firesteel.loops.lower.value import Index, Operand
+from firesteel.loops.lower.value import Body, Index, Operand
 from firesteel.loops.scalars import SHORT, S, number, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.index import (
@@ -34,9 +33,13 @@ operator("scatter_add.* index_put.* index_add.* scatter_reduce.*", library=True)
 operator("index_put.*", recompute="move")
 
 
-def _written(b: Builder, out: Any, x: Operand) -> Operand:
-    """A fresh copy of x to write into."""
-    return b.copy(x, out)
+def _written(b: Builder, out: Any, x: Operand, shape: Shape, where: Callable[[Index], Index], body: Body, add: bool = False) -> Operand:
+    """A copy of x in which body(i) is written to where(i), or added to what is there, for every i of `shape`."""
+    if add:
+        return b.added(out, b.readable(x).load, shape, where, body)
+    result = b.copy(x, out)
+    b.store_into(result.buffer, shape, where, body)
+    return result
 
 
 # ---------------------------------------------------------------- index_put
@@ -67,10 +70,7 @@ def lower_index_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand 
     if places is None:
         return masked if masked is not None else NotImplemented
     values = b.readable(values)
-    result = _written(b, out, x)
-    b.store_into(result.buffer, places.result_shape(), places.of, lambda i: values.load(broadcast_index(i, values.shape)),
-                 "add" if accumulate else "set")
-    return result
+    return _written(b, out, x, places.result_shape(), places.of, lambda i: values.load(broadcast_index(i, values.shape)), accumulate)
 
 
 def _masked_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None], values: Operand, accumulate: bool) -> Operand | None:
@@ -105,30 +105,28 @@ def refuse_scatter(x: Spec, dim: int, index: Spec, src: Any, reduce: str | None 
 
 @lowering("scatter.src scatter.value")
 def lower_scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any) -> Any:
-    return _scatter(b, out, x, dim, indices, value, "set")
+    return _scatter(b, out, x, dim, indices, value, add=False)
 
 
 @lowering("scatter_add")
 def lower_scatter_add(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Operand) -> Any:
-    return _scatter(b, out, x, dim, indices, value, "add")
+    return _scatter(b, out, x, dim, indices, value, add=True)
 
 
-def _scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any, mode: StoreMode) -> Any:
+def _scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any, add: bool) -> Any:
     """out[.., indices[i], ..] = value[i] for every i of the index tensor's shape."""
     tensors = [x, indices] + ([value] if type(value) is Operand else [])
-    if not fits(out, *tensors) or not x.shape or any(len(t.shape) != len(x.shape) for t in tensors) or (mode == "add" and adds_by_library(out)):
+    if not fits(out, *tensors) or not x.shape or any(len(t.shape) != len(x.shape) for t in tensors) or (add and adds_by_library(out)):
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
     indices, dtype = b.readable(indices), SHORT[out.dtype]
     value = b.readable(value) if type(value) is Operand else value
-    result = _written(b, out, x)
 
     def element(i: Index) -> Expr:
         if type(value) is Operand:
             return value.load(i)
         return number(value, dtype)
-    b.store_into(result.buffer, indices.shape, lambda i: (*i[:dim], place_at(indices, i, x.shape[dim], strict=True), *i[dim + 1:]), element, mode)
-    return result
+    return _written(b, out, x, indices.shape, lambda i: (*i[:dim], place_at(indices, i, x.shape[dim], strict=True), *i[dim + 1:]), element, add)
 
 
 @refuses("index_add index_reduce")
@@ -164,10 +162,7 @@ def lower_index_copy(b: Builder, out: Any, x: Operand, dim: int, indices: Operan
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
     indices, source = b.readable(indices), b.readable(source)
-    result = _written(b, out, x)
-    b.store_into(result.buffer, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]),
-                 source.load)
-    return result
+    return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]), source.load)
 
 
 @device_rule("index_fill.int_Scalar index_fill.int_Tensor put")
@@ -197,11 +192,9 @@ def lower_index_fill(b: Builder, out: Any, x: Operand, dim: int, indices: Operan
         return NotImplemented
     dim, dtype = dim + len(x.shape) if dim < 0 else dim, SHORT[out.dtype]
     indices, value = b.readable(indices), b.readable(value) if type(value) is Operand else value
-    result = _written(b, out, x)
     shape = (*x.shape[:dim], indices.shape[0], *x.shape[dim + 1:])
-    b.store_into(result.buffer, shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim]), *i[dim + 1:]),
-                 lambda i: value.load(()) if type(value) is Operand else number(value, dtype))
-    return result
+    return _written(b, out, x, shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim]), *i[dim + 1:]),
+                    lambda i: value.load(()) if type(value) is Operand else number(value, dtype))
 
 
 @refuses("put")

@@ -18,7 +18,7 @@ import torch
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Buffer, BufferKind, Extern, Nest, Phase, ProgramStep, Store, StoreMode
 from firesteel.loops.lower.value import Body, Index, Operand, TensorSpec
-from firesteel.loops.scalars import LOOP_DTYPES, SHORT, S, compute_dtype, literal, short_dtype, to
+from firesteel.loops.scalars import DTYPES, LOOP_DTYPES, SHORT, S, compute_dtype, literal, short_dtype, to
 from firesteel.operators import Facet
 from firesteel.sym.expr import Expr, Size, as_expr, lt, row_major
 
@@ -106,6 +106,12 @@ class Builder:
         axes, index = grid(shape)
         value = to(body(index), buffer.dtype, self.loose)
         self.nest(axes, Phase("map", (), (), (Store(buffer.name, exprs(where(index)), value, mode),)))
+
+    def added(self, out: Any, start: Body, shape: tuple[Size, ...], where: Callable[[Index], Index], body: Body) -> Operand:
+        """out[i] = start(i), plus body(j) for every j of `shape` with where(j) = i: added in the dtype in which to compute, rounded once."""
+        result = self.map(TensorSpec(out.shape, out.strides, 0, DTYPES[compute_dtype(SHORT[out.dtype])], out.device), start)
+        self.store_into(result.buffer, shape, where, body, "add")
+        return result if result.dtype == SHORT[out.dtype] else self.copy(result, out)
 
     # ------------------------------------------------------------ reading tensors in other ways
 
