@@ -16,6 +16,7 @@ from firesteel.loops.lower.library import OUT_VARIANTS
 from firesteel.ops.block import decomposition, device_rule, operator, refuses, shape
 from firesteel.ops.linalg import batches
 from firesteel.sym.expr import Expr
+from firesteel.targets import on_gpu
 
 aten = torch.ops.aten
 
@@ -36,6 +37,30 @@ def mm(a: Spec, b: Spec) -> Spec:
     one_dtype(a, b)
     shape = (a.shape[0], b.shape[1])
     return Spec(shape, contiguous_strides(shape), 0, a.dtype, a.device)
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _row_by_columns(a: Tensor, b: Tensor) -> Tensor | None:
+    """One row by a matrix whose columns are dense, as transposed weights are, unrounded: reading that matrix bounds it, so on a GPU it is a sum of
+    ours, which is fused with its neighbours.  None for other products."""
+    static = all(type(n) is int and n > 0 for x in (a, b) for n in x.shape)
+    if not (on_gpu(a) and a.dtype in HALF and static and a.shape[0] == 1 and b.stride() == (1, b.shape[0])):
+        return None
+    return aten.unsqueeze.default(aten.sum.dim_IntList(widen(a) * widen(aten.permute.default(b, [1, 0])), [1]), 0)
+
+
+@decomposition("mm")
+def decompose_mm(a: Tensor, b: Tensor) -> Tensor:
+    columns = _row_by_columns(a, b)
+    return NotImplemented if columns is None else cast(columns, a.dtype)
+
+
+@decomposition("addmm")
+def decompose_addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    columns = _row_by_columns(a, b) if beta == 1 and alpha == 1 else None
+    return NotImplemented if columns is None else cast(columns + widen(x), a.dtype)
 
 
 @device_rule("mm.dtype")

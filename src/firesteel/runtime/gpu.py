@@ -20,6 +20,7 @@ import concurrent.futures
 import ctypes
 import functools
 import importlib.metadata
+import inspect
 import json
 import linecache
 import os
@@ -88,8 +89,28 @@ def compile_pass(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -
     source = ASTSource(function, dict(zip(function.arg_names, kernel.signature)), {},
                        {(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers} if aligned else {})
     options = {"num_warps": one.warps, "enable_fp_fusion": not config.eager_rounding, "enable_reflect_ftz": False}
-    compiled = triton.compile(source, target=GPUTarget(CUDA, capability, 32), options=options)
-    return Binary(compiled.metadata.name, compiled.metadata.shared, compiled.asm["cubin"])
+    return _run_stages(source, GPUTarget(CUDA, capability, 32), options)
+
+
+def _run_stages(source: Any, target: Any, options: dict[str, Any]) -> Binary:
+    """What triton.compile does for a source, without its cache: that hashes Triton's own library first (0.3 s) and writes nine files a kernel.
+    A Triton whose stages take other arguments is left to do it itself."""
+    import triton
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+    if [*inspect.signature(source.make_ir).parameters] != ["target", "options", "codegen_fns", "module_map", "context"]:
+        compiled = triton.compile(source, target=target, options=options)
+        return Binary(compiled.metadata.name, compiled.metadata.shared, compiled.asm["cubin"])
+    backend = make_backend(target)
+    parsed, context, stages = backend.parse_options(options), ir.context(), dict[str, Any]()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    made = source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    facts: dict[str, Any] = {"target": target, **parsed.__dict__}
+    backend.add_stages(stages, parsed, source.language)
+    for stage in stages.values():
+        made = stage(made, facts)
+    return Binary(facts["name"], facts["shared"], made)
 
 
 def _cache_key(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> str:

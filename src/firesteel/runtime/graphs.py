@@ -3,11 +3,13 @@
 In: a Plan and its host function.  Out: a callable of the same inputs, or the host function itself where `refusal` names a reason.
 
 How
- 1. The first two calls run as always.  Inputs whose addresses differ between them move; the others (parameters, caches) stay.
+ 1. The first two calls run as always.  Small inputs that are only read and whose addresses differ between them move; the others stay.
  2. The third call records: what moves is copied into memory of the graph's first, what stays is used where it lies, also to be written.
- 3. Later calls compare the addresses of what stays, copy what moves, and replay.  An address that changed after all makes its input one that
-    moves, and the call records again, at most MOST_RECORDINGS times.
- 4. Results are copied out of the graph's memory, so that they live as long as eager's.
+ 3. Later calls compare the addresses of what stays, copy what moves, and replay.  Where a small input lies elsewhere after all it becomes one that
+    moves, and the call records again.  Where a large or written one does (the cache of the next text), the next call that finds it there records.
+ 4. Recording costs some calls' time: a program that is not recorded in MOST_WAITED calls, or whose recordings were replayed less than PAYS times
+    MOST_RECORDINGS times in a row, is left to the host function.
+ 5. Results are copied out of the graph's memory, so that they live as long as eager's.
 What always holds: a call on another stream or device than the recorded one, while another thread replays, or inside of somebody else's capture runs
 the host function.  Versions of written inputs rise as if it had run.  An index out of range is reported as by the host function, a call later.
 """
@@ -29,6 +31,8 @@ from firesteel.targets import on_gpu
 
 MOST_COPIED = 32 << 20          # bytes of results, and of inputs that move
 MOST_RECORDINGS = 4
+MOST_WAITED = 64
+PAYS = 16                       # replays that are worth a recording
 FEW_STEPS = 4                   # fewer are launched as quickly one by one
 WARM_CALLS = 2
 
@@ -82,7 +86,8 @@ class Recording:
         self.written = [k for k in self.tensors if program.inputs[k] in written]
         self.index = gpu.device_index(next(iter(program.buffers.values())).device)
         self.lock = threading.Lock()
-        self.calls = self.recordings = 0
+        self.waited = 0                         # calls of the host function since the last recording; those before the first count there
+        self.recordings = self.replays = self.poor = 0      # in all; since the last recording; recordings in a row that did not pay
         self.addresses: list[int] = []          # of `tensors`, at the last call that looked
         self.moving: dict[int, Any] = {}        # input -> the graph's copy
         self.graph: Any = None
@@ -92,7 +97,7 @@ class Recording:
         self.source = getattr(call, "source", "")
 
     def __call__(self, *inputs: Any) -> tuple:
-        if self.calls < 0 or not self.lock.acquire(blocking=False):
+        if self.waited < 0 or not self.lock.acquire(blocking=False):
             return self.call(*inputs)
         try:
             return self._run(inputs)
@@ -103,16 +108,18 @@ class Recording:
         if torch.cuda.is_current_stream_capturing() or torch.cuda.current_device() != self.index:
             return self.call(*inputs)
         addresses = [inputs[k].data_ptr() for k in self.tensors]
-        if self.graph is not None:
-            if self.stream != torch._C._cuda_getCurrentRawStream(self.index):
-                return self.call(*inputs)
-            if not self._moved(addresses):
-                return self._replay(inputs)
-        self.calls += 1
-        if self.calls > 1:
-            self.moving.update(dict.fromkeys(self._moved(addresses)))
+        moved = self._moved(addresses)
+        if self.graph is not None and not moved:
+            return self._replay(inputs) if self.stream == torch._C._cuda_getCurrentRawStream(self.index) else self.call(*inputs)
         self.addresses = addresses
-        return self._record(inputs) if self.calls > WARM_CALLS else self.call(*inputs)
+        self.waited += 1
+        held = [k for k in moved if not self._can_move(k, inputs)]
+        if self.waited > WARM_CALLS and not held:
+            return self._record(inputs)
+        self.graph, self.results = None, ()
+        if self.waited > MOST_WAITED:
+            return self._give_up("inputs that are large, written or self-overlapping lie elsewhere in each call", inputs)
+        return self.call(*inputs)
 
     def _moved(self, addresses: Sequence[int]) -> list[int]:
         """Inputs that lie elsewhere than before, those known to move aside."""
@@ -120,13 +127,19 @@ class Recording:
             return []
         return [k for k, old, new in zip(self.tensors, self.addresses, addresses) if old != new and k not in self.moving]
 
+    def _can_move(self, k: int, inputs: Sequence[Any]) -> bool:
+        """Makes an input one that is copied, where that is possible."""
+        if k in self.written or torch._debug_has_internal_overlap(inputs[k]) or sum(inputs[i].nbytes for i in (k, *self.moving)) > MOST_COPIED:
+            return False
+        self.moving[k] = None
+        return True
+
     def _record(self, inputs: Sequence[Any]) -> tuple:
         self.graph, self.results = None, ()
-        self.recordings += 1
-        overlapping = any(torch._debug_has_internal_overlap(inputs[k]) for k in self.moving)        # nothing can be copied into such a tensor
-        if self.recordings > MOST_RECORDINGS or overlapping or not self.moving.keys().isdisjoint(self.written) \
-                or sum(inputs[k].nbytes for k in self.moving) > MOST_COPIED:
-            return self._give_up("inputs that are large, written or self-overlapping lie elsewhere in each call", inputs)
+        self.poor = self.poor + 1 if self.recordings and self.replays < PAYS else 0
+        if self.poor >= MOST_RECORDINGS:
+            return self._give_up("its inputs lie elsewhere after a few calls", inputs)
+        self.recordings, self.replays, self.waited = self.recordings + 1, 0, WARM_CALLS
         self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moving for x in (inputs[k],)}
         graph, before = torch.cuda.CUDAGraph(), self._versions(inputs)
         try:
@@ -140,7 +153,7 @@ class Recording:
         return self._launch(inputs)
 
     def _give_up(self, why: str, inputs: Sequence[Any]) -> tuple:
-        self.calls = -1
+        self.waited = -1
         artifacts.log("perf", lambda: f"a program is not recorded as a CUDA graph: {why}")
         return self.call(*inputs)
 
@@ -161,6 +174,7 @@ class Recording:
             torch._foreach_copy_(list(self.moving.values()), [inputs[k] for k in self.moving])
         self.graph.replay()
         counters["native"]["replays"] += 1
+        self.replays += 1
         return tuple([_kept(result) for result in self.results])
 
 
