@@ -64,3 +64,11 @@ def test_a_notebook_shows_it(tmp_path):
     assert page._repr_html_().count("<details") == 4 and "<b>1 graph(s)" in page._repr_html_()
     page.to_html(tmp_path / "page.html")
     assert "graph 1" in (tmp_path / "page.html").read_text()
+
+
+def test_what_is_saved_may_have_sizes_of_data():
+    def loss(log_probs, labels, lengths):
+        return torch.nn.functional.ctc_loss(log_probs, labels, lengths, (labels > 0).sum(-1))
+    log_probs = torch.randn(9, 2, 5).log_softmax(-1).requires_grad_()
+    page = fs.explain(loss)(log_probs, torch.tensor([[1, 2, 3], [4, 1, 1]]), torch.tensor([9, 8]))
+    assert page.graph_count == 1

@@ -212,11 +212,12 @@ def saved_bytes(compilation: Compilation) -> int:
 
 
 def bytes_of(node: Node) -> int:
+    """Of a tensor, in the example call; 0 where only run time knows the sizes."""
     value = node.meta.get("val")
     env: Any = dumps.environment(value)
     if not isinstance(value, torch.Tensor):
         return 0
-    sizes = [env.hint(size) if env is not None else size for size in getattr(value, "spec", value).shape]
+    sizes = [size if env is None else env.hint(size) if env.has_hint(size) else 0 for size in getattr(value, "spec", value).shape]
     count = 1
     for size in sizes:
         count *= size if isinstance(size, int) else 0
