@@ -180,3 +180,20 @@ def test_a_state_alone_is_no_graph():
     x = torch.ones(2, requires_grad=True)
     assert compiled(x)[0].requires_grad and compiled(x)[1]
     assert len(backend.graphs) == 2
+
+
+@pytest.mark.skipif(torch.backends.cudnn.is_available(), reason="there the flags decide what library calls do")
+def test_flags_of_cudnn():
+    flags = torch.backends.cudnn
+
+    def f(x):
+        with flags.flags(enabled=not flags.enabled, deterministic=True):
+            y = x.sin() * (2 if flags.enabled else 3) * (5 if flags.deterministic else 7)
+        return y * (2 if flags.enabled else 3)
+    before = flags.enabled, flags.deterministic, flags.benchmark, flags.allow_tf32
+    compiled, backend = capture(f, fullgraph=True)
+    x = torch.ones(2)
+    torch.testing.assert_close(compiled(x), f(x))
+    with flags.flags(enabled=not before[0]):
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(backend.graphs) == 2 and (flags.enabled, flags.deterministic, flags.benchmark, flags.allow_tf32) == before

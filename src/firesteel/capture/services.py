@@ -38,6 +38,12 @@ STATES.add("default_dtype", TorchState(torch.get_default_dtype, torch._C._set_de
 for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      # which kernels attention may use
     if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
         STATES.add(f"sdp_{_name}", TorchState(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}"), True))
+if not torch.backends.cudnn.is_available():        # else these decide what a library call does, when it runs
+    for _name in ("enabled", "benchmark", "deterministic", "allow_tf32", "depthwise_kernel"):
+        if hasattr(torch._C, f"_set_cudnn_{_name}"):
+            STATES.add(f"cudnn_{_name}", TorchState(getattr(torch._C, f"_get_cudnn_{_name}"), getattr(torch._C, f"_set_cudnn_{_name}"), True))
+    if hasattr(torch._C, "_set_fp32_precision_setter"):
+        STATES.add("cudnn_precision", TorchState(torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter, True))
 ALWAYS_GUARDED = ("grad", "default_dtype")      # by the guard on the global state
 
 
