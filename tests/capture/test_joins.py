@@ -200,9 +200,23 @@ class Layers(nn.Module):
         return x, seen
 
 
+class LayersWithFlag(Layers):
+    def forward(self, x):
+        for layer in self.layers:
+            drop = False
+            if self.training:
+                chance = self.draw()
+                if chance < 0.5:
+                    drop = True
+            if not drop:
+                x = layer(x).relu()
+        return (x,)
+
+
+@pytest.mark.parametrize("kind", [Layers, LayersWithFlag])
 @pytest.mark.parametrize("draw", [lambda: torch.rand([]), lambda: random.uniform(0, 1)], ids=["torch", "python"])
-def test_layerdrop(draw):
-    eager = Layers(draw)
+def test_layerdrop(draw, kind):
+    eager = kind(draw)
     compiled = copy.deepcopy(eager)
     compiler, graphs = counted()
     run = fs.compile(compiled, backend=compiler, fullgraph=True)
@@ -217,6 +231,20 @@ def test_layerdrop(draw):
         torch.testing.assert_close(outs[1], outs[0])
     torch.testing.assert_close([p.grad for p in compiled.parameters()], [p.grad for p in eager.parameters()])
     assert len(graphs) == 1
+
+
+def test_flags_that_are_read_after_all():
+    def f(x):
+        large = False
+        if x.sum() > 0:
+            large = True
+        y = x.sin() if large else x.cos()
+        return y + 1
+    same(f, (X,), (-X,))
+    compiled = fs.compile(lambda x: (f(x), "large" if x.sum() > 0 else "small"))
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x)[0], f(x))
+        assert compiled(x)[1] == ("large" if x is X else "small")
 
 
 def test_a_way_that_makes_and_looks_at_dictionaries():

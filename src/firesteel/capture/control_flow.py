@@ -1,6 +1,6 @@
 """Where the two ways of a branch meet again, read off the bytecode.
 
-    meeting_place(code, index)      # the instruction at which both ways of the jump at `index` go on; EXIT: both return
+    meeting_places(code, index)[0]      # the instruction at which both ways of the jump at `index` go on; EXIT: both return
 """
 from __future__ import annotations
 
@@ -48,19 +48,18 @@ def only_raises(code: types.CodeType, index: int) -> bool:
     return behind[index] == (1 << len(behind)) - 1
 
 
-def meeting_place(code: types.CodeType, index: int) -> int | None:
-    """None where a way leads back to the jump before they meet: a loop."""
+def meeting_places(code: types.CodeType, index: int) -> list[int]:
+    """The nearest first; none that is met only after a way led back to the jump: a loop."""
     behind, starts = _always_behind(code), successors(program(code)[index])
     common = -1
     for start in starts:
         common &= behind[start]
     places = [place for place in range(len(behind)) if common >> place & 1]
-    if not places or any(only_raises(code, start) for start in starts):
-        return None
-    nearest = max(places, key=lambda place: behind[place].bit_count())
-    if nearest == len(behind) - 1:
-        nearest = EXIT
-    return None if _reaches(code, starts, index, nearest) else nearest
+    if any(only_raises(code, start) for start in starts):
+        return []
+    places.sort(key=lambda place: -behind[place].bit_count())
+    named = [EXIT if place == len(behind) - 1 else place for place in places]
+    return [place for place in named if not _reaches(code, starts, index, place)]
 
 
 def _reaches(code: types.CodeType, starts: list[int], wanted: int, stop: int) -> bool:

@@ -1,7 +1,8 @@
 """`if` on data: both arms are executed symbolically, and become one call of the graph (autograd/branches.py).
 
 The arms are followed from the jump to the place where they meet, or until the function returns.  What each records is taken out of the graph
-and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.
+and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.  Where they
+leave different flags (`skip = True`), they are followed past the branch that asks for the flag.
 
 What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
 breaks, raises, changes an object that was there before or the states of torch, or where they leave different things that are not tensors.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,7 +29,8 @@ import torch.fx
 
 from firesteel.autograd.branches import branch_of, check_of, joined_like
 from firesteel.autograd.regions import module_of
-from firesteel.capture.control_flow import EXIT, meeting_place, only_raises
+from firesteel.capture.code import program
+from firesteel.capture.control_flow import EXIT, meeting_places, only_raises
 from firesteel.capture.frames import Frame, restore_frame
 from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
@@ -45,6 +48,7 @@ from firesteel.records import dataclass
 
 Node = torch.fx.Node
 DEPTH = 6       # of branches inside of branches
+PLACES = 3      # at which a branch that is inside of no other is tried to be joined
 
 
 class NotJoined(Exception):
@@ -303,9 +307,17 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
         return True
     if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
         return False
-    meet = meeting_place(f.code, i.index)
-    if meet is None:
-        return False
+    places = meeting_places(f.code, i.index)
+    return any(_joined_at(m, f, i, condition, meet) for meet in farther(f.code, places, 1 if m.joining else PLACES))
+
+
+def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
+    """The nearest place, and those behind a later branch: flags that the arms set are not read any more there."""
+    jumps = [place for place, before in zip(places[1:], places) if program(code)[before].target is not None]
+    return [*places[:1], *jumps][:count]
+
+
+def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int) -> bool:
     mark, step = m.checkpoint(), m.steps
     m.joining += 1
     try:
