@@ -42,8 +42,29 @@ def test_without_gradients_of_a_parameter():
     torch.testing.assert_close(ours, (want.detach(),))
 
 
-def test_gradients_make_it_the_python_that_it_means():
-    x = STEP.clone().requires_grad_()
-    got = fs.compile(lambda x: while_loop(lambda x: x.sum() < 50, lambda x: (x * 2,), (x,)))(x)[0]
-    (grad,) = torch.autograd.grad(got.sum(), x)
-    assert torch.equal(grad, (got / x).detach())
+def test_gradients_pass_through_all_rounds():
+    """Also where only what the body reads outside has one, so that the first round takes a tensor without."""
+    def looped(x, w):
+        return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, (y * w).tanh()), (torch.tensor(0), x))[1] * x
+
+    def plain(x, w):
+        y = x
+        for _ in range(3):
+            y = (y * w).tanh()
+        return y * x
+    compiled = fs.compile(looped, fullgraph=True)
+    for tracked in (False, True):
+        x, w = STEP.clone().requires_grad_(tracked), (STEP + 1).requires_grad_()
+        wanted = [x, w] if tracked else [w]
+        first = [torch.autograd.grad(fn(x, w).sum(), wanted, create_graph=True) for fn in (compiled, plain)]
+        torch.testing.assert_close(*first)
+        torch.testing.assert_close(*(torch.autograd.grad(sum(g.sum() for g in grads), wanted) for grads in first))
+
+
+def test_gradients_of_a_loop_of_no_round_and_of_many():
+    compiled = fs.compile(lambda x: while_loop(lambda x: x.sum() < 50, lambda x: (x * 2,), (x,)), fullgraph=True)
+    for scale in (1, 100, 0.01):
+        x = (STEP * scale).requires_grad_()
+        got = compiled(x)[0]
+        (grad,) = torch.autograd.grad(got.sum(), x)
+        torch.testing.assert_close(grad, (got / x).detach())

@@ -1,7 +1,8 @@
 """torch.while_loop on data: one call of the graph that holds a graph of the condition and one of the body (`loop_of` of autograd/branches.py).
 
-Both are compiled once; the host code runs the loop.  Captured where no gradient is wanted, the carried values are tensors, and the body gives
-tensors described as those it took; else the loop is the Python that it means (polyfills.py), which breaks at each question.
+Both are compiled once, with their backwards; the host code runs the loop, and gradients pass through all rounds.  Captured where the carried values
+are tensors and the body gives tensors described as those it took; else the loop is the Python that it means (polyfills.py), which breaks at each
+question.
 
     while_loop(lambda i, x: x.sum() < 100, lambda i, x: (i + 1, x * 2), (i, x))         # loop(2, i, x)
 """
@@ -43,13 +44,14 @@ def call_while_loop(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def as_one_call(m: Machine, condition: Value, body: Value, carried: Value, additional: Value | None = None, **settings: Value) -> Value:
     taken, given = tensors_in(m, carried), [] if additional is None else tensors_in(m, additional)
     vals = [value.abstract for value in (*taken, *given)]
-    if torch.is_grad_enabled() and any(val.requires_grad for val in vals):
-        raise Break("transform", name="by while_loop with gradients")
-    leaves = run_abstract(m, lambda tensors: [t.clone() for t in tensors], [vals], {}, "while_loop")
-    asks, steps = (Body(m, m.look(fn), [*taken, *given], {}, list(leaves)) for fn in (condition, body))
-    if torch.is_grad_enabled() and any(getattr(node.meta["val"], "requires_grad", False) for node in (*asks.lifted, *steps.lifted)):
-        raise Break("transform", name="by while_loop with gradients")
-    results = outputs_of(steps)
+    leaves = run_abstract(m, copies, [vals, [False] * len(vals)], {}, "while_loop")
+    while True:
+        asks, steps = (Body(m, m.look(fn), [*taken, *given], {}, list(leaves)) for fn in (condition, body))
+        results = outputs_of(steps)
+        tracked = [getattr(node.meta.get("val"), "requires_grad", False) and not leaf.requires_grad for node, leaf in zip(results, leaves)]
+        if not any(tracked):
+            break       # what comes in with a gradient, from outside or from the round before, is known
+        leaves = run_abstract(m, copies, [leaves, [*tracked, *[False] * len(leaves)]], {}, "while_loop")
     alike = [run_abstract(m, joined_like, [val, node.meta.get("val", val)], {}, "while_loop") for val, node in zip(leaves, results)]
     if len(results) != len(taken) or any(val is None for val in alike) or any(leaf._version for leaf in leaves):
         raise Break("transform", name="by while_loop whose body gives other tensors than it takes")
@@ -57,6 +59,11 @@ def as_one_call(m: Machine, condition: Value, body: Value, carried: Value, addit
     modules = [alone(one, leaves, outside) for one in (asks, steps)]
     node = m.record.call_function(loop_of(*modules), (len(taken), *(value.node for value in (*taken, *given)), *outside), {}, tuple(alike))
     return m.wrap_output(tuple(alike), node)
+
+
+def copies(tensors: list[torch.Tensor], tracked: list[bool]) -> list[torch.Tensor]:
+    """Tensors for the body to work on; those `tracked` require gradients."""
+    return [t.detach().requires_grad_().clone() if now else t.clone() for t, now in zip(tensors, tracked)]
 
 
 def tensors_in(m: Machine, value: Value) -> list[TensorValue]:
