@@ -33,17 +33,23 @@ def branch_of(when_false: Callable[..., Any], when_true: Callable[..., Any]) -> 
 
 
 def loop_of(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop whose condition is data: as long as it holds of (carried values, inputs), the body gives the next carried values."""
+    """A loop whose condition is data: as long as it holds of (carried values, inputs), the body gives the next carried values.  The body is compiled
+    for gradients of those `tracked`, which the first round need not have."""
     bodies = (condition, body)
 
-    def loop(count: int, *values: Any) -> Any:
-        carried, inputs = values[:count], values[count:]
+    def loop(tracked: Sequence[bool], *values: Any) -> Any:
+        carried, inputs = [leaf(t) if wanted else t for t, wanted in zip(values, tracked)], values[len(tracked):]
         while condition(*carried, *inputs)[0]:
             carried = body(*carried, *inputs)
         return tuple(carried)
 
     loop.bodies, loop.made_for_real = bodies, True          # type: ignore[attr-defined]
     return loop
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with a gradient where it has none."""
+    return tensor if tensor.requires_grad or not torch.is_grad_enabled() else tensor.detach().requires_grad_()
 
 
 class Left(BaseException):

@@ -4,7 +4,7 @@ Both are compiled once, with their backwards; the host code runs the loop, and g
 are tensors and the body gives tensors described as those it took; else the loop is the Python that it means (polyfills.py), which breaks at each
 question.
 
-    while_loop(lambda i, x: x.sum() < 100, lambda i, x: (i + 1, x * 2), (i, x))         # loop(2, i, x)
+    while_loop(lambda i, x: x.sum() < 100, lambda i, x: (i + 1, x * 2), (i, x))         # loop((False, True), i, x)
 """
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def as_one_call(m: Machine, condition: Value, body: Value, carried: Value, addit
         raise Break("transform", name="by while_loop whose body gives other tensors than it takes")
     outside = list(dict.fromkeys([*asks.lifted, *steps.lifted]))
     modules = [alone(one, leaves, outside) for one in (asks, steps)]
-    node = m.record.call_function(loop_of(*modules), (len(taken), *(value.node for value in (*taken, *given)), *outside), {}, tuple(alike))
+    wanted = tuple(leaf.requires_grad for leaf in leaves[:len(taken)])
+    node = m.record.call_function(loop_of(*modules), (wanted, *(value.node for value in (*taken, *given)), *outside), {}, tuple(alike))
     return m.wrap_output(tuple(alike), node)
 
 
