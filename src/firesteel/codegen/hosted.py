@@ -5,6 +5,7 @@ In: a `HostCode`, written by `host.py`.  Out: `made(code, compile_text)`, the ca
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterable
@@ -41,6 +42,17 @@ def made(code: HostCode, compile_text: CompileText | None) -> Callable[..., tupl
     call = scope["call"]
     call.source, call._boxed_call = code.source, code.boxed
     return call
+
+
+KEPT = (32 << 20) - (1 << 16)       # bytes: just below the largest block that counts for glibc
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Has the C library keep freed memory instead of giving it back to the system, which would have to clear every page again for the next call.
+    glibc learns from the largest block that was freed: blocks up to that size then come from its heap, of which it keeps twice as much.  This
+    frees one that was never touched, and is what a process that once frees a tensor of 32 MB does; MALLOC_TRIM_THRESHOLD_ still decides otherwise."""
+    bytes(KEPT)
 
 
 # ---------------------------------------------------------------- fast doors of torch, with their plain twins
@@ -224,6 +236,7 @@ class LaunchRecipe(int):
 
 def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
     """A function of the frame's values that runs the recipe's kernels; its result is not 0 where an index was out of range."""
+    keep_freed_memory()
     if compile_text is None:
         return _plain_launcher(recipe)
     words = (ctypes.c_int64 * len(recipe))(*recipe)
