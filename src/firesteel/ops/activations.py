@@ -29,19 +29,9 @@ def activation_backward(grad: Spec, x: Spec, *args: Any, **kwargs: Any) -> Spec:
 
 # ---------------------------------------------------------------- ramps
 
-@pointwise("relu", unary(same_dtype))
-def compute_relu(x):
-    return compute_clamp(x, 0)
-
-
-@pointwise("relu6", into_empty_like)
-def compute_relu6(x):
-    return compute_clamp(x, 0, 6)
-
-
-@pointwise("hardtanh", into_empty_like)
-def compute_hardtanh(x, min_val=-1, max_val=1):
-    return compute_clamp(x, min_val, max_val)
+pointwise("relu", unary(same_dtype))(lambda x: compute_clamp(x, 0))
+pointwise("relu6", into_empty_like)(lambda x: compute_clamp(x, 0, 6))
+pointwise("hardtanh", into_empty_like)(lambda x, min_val=-1, max_val=1: compute_clamp(x, min_val, max_val))
 
 
 @decomposition("hardtanh_backward", core=False)
@@ -54,9 +44,7 @@ def compute_hardtanh_backward(grad, x, min_val, max_val):
     return S.where(S.or_(S.le(x, min_val), S.ge(x, max_val)), 0, grad)
 
 
-@pointwise("threshold", unary(same_dtype), decides=True)
-def compute_threshold(x, threshold, value):
-    return S.where(S.le(x, threshold), as_element(value, x), x)
+pointwise("threshold", unary(same_dtype), decides=True)(lambda x, threshold, value: S.where(S.le(x, threshold), as_element(value, x), x))
 
 
 @decomposition("threshold_backward", core=False)
@@ -69,14 +57,8 @@ def compute_threshold_backward(grad, x, threshold):
     return S.where(S.le(x, threshold), literal(0, grad.dtype), grad)
 
 
-@pointwise("leaky_relu", unary(same_dtype))
-def compute_leaky_relu(x, negative_slope=0.01):
-    return S.where(S.gt(x, 0), x, S.mul(x, negative_slope))
-
-
-@decomposition("leaky_relu_backward", core=False)
-def decompose_leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, is_result: bool) -> Tensor:
-    return aten.where.self(x > 0, grad, grad * slope)
+pointwise("leaky_relu", unary(same_dtype))(lambda x, negative_slope=0.01: S.where(S.gt(x, 0), x, S.mul(x, negative_slope)))
+decomposition("leaky_relu_backward", core=False)(lambda grad, x, slope, is_result: aten.where.self(x > 0, grad, grad * slope))
 
 
 @pointwise("leaky_relu_backward", activation_backward, decides=True, recompute="pointwise")
@@ -84,11 +66,7 @@ def compute_leaky_relu_backward(grad, x, negative_slope, self_is_result):
     return S.where(S.gt(x, 0), grad, S.mul(grad, negative_slope))
 
 
-@pointwise("_prelu_kernel", into_empty_like)
-def compute_prelu(x, weight):
-    return S.where(S.gt(x, 0), x, S.mul(weight, x))
-
-
+pointwise("_prelu_kernel", into_empty_like)(lambda x, weight: S.where(S.gt(x, 0), x, S.mul(weight, x)))
 operator("_prelu_kernel_backward.*", decides=True)
 
 
@@ -105,23 +83,11 @@ def decompose_prelu_backward(grad: Tensor, x: Tensor, weight: Tensor):
     return tuple(in_strides_of(result, like) for result in results)
 
 
-@device_rule("rrelu_with_noise")
-def rrelu_with_noise(x: Spec, noise: Spec, *args: Any, **kwargs: Any) -> Spec:
-    return like(x)
-
-
-@device_rule("rrelu_with_noise_functional")
-def rrelu_with_noise_functional(x: Spec, noise: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, Spec]:
-    return like(x), like(noise)
-
-
+device_rule("rrelu_with_noise")(lambda x, noise, *args, **kwargs: like(x))
+device_rule("rrelu_with_noise_functional")(lambda x, noise, *args, **kwargs: (like(x), like(noise)))
 operator("rrelu_with_noise_functional.*", library=True)
 shape("rrelu_with_noise_backward")(as_second)
-
-
-@pointwise("hardshrink", unary(same_dtype), decides=True)
-def compute_hardshrink(x, lambd=0.5):
-    return S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, x)
+pointwise("hardshrink", unary(same_dtype), decides=True)(lambda x, lambd=0.5: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, x))
 
 
 @refuses("softshrink")
@@ -146,9 +112,7 @@ def compute_elu(x, alpha=1, scale=1, input_scale=1):
     return S.where(S.gt(x, 0), times(x, scale), S.mul(S.expm1(times(x, input_scale)), alpha * scale))
 
 
-@probed_rule("elu_backward")
-def elu_backward(grad: Spec, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Spec) -> Spec:
-    return elementwise([grad, x], result_dtype((grad, x)))
+probed_rule("elu_backward")(lambda grad, alpha, scale, input_scale, is_result, x: elementwise([grad, x], result_dtype((grad, x))))
 
 
 @decomposition("elu_backward", core=False)
@@ -169,11 +133,7 @@ def compute_elu_backward(grad, alpha, scale, input_scale, is_result, x):
     return S.where(S.le(x, 0), inner, S.mul(grad, scale))
 
 
-@pointwise("celu", unary(same_dtype))
-def compute_celu(x, alpha=1.0):
-    return S.where(S.gt(x, 0), x, S.mul(S.expm1(S.div(x, alpha)), alpha))
-
-
+pointwise("celu", unary(same_dtype))(lambda x, alpha=1.0: S.where(S.gt(x, 0), x, S.mul(S.expm1(S.div(x, alpha)), alpha)))
 probed_rule("selu")(unary(same_dtype))
 
 
@@ -196,9 +156,7 @@ def compute_softplus_backward(grad, x, beta, threshold):
     return S.where(S.gt(scaled, threshold), grad, S.div(S.mul(grad, z), S.add(z, 1)))
 
 
-@pointwise("mish", unary(same_dtype))
-def compute_mish(x):
-    return S.mul(x, S.tanh(S.log1p(S.exp(x))))
+pointwise("mish", unary(same_dtype))(lambda x: S.mul(x, S.tanh(S.log1p(S.exp(x)))))
 
 
 @decomposition("mish_backward")
@@ -211,24 +169,10 @@ def decompose_mish_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- sigmoid and tanh
 
-@decomposition("sigmoid_backward", core=False)
-def decompose_sigmoid_backward(grad: Tensor, output: Tensor) -> Tensor:
-    return grad * (1 - output) * output
-
-
-@pointwise("sigmoid_backward", activation_backward)
-def compute_sigmoid_backward(grad, y):
-    return S.mul(S.mul(grad, S.sub(1.0, y)), y)
-
-
-@decomposition("tanh_backward", core=False)
-def decompose_tanh_backward(grad: Tensor, output: Tensor) -> Tensor:
-    return grad * (1 - output * output)
-
-
-@pointwise("tanh_backward", activation_backward)
-def compute_tanh_backward(grad, y):
-    return S.mul(grad, S.sub(1.0, S.mul(y, y)))
+decomposition("sigmoid_backward", core=False)(lambda grad, output: grad * (1 - output) * output)
+pointwise("sigmoid_backward", activation_backward)(lambda grad, y: S.mul(S.mul(grad, S.sub(1.0, y)), y))
+decomposition("tanh_backward", core=False)(lambda grad, output: grad * (1 - output * output))
+pointwise("tanh_backward", activation_backward)(lambda grad, y: S.mul(grad, S.sub(1.0, S.mul(y, y))))
 
 
 @probed_rule("log_sigmoid_forward")
@@ -250,9 +194,7 @@ def decompose_log_sigmoid_forward(x: Tensor):
     return result, decay if on_host(x) else aten.new_empty.default(x, [0])
 
 
-@probed_rule("log_sigmoid_backward")
-def log_sigmoid_backward(grad: Spec, x: Spec, buffer: Spec) -> Spec:
-    return like(grad, dtype=elementwise([x, grad], x.dtype).dtype)
+probed_rule("log_sigmoid_backward")(lambda grad, x, buffer: like(grad, dtype=elementwise([x, grad], x.dtype).dtype))
 
 
 @decomposition("log_sigmoid_backward")
@@ -322,9 +264,7 @@ def decompose_silu(x: Tensor) -> Tensor:
     return cast(wide * aten.sigmoid.default(wide), x.dtype)
 
 
-@pointwise("silu", unary(same_dtype))
-def compute_silu(x):
-    return S.div(x, S.add(S.exp(S.neg(x)), 1))
+pointwise("silu", unary(same_dtype))(lambda x: S.div(x, S.add(S.exp(S.neg(x)), 1)))
 
 
 @decomposition("silu_backward", core=False)
@@ -412,9 +352,7 @@ def decompose_glu(x: Tensor, dim: int = -1) -> Tensor:
     return aten.slice.Tensor(x, dim, 0, half) * aten.sigmoid.default(aten.slice.Tensor(x, dim, half, 2 * half))
 
 
-@device_rule("glu_backward")
-def glu_backward(grad: Spec, x: Spec, dim: int) -> Spec:
-    return fresh(x)
+device_rule("glu_backward")(lambda grad, x, dim: fresh(x))
 
 
 @refuses("glu_backward")

@@ -450,14 +450,8 @@ def tril(x: Spec, diagonal: int = 0) -> Spec:
     return fresh(x)
 
 
-@lowering("tril")
-def lower_tril(b: Builder, out: Any, x: Operand, diagonal: Size = 0) -> Any:
-    return _triangle(b, out, x, lambda row, column: le(as_expr(column - row), diagonal))
-
-
-@lowering("triu")
-def lower_triu(b: Builder, out: Any, x: Operand, diagonal: Size = 0) -> Any:
-    return _triangle(b, out, x, lambda row, column: ge(as_expr(column - row), diagonal))
+lowering("tril")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: le(as_expr(column - row), diagonal)))
+lowering("triu")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: ge(as_expr(column - row), diagonal)))
 
 
 def _triangle(b: Builder, out: Any, x: Operand, kept: Any) -> Any:

@@ -7,6 +7,7 @@
     @lowering("_softmax")                           # the operator as loops; without one it is a library call
     @pointwise("relu", unary(same_dtype))           # rule and scalar formula of a pointwise operator
 
+What is one expression is a row without a name: `shape("linalg_cross")(lambda a, b, *, dim=-1: broadcast(a.shape, b.shape))`.
 A function's name says what it is: a rule has the operator's name; `refuse_`, `decompose_`, `lower_` and `compute_` (a scalar formula) the others.
 """
 from __future__ import annotations

@@ -61,19 +61,9 @@ def reduce_scatter_tensor(x: Spec, how: str, ranks: int, group: Any) -> Spec:
     return _contiguous(x, x.shape[0] // ranks)
 
 
-@rule("_c10d_functional::all_to_all_single")
-def all_to_all_single(x: Spec, received: Sequence[Size], sent: Sequence[Size], group: Any) -> Spec:
-    return _contiguous(x, sum(received))
-
-
-@rule("_c10d_functional::all_reduce_coalesced")
-def all_reduce_coalesced(xs: Sequence[Spec], how: str, group: Any) -> list[Spec]:
-    return [all_reduce(x, how, group) for x in xs]
-
-
-@rule("_c10d_functional::all_gather_into_tensor_coalesced")
-def all_gather_into_tensor_coalesced(xs: Sequence[Spec], ranks: int, group: Any) -> list[Spec]:
-    return [all_gather_into_tensor(x, ranks, group) for x in xs]
+rule("_c10d_functional::all_to_all_single")(lambda x, received, sent, group: _contiguous(x, sum(received)))
+rule("_c10d_functional::all_reduce_coalesced")(lambda xs, how, group: [all_reduce(x, how, group) for x in xs])
+rule("_c10d_functional::all_gather_into_tensor_coalesced")(lambda xs, ranks, group: [all_gather_into_tensor(x, ranks, group) for x in xs])
 
 
 @rule("_c10d_functional::reduce_scatter_tensor_coalesced")
@@ -81,6 +71,4 @@ def reduce_scatter_tensor_coalesced(xs: Sequence[Spec], how: str, ranks: int, gr
     return [reduce_scatter_tensor(x, how, ranks, group) for x in xs]
 
 
-@rule("firesteel::barrier")
-def barrier_spec(group: str) -> None:
-    return None
+rule("firesteel::barrier")(lambda group: None)

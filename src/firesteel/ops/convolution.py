@@ -13,7 +13,7 @@ from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_
 from firesteel.ops.block import device_rule, operator, refuses, shape
 from firesteel.ops.matmul import one_dtype
 from firesteel.ops.pooling import pooled
-from firesteel.sym.expr import Size, product
+from firesteel.sym.expr import product
 from firesteel.targets import on_gpu
 
 operator("convolution.* convolution_backward.* _convolution.* conv1d.* conv2d.* conv3d.* mkldnn_convolution.* "
@@ -101,6 +101,4 @@ def convolution_backward(grad: Spec, x: Spec, weight: Spec, bias_sizes, stride, 
     return laid(x) if mask[0] else None, laid(weight) if mask[1] else None, bias
 
 
-@shape("col2im")
-def col2im(x: Spec, size: Sequence[Size], kernel: Sequence[Size], *rest: Any) -> Shape:
-    return *x.shape[:-2], x.shape[-2] // product(kernel), *size
+shape("col2im")(lambda x, size, kernel, *rest: (*x.shape[:-2], x.shape[-2] // product(kernel), *size))

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from firesteel.graph.rules.base import check, expands_to
 from firesteel.graph.spec import Spec, like
 from firesteel.loops.lower.build import Builder, broadcast_index, supported
@@ -30,9 +28,7 @@ def lower_copy_onto(b: Builder, out: Any, x: Operand, source: Operand, *_: Any) 
     return b.map(out, lambda index: to(source.load(broadcast_index(index, source.shape)), dtype))
 
 
-@probed_rule("clone")
-def clone(x: Spec, *, memory_format: torch.memory_format | None = None) -> Spec:
-    return like(x, memory_format=memory_format)
+probed_rule("clone")(lambda x, *, memory_format=None: like(x, memory_format=memory_format))
 
 
 @lowering("clone _to_copy contiguous")

@@ -60,14 +60,8 @@ def new_empty(x: Spec, size: Sequence[Size], *, dtype=None, layout=None, device=
     return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
 
 
-@lowering("zero zeros zeros_like new_zeros _efficientzerotensor")
-def lower_zeros(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
-    return filled(out, 0)
-
-
-@lowering("ones ones_like new_ones")
-def lower_ones(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
-    return filled(out, 1)
+lowering("zero zeros zeros_like new_zeros _efficientzerotensor")(lambda b, out, *_, **__: filled(out, 0))
+lowering("ones ones_like new_ones")(lambda b, out, *_, **__: filled(out, 1))
 
 
 @lowering("empty.memory_format empty_like new_empty new_empty_strided empty_strided")
@@ -79,9 +73,7 @@ def lower_empty(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
     return filled(out, math.nan if inexact else out.dtype is torch.bool or torch.iinfo(out.dtype).max)
 
 
-@rule("full")
-def full(size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made(size, dtype or scalar_dtype(value), device)
+rule("full")(lambda size, value, *, dtype=None, layout=None, device=None, pin_memory=None: made(size, dtype or scalar_dtype(value), device))
 
 
 @refuses("full")
@@ -124,9 +116,7 @@ def filled(out: Any, value: Any) -> Any:
     return Operand.lazy(out, lambda i: element)
 
 
-@rule("scalar_tensor")
-def scalar_tensor(value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((), dtype, device)
+rule("scalar_tensor")(lambda value, *, dtype=None, layout=None, device=None, pin_memory=None: made((), dtype, device))
 
 
 @refuses("scalar_tensor")
@@ -134,11 +124,7 @@ def refuse_scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **opti
     fits_in(value, dtype or torch.get_default_dtype())
 
 
-@lowering("scalar_tensor")
-def lower_scalar_tensor(b: Builder, out: Any, value: Any, **_: Any) -> Any:
-    return filled(out, value)
-
-
+lowering("scalar_tensor")(lambda b, out, value, **_: filled(out, value))
 probed_rule("fill.Scalar zero")(unary(same_dtype))
 
 
@@ -148,9 +134,7 @@ def fill(x: Spec, value: Spec) -> Spec:
     return elementwise([x], x.dtype)
 
 
-@lowering("fill.Scalar")
-def lower_fill(b: Builder, out: Any, x: Operand, value: Any) -> Any:
-    return filled(out, value)
+lowering("fill.Scalar")(lambda b, out, x, value: filled(out, value))
 
 
 @lowering("fill.Tensor")
@@ -194,14 +178,8 @@ def empty_permuted(size: Sequence[Size], order: Sequence[int], *, dtype=None, la
 
 # ---------------------------------------------------------------- counters
 
-@rule("arange")
-def arange(end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return _range(0, end, 1, dtype, device)
-
-
-@rule("arange.start")
-def arange_start(start: Any, end: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return _range(start, end, 1, dtype, device)
+rule("arange")(lambda end, *, dtype=None, layout=None, device=None, pin_memory=None: _range(0, end, 1, dtype, device))
+rule("arange.start")(lambda start, end, *, dtype=None, layout=None, device=None, pin_memory=None: _range(start, end, 1, dtype, device))
 
 
 @rule("arange.start_step")
@@ -255,29 +233,11 @@ def _line(i: Any, start: Any, step: Any, dtype: str) -> Expr:
     return S.add(number(start, dtype), S.mul(number(i, dtype), number(step, dtype)))
 
 
-@lowering("arange.start_step")
-def lower_arange(b: Builder, out: Any, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
-    return counted(out, start, step)
-
-
-@lowering("arange.start")
-def lower_arange_from(b: Builder, out: Any, start: Any, end: Any, **_: Any) -> Any:
-    return counted(out, start, 1)
-
-
-@lowering("arange")
-def lower_arange_to(b: Builder, out: Any, end: Any, **_: Any) -> Any:
-    return counted(out, 0, 1)
-
-
-@lowering("prims::iota")
-def lower_iota(b: Builder, out: Any, length: Any, *, start: Any, step: Any, **_: Any) -> Any:
-    return counted(out, start, step)
-
-
-@rule("linspace")
-def linspace(start: Any, end: Any, steps: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((steps,), dtype, device)
+lowering("arange.start_step")(lambda b, out, start, end, step=1, **_: counted(out, start, step))
+lowering("arange.start")(lambda b, out, start, end, **_: counted(out, start, 1))
+lowering("arange")(lambda b, out, end, **_: counted(out, 0, 1))
+lowering("prims::iota")(lambda b, out, length, *, start, step, **_: counted(out, start, step))
+rule("linspace")(lambda start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None: made((steps,), dtype, device))
 
 
 @lowering("linspace")
@@ -317,21 +277,13 @@ def window(length: Size, *numbers: Any, dtype=None, layout=None, device=None, pi
     return made((length,), dtype, device)
 
 
-@rule("fft_rfftfreq")
-def rfftfreq(n: Size, d: float = 1.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((n // 2 + 1,), dtype, device)
+rule("fft_rfftfreq")(lambda n, d=1.0, *, dtype=None, layout=None, device=None, pin_memory=None: made((n // 2 + 1,), dtype, device))
 
 
 # ---------------------------------------------------------------- matrices
 
-@rule("eye")
-def eye(n: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((n, n), dtype, device)
-
-
-@rule("eye.m")
-def eye_m(n: Size, m: Size, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((n, m), dtype, device)
+rule("eye")(lambda n, *, dtype=None, layout=None, device=None, pin_memory=None: made((n, n), dtype, device))
+rule("eye.m")(lambda n, m, *, dtype=None, layout=None, device=None, pin_memory=None: made((n, m), dtype, device))
 
 
 @refuses("eye")

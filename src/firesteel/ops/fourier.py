@@ -23,9 +23,7 @@ def _complex_steps(x: Spec, dims: list[int]) -> Spec:
     return x
 
 
-@rule("_fft_c2c")
-def complex_to_complex(x: Spec, dim: Sequence[int], normalization: int, forward: bool) -> Spec:
-    return _complex_steps(x, [wrap_dim(d, len(x.shape)) for d in dim]) if dim else like(x)
+rule("_fft_c2c")(lambda x, dim, normalization, forward: _complex_steps(x, [wrap_dim(d, len(x.shape)) for d in dim]) if dim else like(x))
 
 
 def _slowest_first(dims: Sequence[int], x: Spec) -> list[int]:

@@ -222,9 +222,7 @@ def lower_gather(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, *
     return b.map(out, lambda i: _element(x, (*i[:dim], place_at(indices, i, x.shape[dim], strict=True), *i[dim + 1:])))
 
 
-@device_rule("take")
-def take(x: Spec, index: Spec) -> Spec:
-    return fresh(x, index.shape)
+device_rule("take")(lambda x, index: fresh(x, index.shape))
 
 
 @refuses("take")
@@ -266,9 +264,7 @@ def lower_embedding(b: Builder, out: Any, weight: Operand, indices: Operand, *_:
     return b.map(out, lambda i: _element(weight, (place_at(indices, i[:-1], weight.shape[0], strict=True), i[-1])))
 
 
-@device_rule("embedding_dense_backward")
-def embedding_dense_backward(grad: Spec, indices: Spec, num_weights: Size, padding_idx: Any, scale: bool) -> Spec:
-    return fresh(grad, (num_weights, grad.shape[-1]))
+device_rule("embedding_dense_backward")(lambda grad, indices, num_weights, padding_idx, scale: fresh(grad, (num_weights, grad.shape[-1])))
 
 
 @refuses("embedding_dense_backward")
@@ -311,9 +307,7 @@ def embedding_bag_backward(grad: Spec, indices: Spec, *rest: Any) -> Shape:
     return next(v for v in rest if not isinstance(v, Spec)), grad.shape[1]
 
 
-@shape("_embedding_bag_per_sample_weights_backward")
-def per_sample_weights_backward(grad: Spec, weight: Spec, indices: Spec, *rest: Any) -> Shape:
-    return indices.shape
+shape("_embedding_bag_per_sample_weights_backward")(lambda grad, weight, indices, *rest: indices.shape)
 
 
 # ---------------------------------------------------------------- masks
@@ -324,14 +318,6 @@ def masked_select(x: Spec, mask: Spec) -> Spec:
     return vector(x, unbacked("masked_select"))
 
 
-@device_rule("masked_select_backward")
-def masked_select_backward(grad: Spec, x: Spec, mask: Spec) -> Spec:
-    return Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device)
-
-
-@shape("_unsafe_masked_index")
-def unsafe_masked_index(x: Spec, mask: Spec, indices: Sequence[Spec | None], fill: Any) -> Shape:
-    return RULES[torch.ops.aten.index.Tensor](x, indices).shape
-
-
+device_rule("masked_select_backward")(lambda grad, x, mask: Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device))
+shape("_unsafe_masked_index")(lambda x, mask, indices, fill: RULES[torch.ops.aten.index.Tensor](x, indices).shape)
 shape("_unsafe_masked_index_put_accumulate")(as_first)

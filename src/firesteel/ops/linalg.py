@@ -119,25 +119,15 @@ def refuse_lstsq(a: Spec, b: Spec, rcond: Any = None, *, driver: str | None = No
 
 shape("cholesky cholesky_inverse linalg_matrix_exp linalg_householder_product renorm")(as_first)
 shape("ormqr")(as_third)
-
-
-@shape("linalg_cross")
-def cross(a: Spec, b: Spec, *, dim: int = -1) -> Shape:
-    return broadcast(a.shape, b.shape)
+shape("linalg_cross")(lambda a, b, *, dim=-1: broadcast(a.shape, b.shape))
 
 
 def batches(a: Spec, b: Spec) -> Shape:
     return broadcast(a.shape[:-2], b.shape[:-2])
 
 
-@shape("cholesky_solve")
-def cholesky_solve(b: Spec, a: Spec, upper: bool = False) -> Shape:
-    return *batches(a, b), *b.shape[-2:]
-
-
-@shape("linalg_solve_triangular")
-def solve_triangular(a: Spec, b: Spec, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Shape:
-    return *batches(a, b), *b.shape[-2:]
+shape("cholesky_solve")(lambda b, a, upper=False: (*batches(a, b), *b.shape[-2:]))
+shape("linalg_solve_triangular")(lambda a, b, *, upper, left=True, unitriangular=False: (*batches(a, b), *b.shape[-2:]))
 
 
 @shape("triangular_solve")
@@ -146,9 +136,7 @@ def triangular_solve(b: Spec, a: Spec, *options: bool) -> list[Shape]:
     return [(*batch, *b.shape[-2:]), (*batch, *a.shape[-2:])]
 
 
-@shape("linalg_lu_solve linalg_ldl_solve")
-def factored_solve(factors: Spec, pivots: Spec, b: Spec, **options: bool) -> Shape:
-    return *batches(factors, b), *b.shape[-2:]
+shape("linalg_lu_solve linalg_ldl_solve")(lambda factors, pivots, b, **options: (*batches(factors, b), *b.shape[-2:]))
 
 
 @shape("_linalg_solve_ex")
@@ -166,19 +154,9 @@ def _smaller(a: Size, b: Size) -> Size:
     return a if less(a, b) else b
 
 
-@shape("linalg_lu_factor_ex")
-def lu_factor(x: Spec, **options: bool) -> list[Shape]:
-    return [x.shape, (*x.shape[:-2], _smaller(*x.shape[-2:])), x.shape[:-2]]
-
-
-@shape("linalg_ldl_factor_ex")
-def ldl_factor(x: Spec, **options: bool) -> list[Shape]:
-    return [x.shape, x.shape[:-1], x.shape[:-2]]
-
-
-@shape("linalg_lu")
-def lu(x: Spec, *, pivot: bool = True) -> list[Shape]:
-    return _unpacked(x, pivot, True)
+shape("linalg_lu_factor_ex")(lambda x, **options: [x.shape, (*x.shape[:-2], _smaller(*x.shape[-2:])), x.shape[:-2]])
+shape("linalg_ldl_factor_ex")(lambda x, **options: [x.shape, x.shape[:-1], x.shape[:-2]])
+shape("linalg_lu")(lambda x, *, pivot=True: _unpacked(x, pivot, True))
 
 
 def _unpacked(x: Spec, permutation: bool, factors: bool) -> list[Shape]:
@@ -187,9 +165,7 @@ def _unpacked(x: Spec, permutation: bool, factors: bool) -> list[Shape]:
     return [(*batch, rows, rows) if permutation else (0,), *([(*batch, rows, count), (*batch, count, columns)] if factors else [(0,), (0,)])]
 
 
-@shape("lu_unpack")
-def lu_unpack(x: Spec, pivots: Spec, unpack_data: bool = True, unpack_pivots: bool = True) -> list[Shape]:
-    return _unpacked(x, unpack_pivots, unpack_data)
+shape("lu_unpack")(lambda x, pivots, unpack_data=True, unpack_pivots=True: _unpacked(x, unpack_pivots, unpack_data))
 
 
 @shape("_linalg_slogdet")
@@ -198,16 +174,6 @@ def slogdet(x: Spec) -> list[Shape]:
     return [x.shape[:-2], x.shape[:-2], x.shape, x.shape[:-1]]
 
 
-@shape("linalg_pinv.atol_rtol_tensor")
-def pinv(x: Spec, **options: Any) -> Shape:
-    return *x.shape[:-2], x.shape[-1], x.shape[-2]
-
-
-@shape("_weight_norm_interface")
-def weight_norm(v: Spec, g: Spec, dim: int = 0) -> list[Shape]:
-    return [v.shape, g.shape]
-
-
-@shape("_weight_norm_interface_backward")
-def weight_norm_backward(grad: Spec, v: Spec, g: Spec, norms: Spec, dim: int) -> list[Shape]:
-    return [v.shape, g.shape]
+shape("linalg_pinv.atol_rtol_tensor")(lambda x, **options: (*x.shape[:-2], x.shape[-1], x.shape[-2]))
+shape("_weight_norm_interface")(lambda v, g, dim=0: [v.shape, g.shape])
+shape("_weight_norm_interface_backward")(lambda grad, v, g, norms, dim: [v.shape, g.shape])

@@ -10,7 +10,7 @@ from firesteel.graph.decomp import cast, in_order, in_strides_of
 from firesteel.graph.rules.base import check, elementwise, expands_to, result_dtype
 from firesteel.graph.rules.refusals import as_many, known, must_be_float, same_shape
 from firesteel.graph.sizes import current, must_match
-from firesteel.graph.spec import Shape, Spec, fresh, is_contiguous, like
+from firesteel.graph.spec import Spec, fresh, is_contiguous, like
 from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule, shape
 from firesteel.sym.expr import Size, product
 
@@ -98,9 +98,7 @@ def _nll_parts(x: Tensor, target: Tensor, weight: Tensor | None, ignore: Any) ->
     return counted, safe, each, dim
 
 
-@device_rule("nll_loss_backward nll_loss2d_backward")
-def nll_loss_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
-    return fresh(x)
+device_rule("nll_loss_backward nll_loss2d_backward")(lambda grad, x, *rest: fresh(x))
 
 
 @refuses("nll_loss2d_backward")
@@ -161,9 +159,7 @@ def mse_loss_backward(grad: Spec, x: Spec, target: Spec, *args: Any) -> Spec:
     return fresh(elementwise([x, target, grad], result_dtype((x, target))))
 
 
-@device_rule("soft_margin_loss_backward")
-def soft_margin_loss_backward(grad: Spec, x: Spec, target: Spec, *args: Any) -> Spec:
-    return elementwise([x, target, grad], result_dtype((x, target)))
+device_rule("soft_margin_loss_backward")(lambda grad, x, target, *args: elementwise([x, target, grad], result_dtype((x, target))))
 
 
 @decomposition("mse_loss_backward")
@@ -194,9 +190,7 @@ def decompose_smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, r
     return in_order(aten.clamp.default(difference / beta, -1, 1) * share)
 
 
-@device_rule("huber_loss", probed=True)
-def huber_loss(x: Spec, target: Spec, reduction: int = 1, delta: float = 1.0) -> Spec:
-    return _loss([x, target], reduction, x.dtype)
+device_rule("huber_loss", probed=True)(lambda x, target, reduction=1, delta=1.0: _loss([x, target], reduction, x.dtype))
 
 
 @refuses("huber_loss")
@@ -234,9 +228,7 @@ def decompose_soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor,
     return aten.neg.default(target) * z * _share(grad, x.numel(), reduction) / (z + 1)
 
 
-@shape("multi_margin_loss")
-def multi_margin_loss(x: Spec, target: Spec, p: Any = 1, margin: Any = 1, weight: Spec | None = None, reduction: int = 1) -> Shape:
-    return target.shape if reduction == 0 else ()
+shape("multi_margin_loss")(lambda x, target, p=1, margin=1, weight=None, reduction=1: target.shape if reduction == 0 else ())
 
 
 @rule("multilabel_margin_loss_forward")
@@ -261,9 +253,7 @@ def like_second(grad: Spec, x: Spec, *rest: Any, **options: Any) -> Spec:
 
 # ---------------------------------------------------------------- cross entropy of probabilities
 
-@device_rule("binary_cross_entropy", probed=True)
-def binary_cross_entropy(x: Spec, target: Spec, weight: Spec | None = None, reduction: int = 1) -> Spec:
-    return like(x) if reduction == 0 else fresh(x, ())
+device_rule("binary_cross_entropy", probed=True)(lambda x, target, weight=None, reduction=1: like(x) if reduction == 0 else fresh(x, ()))
 
 
 @refuses("binary_cross_entropy")
@@ -298,9 +288,7 @@ def decompose_binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | N
     return checked(_reduce(loss if weight is None else loss * weight, reduction), right)
 
 
-@device_rule("binary_cross_entropy_backward")
-def bce_backward(grad: Spec, x: Spec, target: Spec, weight: Spec | None = None, reduction: int = 1) -> Spec:
-    return like(x)
+device_rule("binary_cross_entropy_backward")(lambda grad, x, target, weight=None, reduction=1: like(x))
 
 
 @refuses("binary_cross_entropy_backward")

@@ -63,9 +63,7 @@ def decompose_addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: An
     return NotImplemented if columns is None else cast(columns + widen(x), a.dtype)
 
 
-@device_rule("mm.dtype")
-def mm_dtype(a: Spec, b: Spec, out_dtype: torch.dtype) -> Spec:
-    return mm(a, b).to(out_dtype)
+device_rule("mm.dtype")(lambda a, b, out_dtype: mm(a, b).to(out_dtype))
 
 
 @device_rule("bmm")
@@ -94,9 +92,7 @@ def baddbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec
     return result
 
 
-@device_rule("addbmm")
-def addbmm(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
-    return fresh(x, (a.shape[1], b.shape[2]))
+device_rule("addbmm")(lambda x, a, b, *, beta=1, alpha=1: fresh(x, (a.shape[1], b.shape[2])))
 
 
 @refuses("baddbmm addbmm")
@@ -189,9 +185,7 @@ def dot(a: Spec, b: Spec) -> Spec:
     return fresh(a, ())
 
 
-@decomposition("dot vdot")
-def decompose_dot(a: Tensor, b: Tensor) -> Tensor:
-    return NotImplemented if a.dtype.is_complex else cast(aten.sum.default(widen(a) * widen(b)), a.dtype)
+decomposition("dot vdot")(lambda a, b: NotImplemented if a.dtype.is_complex else cast(aten.sum.default(widen(a) * widen(b)), a.dtype))
 
 
 @shape("_trilinear")
@@ -221,14 +215,6 @@ def cdist_backward(grad: Spec, a: Spec, b: Spec, p: float, distances: Spec) -> S
     return a.shape if 0 in (*a.shape, *b.shape) else (*batches(a, b), *a.shape[-2:])
 
 
-@shape("_euclidean_dist")
-def euclidean_dist(a: Spec, b: Spec) -> Shape:
-    return *batches(a, b), a.shape[-2], b.shape[-2]
-
-
-@shape("_pdist_forward")
-def pdist(x: Spec, p: float = 2) -> Shape:
-    return (x.shape[0] * (x.shape[0] - 1) // 2,)
-
-
+shape("_euclidean_dist")(lambda a, b: (*batches(a, b), a.shape[-2], b.shape[-2]))
+shape("_pdist_forward")(lambda x, p=2: (x.shape[0] * (x.shape[0] - 1) // 2,))
 shape("_pdist_backward")(as_second)

@@ -22,16 +22,8 @@ from firesteel.targets import on_host
 aten = torch.ops.aten
 
 operator("var.* std.* var_mean.* std_mean.*", recompute="reduce")
-
-
-@rule("var std")
-def var_all(x: Spec, unbiased: bool = True) -> Spec:
-    return reduced(x, None, False, real(x.dtype))
-
-
-@rule("var.dim std.dim")
-def var_dim(x: Spec, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Spec:
-    return reduced(x, dim, keepdim, real(x.dtype))
+rule("var std")(lambda x, unbiased=True: reduced(x, None, False, real(x.dtype)))
+rule("var.dim std.dim")(lambda x, dim, unbiased=True, keepdim=False: reduced(x, dim, keepdim, real(x.dtype)))
 
 
 @rule("var.correction std.correction")
@@ -154,9 +146,7 @@ def lower_var_dim(b: Builder, out: Any, x: Operand, dims: Any = None, unbiased: 
     return lower_var(b, out, x, dims, correction=int(unbiased), keepdim=keepdim)
 
 
-@lowering("var std")
-def lower_var_all(b: Builder, out: Any, x: Operand, unbiased: bool = True) -> Any:
-    return lower_var(b, out, x, None, correction=int(unbiased))
+lowering("var std")(lambda b, out, x, unbiased=True: lower_var(b, out, x, None, correction=int(unbiased)))
 
 
 @lowering("var_mean.correction std_mean.correction")

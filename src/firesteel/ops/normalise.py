@@ -483,9 +483,7 @@ def native_batch_norm_backward(grad: Spec, x: Spec, weight: Spec | None, mean, v
     return grad_x if mask[0] else None, parameter if mask[1] else None, parameter if mask[2] else None
 
 
-@device_rule("cudnn_batch_norm_backward")
-def cudnn_batch_norm_backward(x: Spec, grad: Spec, weight: Spec, *rest: Any) -> tuple[Spec, Spec, Spec]:
-    return suggested(x), fresh(weight), fresh(weight)
+device_rule("cudnn_batch_norm_backward")(lambda x, grad, weight, *rest: (suggested(x), fresh(weight), fresh(weight)))
 
 
 @device_rule("batch_norm_backward")

@@ -52,9 +52,7 @@ def compute_neg(x):
     return S.neg(x)
 
 
-@pointwise("abs", unary(real_dtype))
-def compute_abs(x):
-    return x if x.dtype in ("bool", "u8") else S.abs(x)
+pointwise("abs", unary(real_dtype))(lambda x: x if x.dtype in ("bool", "u8") else S.abs(x))
 
 
 @pointwise("positive", unary(same_dtype))
@@ -62,14 +60,8 @@ def compute_positive(x):
     return x
 
 
-@pointwise("square", unary(same_dtype))
-def compute_square(x):
-    return x if x.dtype == "bool" else S.mul(x, x)
-
-
-@pointwise("sign sgn", unary(same_dtype), decides=True)
-def compute_sign(x):
-    return x if x.dtype == "bool" else S.sign(x)
+pointwise("square", unary(same_dtype))(lambda x: x if x.dtype == "bool" else S.mul(x, x))
+pointwise("sign sgn", unary(same_dtype), decides=True)(lambda x: x if x.dtype == "bool" else S.sign(x))
 
 
 @pointwise("signbit", unary(to_bool), convert="own")
@@ -84,19 +76,9 @@ def angle(x: Spec) -> Spec:
     return elementwise([x], floating(x.dtype))
 
 
-@pointwise("angle")
-def compute_angle(x):
-    return S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(math.pi, x.dtype), 0.0))
-
-
-@pointwise("deg2rad", unary(floating))
-def compute_deg2rad(x):
-    return S.mul(x, math.pi / 180)
-
-
-@pointwise("rad2deg", unary(floating))
-def compute_rad2deg(x):
-    return S.mul(x, 180 / math.pi)
+pointwise("angle")(lambda x: S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(math.pi, x.dtype), 0.0)))
+pointwise("deg2rad", unary(floating))(lambda x: S.mul(x, math.pi / 180))
+pointwise("rad2deg", unary(floating))(lambda x: S.mul(x, 180 / math.pi))
 
 
 @pointwise("sinc", unary(floating))
@@ -118,26 +100,10 @@ probed_rule("special_erfcx special_i0e special_i1 special_i1e special_ndtri spec
 probed_rule("conj_physical")(unary(same_dtype))
 probed_rule("nan_to_num")(into_empty_like)
 shape("mvlgamma")(as_first)
-
-
-@probed_rule("polygamma")
-def polygamma(n: int, x: Spec) -> Spec:
-    return elementwise([x], floating(x.dtype))
-
-
-@probed_rule("frexp.Tensor")
-def frexp(x: Spec) -> tuple[Spec, Spec]:
-    return elementwise([x], x.dtype), elementwise([x], torch.int32)
-
-
-@probed_rule("complex")
-def complex_(real: Spec, imag: Spec) -> Spec:
-    return elementwise([real, imag], torch.promote_types(real.dtype, torch.complex32))
-
-
-@probed_rule("polar")
-def polar(length: Spec, angle: Spec) -> Spec:
-    return elementwise([length, angle], torch.promote_types(length.dtype, torch.complex32))
+probed_rule("polygamma")(lambda n, x: elementwise([x], floating(x.dtype)))
+probed_rule("frexp.Tensor")(lambda x: (elementwise([x], x.dtype), elementwise([x], torch.int32)))
+probed_rule("complex")(lambda real, imag: elementwise([real, imag], torch.promote_types(real.dtype, torch.complex32)))
+probed_rule("polar")(lambda length, angle: elementwise([length, angle], torch.promote_types(length.dtype, torch.complex32)))
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -149,14 +115,8 @@ def compute_add(x, y, alpha=1):
     return S.add(x, times(y, alpha))
 
 
-@pointwise("sub.Tensor sub.Scalar", binary(same_dtype))
-def compute_sub(x, y, alpha=1):
-    return S.sub(x, times(y, alpha))
-
-
-@pointwise("rsub.Tensor rsub.Scalar", binary(same_dtype))
-def compute_rsub(x, y, alpha=1):
-    return S.sub(y, times(x, alpha))
+pointwise("sub.Tensor sub.Scalar", binary(same_dtype))(lambda x, y, alpha=1: S.sub(x, times(y, alpha)))
+pointwise("rsub.Tensor rsub.Scalar", binary(same_dtype))(lambda x, y, alpha=1: S.sub(y, times(x, alpha)))
 
 
 @decomposition("rsub.Tensor rsub.Scalar", core=False)
@@ -165,9 +125,7 @@ def decompose_rsub(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
     return aten.sub.Tensor(other, scaled) if isinstance(other, Tensor) else aten.add.Tensor(aten.neg.default(scaled), other)
 
 
-@pointwise("mul.Tensor mul.Scalar", binary(same_dtype))
-def compute_mul(x, y):
-    return S.and_(x, y) if _is_bool(x, y) else S.mul(x, y)
+pointwise("mul.Tensor mul.Scalar", binary(same_dtype))(lambda x, y: S.and_(x, y) if _is_bool(x, y) else S.mul(x, y))
 
 
 def _is_bool(*values: Any) -> bool:
@@ -175,11 +133,7 @@ def _is_bool(*values: Any) -> bool:
 
 
 probed_rule("div.Tensor div.Scalar special_zeta special_zeta.other_scalar special_zeta.self_scalar")(binary(floating))
-
-
-@pointwise("div.Tensor div.Scalar true_divide.Tensor")
-def compute_div(x, y):
-    return S.div(x, y)
+pointwise("div.Tensor div.Scalar true_divide.Tensor")(S.div)
 
 
 @probed_rule("div.Tensor_mode div.Scalar_mode")
@@ -230,29 +184,11 @@ def compute_fmod(x, y):
     return S.fmod(x, y)
 
 
-@probed_rule("addcmul addcdiv")
-def addcmul(x: Spec, a: Spec, b: Spec, value: Any = 1) -> Spec:
-    return elementwise([x, a, b], result_dtype((x, a, b)))
-
-
-@decomposition("addcmul", core=False)
-def decompose_addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return x + (a * b if value == 1 else a * b * value)
-
-
-@pointwise("addcmul")
-def compute_addcmul(x, t1, t2, value=1):
-    return S.add(x, S.mul(times(t1, value), t2))
-
-
-@decomposition("addcdiv", core=False)
-def decompose_addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return x + (a / b if value == 1 else (a / b) * value)
-
-
-@pointwise("addcdiv")
-def compute_addcdiv(x, t1, t2, value=1):
-    return S.add(x, S.div(times(t1, value), t2))
+probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: elementwise([x, a, b], result_dtype((x, a, b))))
+decomposition("addcmul", core=False)(lambda x, a, b, value=1: x + (a * b if value == 1 else a * b * value))
+pointwise("addcmul")(lambda x, t1, t2, value=1: S.add(x, S.mul(times(t1, value), t2)))
+decomposition("addcdiv", core=False)(lambda x, a, b, value=1: x + (a / b if value == 1 else (a / b) * value))
+pointwise("addcdiv")(lambda x, t1, t2, value=1: S.add(x, S.div(times(t1, value), t2)))
 
 
 @probed_rule("lerp.Scalar lerp.Tensor")
@@ -296,21 +232,9 @@ def lower_nextafter(b: Builder, out: Any, *args: Any) -> Any:
 
 operator("nextafter.*", decides=True)
 probed_rule("gcd lcm nextafter igamma igammac")(binary(same_dtype))
-
-
-@pointwise("copysign.Tensor copysign.Scalar", binary(floating))
-def compute_copysign(x, y):
-    return S.copysign(x, y)
-
-
-@probed_rule("ldexp.Tensor")
-def ldexp(a: Spec, b: Spec) -> Spec:
-    return elementwise([a, b], floating(result_dtype((a, b))))
-
-
-@pointwise("ldexp.Tensor")
-def compute_ldexp(x, exponent):
-    return S.mul(x, S.pow(literal(2, x.dtype), exponent))
+pointwise("copysign.Tensor copysign.Scalar", binary(floating))(S.copysign)
+probed_rule("ldexp.Tensor")(lambda a, b: elementwise([a, b], floating(result_dtype((a, b)))))
+pointwise("ldexp.Tensor")(lambda x, exponent: S.mul(x, S.pow(literal(2, x.dtype), exponent)))
 
 
 @pointwise("logaddexp", binary(floating))
@@ -384,9 +308,7 @@ def _whole_power(x: Expr, exponent: int) -> Expr:
     return result
 
 
-@probed_rule("pow.Scalar")
-def pow_of_number(base: Any, exponent: Spec) -> Spec:
-    return fresh(exponent, dtype=result_dtype((base, exponent)))
+probed_rule("pow.Scalar")(lambda base, exponent: fresh(exponent, dtype=result_dtype((base, exponent))))
 
 
 @pointwise("pow.Tensor_Tensor", binary(same_dtype))
@@ -404,14 +326,8 @@ def float_power(a: Any, b: Any) -> Spec:
 
 # ---------------------------------------------------------------- extremes
 
-@pointwise("maximum", binary(same_dtype))
-def compute_maximum(x, y):
-    return S.max(x, y)
-
-
-@pointwise("minimum", binary(same_dtype))
-def compute_minimum(x, y):
-    return S.min(x, y)
+pointwise("maximum", binary(same_dtype))(S.max)
+pointwise("minimum", binary(same_dtype))(S.min)
 
 
 @pointwise("fmax", binary(same_dtype))
@@ -420,9 +336,7 @@ def compute_fmax(x, y):
     return S.where(S.or_(S.isnan(x), S.lt(x, y)), y, x) if is_float(x.dtype) else S.max(x, y)
 
 
-@pointwise("fmin", binary(same_dtype))
-def compute_fmin(x, y):
-    return S.where(S.or_(S.isnan(x), S.gt(x, y)), y, x) if is_float(x.dtype) else S.min(x, y)
+pointwise("fmin", binary(same_dtype))(lambda x, y: S.where(S.or_(S.isnan(x), S.gt(x, y)), y, x) if is_float(x.dtype) else S.min(x, y))
 
 
 @probed_rule("clamp clamp.Tensor")
@@ -438,14 +352,8 @@ def compute_clamp(x, min=None, max=None):
     return x if max is None else S.min(max, x)
 
 
-@pointwise("clamp_min clamp_min.Tensor", binary(same_dtype, numbers=False))
-def compute_clamp_min(x, min):
-    return compute_clamp(x, min)
-
-
-@pointwise("clamp_max clamp_max.Tensor", binary(same_dtype, numbers=False))
-def compute_clamp_max(x, max):
-    return compute_clamp(x, None, max)
+pointwise("clamp_min clamp_min.Tensor", binary(same_dtype, numbers=False))(lambda x, min: compute_clamp(x, min))
+pointwise("clamp_max clamp_max.Tensor", binary(same_dtype, numbers=False))(lambda x, max: compute_clamp(x, None, max))
 
 
 # ---------------------------------------------------------------- rounding
@@ -469,9 +377,7 @@ def compute_round_decimals(x, decimals=0):
     return S.div(S.round(S.mul(x, scale)), scale) if decimals > 0 else S.mul(S.round(S.div(x, scale)), scale)
 
 
-@pointwise("frac", unary(same_dtype), decides=True)
-def compute_frac(x):
-    return S.sub(x, S.trunc(x))
+pointwise("frac", unary(same_dtype), decides=True)(lambda x: S.sub(x, S.trunc(x)))
 
 
 # ---------------------------------------------------------------- comparisons, logic, bits
@@ -548,9 +454,7 @@ def where(condition: Spec, a: Any, b: Any) -> Spec:
     return elementwise(operands, dtype)
 
 
-@pointwise("where.self where.ScalarOther where.ScalarSelf", raw=(0,))
-def compute_where(condition, x, y):
-    return S.where(truth(condition), x, y)
+pointwise("where.self where.ScalarOther where.ScalarSelf", raw=(0,))(lambda condition, x, y: S.where(truth(condition), x, y))
 
 
 @probed_rule("masked_fill.Scalar masked_fill.Tensor")
@@ -579,11 +483,5 @@ def decompose_masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return aten.where.self(mask, cast(value, x.dtype), x)
 
 
-@pointwise("masked_fill.Scalar masked_fill.Tensor", raw=(1,))
-def compute_masked_fill(x, mask, value):
-    return S.where(truth(mask), as_element(value, x), x)
-
-
-@pointwise("heaviside", binary(same_dtype), decides=True)
-def compute_heaviside(x, values):
-    return S.where(S.eq(x, 0), values, to(S.gt(x, 0), x.dtype))
+pointwise("masked_fill.Scalar masked_fill.Tensor", raw=(1,))(lambda x, mask, value: S.where(truth(mask), as_element(value, x), x))
+pointwise("heaviside", binary(same_dtype), decides=True)(lambda x, values: S.where(S.eq(x, 0), values, to(S.gt(x, 0), x.dtype)))

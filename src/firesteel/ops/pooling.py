@@ -202,9 +202,7 @@ def pool_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
     return suggested(x)
 
 
-@device_rule("_adaptive_avg_pool2d")
-def adaptive_avg_pool2d(x: Spec, size: Sequence[Size]) -> Spec:
-    return suggested(x, (*x.shape[:-2], *size))
+device_rule("_adaptive_avg_pool2d")(lambda x, size: suggested(x, (*x.shape[:-2], *size)))
 
 
 @refuses("_adaptive_avg_pool2d adaptive_max_pool2d")
@@ -223,11 +221,7 @@ def adaptive_max_pool2d(x: Spec, size: Sequence[Size]) -> tuple[Spec, Spec]:
 
 
 rule("fractional_max_pool3d_backward")(lambda grad, x, *rest, **options: fresh(x))
-
-
-@rule("max_unpool2d")
-def max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> Spec:
-    return suggested(x, (*x.shape[:-2], *output_size))
+rule("max_unpool2d")(lambda x, indices, output_size: suggested(x, (*x.shape[:-2], *output_size)))
 
 
 @refuses("max_unpool2d")
@@ -247,18 +241,6 @@ def adaptive_pool3d(x: Spec, size: Sequence[Size]) -> Shape:
 
 
 shape("_adaptive_avg_pool3d_backward adaptive_max_pool3d_backward fractional_max_pool2d_backward")(as_second)
-
-
-@shape("adaptive_max_pool3d")
-def adaptive_max_pool3d(x: Spec, size: Sequence[Size]) -> list[Shape]:
-    return [adaptive_pool3d(x, size)] * 2
-
-
-@shape("fractional_max_pool2d fractional_max_pool3d")
-def fractional_max_pool(x: Spec, kernel: Sequence[int], size: Sequence[Size], random: Spec) -> list[Shape]:
-    return [(*x.shape[:-len(size)], *size)] * 2
-
-
-@shape("max_unpool3d")
-def max_unpool3d(x: Spec, indices: Spec, size: Sequence[Size], *rest: Any) -> Shape:
-    return *x.shape[:-3], *size
+shape("adaptive_max_pool3d")(lambda x, size: [adaptive_pool3d(x, size)] * 2)
+shape("fractional_max_pool2d fractional_max_pool3d")(lambda x, kernel, size, random: [(*x.shape[:-len(size)], *size)] * 2)
+shape("max_unpool3d")(lambda x, indices, size, *rest: (*x.shape[:-3], *size))

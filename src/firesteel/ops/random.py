@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.decomp import cast
@@ -52,14 +51,8 @@ def native_dropout_backward(grad: Spec, mask: Spec, scale: float) -> Spec:
     return elementwise([grad, mask], floating(result_dtype((grad, mask))))
 
 
-@decomposition("native_dropout_backward")
-def decompose_native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad * (cast(mask, grad.dtype) * scale)
-
-
-@rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")
-def bernoulli(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
-    return fresh(x)
+decomposition("native_dropout_backward")(lambda grad, mask, scale: grad * (cast(mask, grad.dtype) * scale))
+rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")(lambda x, *args, generator=None, **kwargs: fresh(x))
 
 
 @rule("bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
@@ -89,9 +82,7 @@ def randperm(n: Size, *, generator: Any = None, dtype=None, layout=None, device=
     return make_spec((n,), dtype or torch.int64, device_of(device, default_device()))
 
 
-@rule("multinomial")
-def multinomial(x: Spec, count: Size, replacement: bool = False, *, generator: Any = None) -> Spec:
-    return fresh(x, (*x.shape[:-1], count), torch.int64)
+rule("multinomial")(lambda x, count, replacement=False, *, generator=None: fresh(x, (*x.shape[:-1], count), torch.int64))
 
 
 @refuses("multinomial")
@@ -104,19 +95,9 @@ def refuse_multinomial(x: Spec, count: Size, replacement: bool = False, *, gener
         within(count, None, x.shape[-1], "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
 
 
-@rule("normal.Tensor_float")
-def normal_tensor_float(mean: Spec, std: float = 1.0, *, generator: Any = None) -> Spec:
-    return fresh(mean)
-
-
-@rule("normal.float_Tensor")
-def normal_float_tensor(mean: float, std: Spec, *, generator: Any = None) -> Spec:
-    return fresh(std)
-
-
-@rule("normal.Tensor_Tensor")
-def normal_tensors(mean: Spec, std: Spec, *, generator: Any = None) -> Spec:
-    return fresh(mean, broadcast(mean.shape, std.shape))
+rule("normal.Tensor_float")(lambda mean, std=1.0, *, generator=None: fresh(mean))
+rule("normal.float_Tensor")(lambda mean, std, *, generator=None: fresh(std))
+rule("normal.Tensor_Tensor")(lambda mean, std, *, generator=None: fresh(mean, broadcast(mean.shape, std.shape)))
 
 
 @rule("normal.float_float")

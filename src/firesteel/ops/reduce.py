@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from firesteel.graph.rules.base import TO_REAL, check, is_integral, wrap_dim, wrap_dims
 from firesteel.graph.rules.refusals import known, within
@@ -122,9 +121,7 @@ def not_empty(x: Spec, dims: Sequence[int]) -> None:
 
 # ---------------------------------------------------------------- sums and products
 
-@probed_rule("sum prod nansum")
-def sum_all(x: Spec, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
-    return reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype))
+probed_rule("sum prod nansum")(lambda x, dim=None, keepdim=False, *, dtype=None: reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype)))
 
 
 @probed_rule("sum.dim_IntList prod.dim_int")
@@ -168,9 +165,7 @@ def lower_mean(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool
     return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(e, kind), lambda total, n: S.div(total, number(n, kind)))
 
 
-@probed_rule("count_nonzero count_nonzero.dim_IntList")
-def count_nonzero(x: Spec, dim: Dims = None) -> Spec:
-    return reduced(x, dim, False, torch.int64)
+probed_rule("count_nonzero count_nonzero.dim_IntList")(lambda x, dim=None: reduced(x, dim, False, torch.int64))
 
 
 @lowering("count_nonzero count_nonzero.dim_IntList")
@@ -184,19 +179,9 @@ def trace(x: Spec) -> Spec:
     return fresh(x, ()).to(torch.int64 if not (x.dtype.is_floating_point or x.dtype.is_complex) else x.dtype)
 
 
-@decomposition("trace")
-def decompose_trace(x: Tensor) -> Tensor:
-    return aten.sum.default(aten.diagonal.default(x))
-
-
-@shape("dist")
-def single(*args: Any) -> Shape:
-    return ()
-
-
-@shape("hash_tensor")
-def hash_tensor(x: Spec, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Shape:
-    return reduce_shape(x, reduced_dims(x, dim), keepdim)
+decomposition("trace")(lambda x: aten.sum.default(aten.diagonal.default(x)))
+shape("dist")(lambda *args: ())
+shape("hash_tensor")(lambda x, dim=(), *, keepdim=False, mode=0: reduce_shape(x, reduced_dims(x, dim), keepdim))
 
 
 # ---------------------------------------------------------------- extremes
@@ -249,9 +234,7 @@ def lower_aminmax(b: Builder, out: Any, x: Operand, *, dim: int | None = None, k
     return results
 
 
-@probed_rule("max min median nanmedian")
-def max_all(x: Spec) -> Spec:
-    return fresh(x, ())
+probed_rule("max min median nanmedian")(lambda x: fresh(x, ()))
 
 
 @refuses("max min")
@@ -314,9 +297,7 @@ def lower_max_dim(b: Builder, out: Any, x: Operand, dim: int, keepdim: bool = Fa
     return results
 
 
-@probed_rule("argmax argmin")
-def argmax(x: Spec, dim: int | None = None, keepdim: bool = False) -> Spec:
-    return reduced(x, dim, keepdim, torch.int64)
+probed_rule("argmax argmin")(lambda x, dim=None, keepdim=False: reduced(x, dim, keepdim, torch.int64))
 
 
 @lowering("argmax argmin")
@@ -338,21 +319,13 @@ def any_(x: Spec, dim: Dims = None, keepdim: bool = False) -> Spec:
     return reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
 
 
-@lowering("any any.dim any.dims")
-def lower_any(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    return _simple(b, out, x, "any", dims, keepdim, "bool", truth)
-
-
-@lowering("all all.dim all.dims")
-def lower_all(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    return _simple(b, out, x, "all", dims, keepdim, "bool", truth)
+lowering("any any.dim any.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "any", dims, keepdim, "bool", truth))
+lowering("all all.dim all.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "all", dims, keepdim, "bool", truth))
 
 
 # ---------------------------------------------------------------- ranks
 
-@probed_rule("median.dim nanmedian.dim mode")
-def median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> tuple[Spec, Spec]:
-    return max_dim(x, dim, keepdim)
+probed_rule("median.dim nanmedian.dim mode")(lambda x, dim=-1, keepdim=False: max_dim(x, dim, keepdim))
 
 
 @refuses("median nanmedian")
@@ -365,9 +338,7 @@ def refuse_median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> None:
     not_empty(x, [dim])
 
 
-@rule("kthvalue")
-def kthvalue(x: Spec, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Spec, Spec]:
-    return max_dim(x, dim, keepdim)
+rule("kthvalue")(lambda x, k, dim=-1, keepdim=False: max_dim(x, dim, keepdim))
 
 
 @refuses("kthvalue")
@@ -382,9 +353,7 @@ def real(dtype: torch.dtype) -> torch.dtype:
     return TO_REAL.get(dtype, dtype)
 
 
-@probed_rule("linalg_vector_norm")
-def vector_norm(x: Spec, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
-    return reduced(x, dim, keepdim, real(dtype or x.dtype))
+probed_rule("linalg_vector_norm")(lambda x, ord=2, dim=None, keepdim=False, *, dtype=None: reduced(x, dim, keepdim, real(dtype or x.dtype)))
 
 
 @refuses("linalg_vector_norm norm.Scalar norm.ScalarOpt_dim")
@@ -417,9 +386,7 @@ def _norm(p: float) -> tuple[str, Callable[[Expr], Expr], Callable[[Expr], Expr]
     return "sum", lambda e: S.pow(S.abs(e), p), lambda total: S.pow(total, 1 / p)
 
 
-@probed_rule("norm.Scalar")
-def norm_all(x: Spec, p: Any = 2) -> Spec:
-    return reduced(x, None, False, real(x.dtype))
+probed_rule("norm.Scalar")(lambda x, p=2: reduced(x, None, False, real(x.dtype)))
 
 
 @probed_rule("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype")

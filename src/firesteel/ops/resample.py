@@ -57,9 +57,7 @@ def _upsample(x: Tensor, sizes: Sequence[Any], scales: Sequence[float | None], e
     return as_suggested(aten.index.Tensor(x, indices), x)
 
 
-@decomposition("upsample_nearest1d", core=False)
-def decompose_upsample_nearest1d(x: Tensor, size: Sequence[Any], scales: float | None = None) -> Tensor:
-    return _upsample(x, size, [scales], False)
+decomposition("upsample_nearest1d", core=False)(lambda x, size, scales=None: _upsample(x, size, [scales], False))
 
 
 @device_rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d "
@@ -140,9 +138,7 @@ def refuse_upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequ
     same_shape(grad.shape, (*in_size[:2], *out_size), f"Expected grad_output to have the size of the result, got {list(grad.shape)}")
 
 
-@rule("grid_sampler_2d grid_sampler_3d")
-def grid_sampler(x: Spec, grid: Spec, *options: Any) -> Spec:
-    return fresh(x, (*x.shape[:2], *grid.shape[1:-1]))
+rule("grid_sampler_2d grid_sampler_3d")(lambda x, grid, *options: fresh(x, (*x.shape[:2], *grid.shape[1:-1])))
 
 
 @shape("grid_sampler_2d_backward grid_sampler_3d_backward")
@@ -151,9 +147,7 @@ def grid_sampler_backward(grad: Spec, x: Spec, grid: Spec, interpolation: int, p
     return [x.shape if mask[0] else None, grid.shape]
 
 
-@shape("affine_grid_generator")
-def affine_grid(theta: Spec, size: Sequence[Size], align_corners: bool) -> Shape:
-    return size[0], *size[2:], len(size) - 2
+shape("affine_grid_generator")(lambda theta, size, align_corners: (size[0], *size[2:], len(size) - 2))
 
 
 @decomposition("_upsample_nearest_exact2d", core=False)

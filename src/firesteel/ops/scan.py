@@ -42,9 +42,7 @@ def _scan(b: Builder, out: Any, x: Operand, dim: int, op: str) -> Any:
     return Operand.of(buffer, out)
 
 
-@lowering("cumsum")
-def lower_cumsum(b: Builder, out: Any, x: Operand, dim: int, *, dtype: Any = None) -> Any:
-    return _scan(b, out, x, dim, "sum")
+lowering("cumsum")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "sum"))
 
 
 @probed_rule("logcumsumexp")
@@ -60,6 +58,4 @@ def cummax(x: Spec, dim: int) -> tuple[Spec, Spec]:
     return values, values.to(torch.int64)
 
 
-@lowering("cumprod")
-def lower_cumprod(b: Builder, out: Any, x: Operand, dim: int, *, dtype: Any = None) -> Any:
-    return _scan(b, out, x, dim, "prod")
+lowering("cumprod")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "prod"))

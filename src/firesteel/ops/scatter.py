@@ -27,7 +27,7 @@ from firesteel.ops.index import (
     refuse_are_indices,
     same_rank,
 )
-from firesteel.sym.expr import Expr, Size, product
+from firesteel.sym.expr import Expr, product
 
 operator("scatter_add.* index_put.* index_add.* scatter_reduce.*", library=True)
 operator("index_put.*", recompute="move")
@@ -103,14 +103,8 @@ def refuse_scatter(x: Spec, dim: int, index: Spec, src: Any, reduce: str | None 
         fits_in(src, x.dtype)
 
 
-@lowering("scatter.src scatter.value")
-def lower_scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any) -> Any:
-    return _scatter(b, out, x, dim, indices, value, add=False)
-
-
-@lowering("scatter_add")
-def lower_scatter_add(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Operand) -> Any:
-    return _scatter(b, out, x, dim, indices, value, add=True)
+lowering("scatter.src scatter.value")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=False))
+lowering("scatter_add")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=True))
 
 
 def _scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any, add: bool) -> Any:
@@ -165,9 +159,7 @@ def lower_index_copy(b: Builder, out: Any, x: Operand, dim: int, indices: Operan
     return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]), source.load)
 
 
-@device_rule("index_fill.int_Scalar index_fill.int_Tensor put")
-def index_fill(x: Spec, *args: Any, **kwargs: Any) -> Spec:
-    return like(x)
+device_rule("index_fill.int_Scalar index_fill.int_Tensor put")(lambda x, *args, **kwargs: like(x))
 
 
 @refuses("index_fill.int_Scalar")
@@ -220,9 +212,7 @@ shape("_segment_reduce_backward")(as_third)
 
 # ---------------------------------------------------------------- masks
 
-@device_rule("masked_scatter")
-def masked_scatter(x: Spec, mask: Spec, source: Spec) -> Spec:
-    return fresh(x, broadcast(x.shape, mask.shape))
+device_rule("masked_scatter")(lambda x, mask, source: fresh(x, broadcast(x.shape, mask.shape)))
 
 
 @refuses("masked_scatter")
@@ -231,6 +221,4 @@ def refuse_masked_scatter(x: Spec, mask: Spec, source: Spec) -> None:
     check(x.dtype is source.dtype, "masked_scatter: expected self and source to have same dtypes")
 
 
-@shape("masked_scatter_backward")
-def masked_scatter_backward(grad: Spec, mask: Spec, sizes: Sequence[Size]) -> Shape:
-    return tuple(sizes)
+shape("masked_scatter_backward")(lambda grad, mask, sizes: tuple(sizes))

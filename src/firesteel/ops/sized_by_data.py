@@ -3,13 +3,12 @@ Numbers that Python reads stand here too."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.sizes import unbacked
-from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
+from firesteel.graph.spec import Spec, contiguous_strides, fresh
 from firesteel.ops.block import operator, rule, shape
 from firesteel.sym.expr import Size, product
 
@@ -45,9 +44,7 @@ def nonzero(x: Spec) -> Spec:
     return Spec((count, len(x.shape)), (1, count), 0, torch.int64, x.device)
 
 
-@shape("nonzero_static")
-def nonzero_static(x: Spec, *, size: Size, fill_value: int = -1) -> Shape:
-    return size, len(x.shape)
+shape("nonzero_static")(lambda x, *, size, fill_value=-1: (size, len(x.shape)))
 
 
 # ---------------------------------------------------------------- different values
@@ -59,9 +56,7 @@ def unique(x: Spec, sorted: bool = True, return_inverse: bool = False, return_co
     return vector(x, count), inverse, vector(x, count if return_counts else 0, torch.int64)
 
 
-@rule("_unique")
-def unique_values(x: Spec, sorted: bool = True, return_inverse: bool = False) -> tuple[Spec, Spec]:
-    return unique(x, sorted, return_inverse)[:2]
+rule("_unique")(lambda x, sorted=True, return_inverse=False: unique(x, sorted, return_inverse)[:2])
 
 
 @rule("unique_dim unique_dim_consecutive")
@@ -92,31 +87,9 @@ def bincount(x: Spec, weights: Spec | None = None, minlength: Size = 0) -> Spec:
     return vector(x, unbacked("bincount", minlength if type(minlength) is int else 0), dtype)
 
 
-@rule("histc")
-def histc(x: Spec, bins: int = 100, *limits: Any) -> Spec:
-    return fresh(x, (bins,))
-
-
-@rule("histogram.bin_ct")
-def histogram(x: Spec, bins: int = 100, **options: Any) -> tuple[Spec, Spec]:
-    return fresh(x, (bins,)), fresh(x, (bins + 1,))
-
-
-@rule("histogram.bins_tensor")
-def histogram_between(x: Spec, bins: Spec, **options: Any) -> tuple[Spec, Spec]:
-    return fresh(x, (product(bins.shape) - 1,)), fresh(x, bins.shape)
-
-
-@rule("_histogramdd_bin_edges")
-def bin_edges(x: Spec, bins: Sequence[int], **options: Any) -> list[Spec]:
-    return [fresh(x, (n + 1,)) for n in bins]
-
-
-@rule("_histogramdd_from_bin_cts")
-def histogram_of_counts(x: Spec, bins: Sequence[int], **options: Any) -> Spec:
-    return fresh(x, bins)
-
-
-@rule("_histogramdd_from_bin_tensors")
-def histogram_of_edges(x: Spec, bins: Sequence[Spec], **options: Any) -> Spec:
-    return fresh(x, [product(edges.shape) - 1 for edges in bins])
+rule("histc")(lambda x, bins=100, *limits: fresh(x, (bins,)))
+rule("histogram.bin_ct")(lambda x, bins=100, **options: (fresh(x, (bins,)), fresh(x, (bins + 1,))))
+rule("histogram.bins_tensor")(lambda x, bins, **options: (fresh(x, (product(bins.shape) - 1,)), fresh(x, bins.shape)))
+rule("_histogramdd_bin_edges")(lambda x, bins, **options: [fresh(x, (n + 1,)) for n in bins])
+rule("_histogramdd_from_bin_cts")(lambda x, bins, **options: fresh(x, bins))
+rule("_histogramdd_from_bin_tensors")(lambda x, bins, **options: fresh(x, [product(edges.shape) - 1 for edges in bins]))

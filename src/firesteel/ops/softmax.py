@@ -17,17 +17,13 @@ from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses
-from firesteel.ops.reduce import Dims, reduce_shape, reduced_dims
+from firesteel.ops.reduce import reduce_shape, reduced_dims
 
 aten = torch.ops.aten
 
 operator("_log_softmax_backward_data.* _softmax_backward_data.*", recompute="pointwise")
 operator("logsumexp.* _softmax.* _log_softmax.*", recompute="reduce")
-
-
-@probed_rule("logsumexp")
-def logsumexp(x: Spec, dim: Dims, keepdim: bool = False) -> Spec:
-    return fresh(x, reduce_shape(x, reduced_dims(x, dim), keepdim), floating(x.dtype))
+probed_rule("logsumexp")(lambda x, dim, keepdim=False: fresh(x, reduce_shape(x, reduced_dims(x, dim), keepdim), floating(x.dtype)))
 
 
 @decomposition("logsumexp", core=False)
@@ -59,9 +55,7 @@ def softmax(x: Spec, dim: int, half_to_float: bool) -> Spec:
     return like(fresh(x, dtype=torch.float32 if half_to_float else x.dtype), memory_format=torch.contiguous_format)
 
 
-@device_rule("_safe_softmax")
-def safe_softmax(x: Spec, dim: int, dtype: torch.dtype | None = None) -> Spec:
-    return fresh(x, dtype=dtype)
+device_rule("_safe_softmax")(lambda x, dim, dtype=None: fresh(x, dtype=dtype))
 
 
 @refuses("_safe_softmax")

@@ -14,11 +14,7 @@ from firesteel.ops.block import device_rule, operator, probed_rule, refuses, rul
 operator("sort.* argsort.* msort.* topk.* searchsorted.* bucketize.*", decides=True)
 operator("sort.* topk.* searchsorted.* bucketize.* msort.* argsort.*", library=True)
 operator("bucketize.*", recompute="pointwise")
-
-
-@probed_rule("sort")
-def sort(x: Spec, dim: int = -1, descending: bool = False) -> tuple[Spec, Spec]:
-    return _sorted(x, dim)
+probed_rule("sort")(lambda x, dim=-1, descending=False: _sorted(x, dim))
 
 
 def _sorted(x: Spec, dim: int) -> tuple[Spec, Spec]:
@@ -27,9 +23,7 @@ def _sorted(x: Spec, dim: int) -> tuple[Spec, Spec]:
     return values, values.to(torch.int64)
 
 
-@probed_rule("sort.stable")
-def sort_stable(x: Spec, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Spec, Spec]:
-    return _sorted(x, dim)
+probed_rule("sort.stable")(lambda x, *, stable=None, dim=-1, descending=False: _sorted(x, dim))
 
 
 @rule("topk")
@@ -70,6 +64,4 @@ def refuse_searchsorted(boundaries: Spec, x: Spec, **options: Any) -> None:
         must_match(a, b, message)
 
 
-@rule("isin.Tensor_Tensor")
-def isin(x: Spec, among: Spec, **options: Any) -> Spec:
-    return fresh(x, x.shape, torch.bool)
+rule("isin.Tensor_Tensor")(lambda x, among, **options: fresh(x, x.shape, torch.bool))

@@ -128,9 +128,7 @@ for _name, _view in (("slice_backward", aten.slice.Tensor), ("select_backward", 
     refuses(_name)(_gradient_of_view(_view))
 
 
-@device_rule("slice_backward")
-def slice_backward(grad: Spec, sizes: Sequence[Size], dim: int, start: Size, end: Size, step: Size) -> Spec:
-    return fresh(grad, sizes)
+device_rule("slice_backward")(lambda grad, sizes, dim, start, end, step: fresh(grad, sizes))
 
 
 @decomposition("slice_backward")
@@ -138,9 +136,7 @@ def decompose_slice_backward(grad: Tensor, sizes: Sequence[Any], dim: int, start
     return aten.slice_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, start, end, step)
 
 
-@device_rule("select_backward")
-def select_backward(grad: Spec, sizes: Sequence[Size], dim: int, index: Size) -> Spec:
-    return fresh(grad, sizes)
+device_rule("select_backward")(lambda grad, sizes, dim, index: fresh(grad, sizes))
 
 
 @decomposition("select_backward")
@@ -148,9 +144,7 @@ def decompose_select_backward(grad: Tensor, sizes: Sequence[Any], dim: int, inde
     return aten.select_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, index)
 
 
-@device_rule("diagonal_backward")
-def diagonal_backward(grad: Spec, sizes: Sequence[Size], offset: int, dim1: int, dim2: int) -> Spec:
-    return fresh(grad, sizes)
+device_rule("diagonal_backward")(lambda grad, sizes, offset, dim1, dim2: fresh(grad, sizes))
 
 
 @decomposition("diagonal_backward")
@@ -158,9 +152,7 @@ def decompose_diagonal_backward(grad: Tensor, sizes: Sequence[Any], offset: int,
     return aten.diagonal_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, offset, dim1, dim2)
 
 
-@device_rule("unfold_backward")
-def unfold_backward(grad: Spec, sizes: Sequence[Size], dim: int, size: Size, step: Size) -> Spec:
-    return fresh(grad, sizes)
+device_rule("unfold_backward")(lambda grad, sizes, dim, size, step: fresh(grad, sizes))
 
 
 @decomposition("unfold_backward")

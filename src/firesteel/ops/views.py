@@ -50,9 +50,7 @@ def view(x: Spec, shape: Sequence[Size], strides: Sequence[Size] | None = None) 
     return _viewed(x, shape, new)      # type: ignore[arg-type]  # checked above
 
 
-@device_rule("_unsafe_view")
-def unsafe_view(x: Spec, shape: Sequence[Size]) -> Spec:
-    return view(x, shape)
+device_rule("_unsafe_view")(lambda x, shape: view(x, shape))
 
 
 @device_rule("reshape")
@@ -122,21 +120,9 @@ def view_dtype(x: Spec, dtype: torch.dtype) -> Spec:
 
 # ---------------------------------------------------------------- the same elements in another order
 
-@device_rule("alias detach lift_fresh")
-def alias(x: Spec) -> Spec:
-    return x
-
-
-@lowering("alias detach lift_fresh lift resolve_conj resolve_neg")
-def lower_alias(b: Builder, out: Any, x: Operand, *_: Any) -> Operand:
-    return x
-
-
-@probed_rule("lift_fresh_copy lift")
-def lift(x: Spec) -> Spec:
-    return like(x)
-
-
+device_rule("alias detach lift_fresh")(lambda x: x)
+lowering("alias detach lift_fresh lift resolve_conj resolve_neg")(lambda b, out, x, *_: x)
+probed_rule("lift_fresh_copy lift")(lambda x: like(x))
 pointwise("lift_fresh_copy")(compute_positive)
 
 
@@ -309,9 +295,7 @@ def _part(out: Any, x: Operand, dim: int, start: Size, step: Size = 1, strided: 
     return x.through(out, index, strided)
 
 
-@device_rule("narrow_copy")
-def narrow_copy(x: Spec, dim: int, start: Size, length: Size) -> Spec:
-    return fresh(x, slice_(x, dim, start, start + length).shape)
+device_rule("narrow_copy")(lambda x, dim, start, length: fresh(x, slice_(x, dim, start, start + length).shape))
 
 
 @refuses("narrow_copy")
@@ -358,9 +342,7 @@ def unbind(x: Spec, dim: int = 0) -> list[Spec]:
     return [select(x, dim, i) for i in range(fixed(x.shape[dim]))]
 
 
-@lowering("unbind.int")
-def lower_unbind(b: Builder, out: Any, x: Operand, dim: int = 0) -> tuple[Operand, ...]:
-    return tuple(lower_select(b, spec, x, dim, n) for n, spec in enumerate(out))
+lowering("unbind.int")(lambda b, out, x, dim=0: tuple(lower_select(b, spec, x, dim, n) for n, spec in enumerate(out)))
 
 
 @device_rule("split.Tensor")
