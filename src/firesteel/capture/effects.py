@@ -71,14 +71,8 @@ NATIVE_METHOD = {"append": "append", "extend": "extend", "pop": "pop", "clear": 
                  "setitem": "__setitem__", "delitem": "__delitem__"}
 
 
-@REPLAY.row("native")
-def replay_native(e: Any, target: str, data: list[str], name: str) -> str:
-    return f"{data[0]}.{name}({', '.join([target, *data[1:]])})"
-
-
-@REPLAY.row("native_assign")
-def replay_native_assign(e: Any, target: str, data: list[str], name: str) -> str:
-    return f"{data[0]}.__setitem__({target}, slice(None), {data[1]})"
+REPLAY.row("native")(lambda e, target, data, name: f"{data[0]}.{name}({', '.join([target, *data[1:]])})")
+REPLAY.row("native_assign")(lambda e, target, data, name: f"{data[0]}.__setitem__({target}, slice(None), {data[1]})")
 
 
 class Effects:

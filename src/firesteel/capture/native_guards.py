@@ -352,9 +352,7 @@ def _own_dict(source: OwnDict, base: Any) -> Read | None:
     return Read(OWN) if plain and not issubclass(type(base), type) else None
 
 
-@READS.row(HiddenDict)
-def _hidden_dict(source: HiddenDict, base: Any) -> Read | None:
-    return None if issubclass(type(base), type) or type(base).__dictoffset__ == 0 else Read(OWN)
+READS.row(HiddenDict)(lambda source, base: None if issubclass(type(base), type) or type(base).__dictoffset__ == 0 else Read(OWN))
 
 
 @READS.row(Item)
@@ -378,14 +376,8 @@ def _attr(source: Attr, base: Any) -> Read | None:
     return Read(READ, sys.intern(source.key), "_PyType_Lookup") if as_it_is else None
 
 
-@READS.row(CellContents)
-def _cell(source: CellContents, base: Any) -> Read | None:
-    return Read(MEMBER, ctypes.c_void_p(CONTENT_AT)) if type(base) is types.CellType else None
-
-
-@READS.row(Type)
-def _type(source: Type, base: Any) -> Read | None:
-    return Read(MEMBER, ctypes.c_void_p(TYPE_AT))
+READS.row(CellContents)(lambda source, base: Read(MEMBER, ctypes.c_void_p(CONTENT_AT)) if type(base) is types.CellType else None)
+READS.row(Type)(lambda source, base: Read(MEMBER, ctypes.c_void_p(TYPE_AT)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -395,19 +387,9 @@ def _type(source: Type, base: Any) -> Read | None:
 CHECKS: Table[Callable[[Steps, int, Any, Any], bool]] = Table("native check", "capture/native_guards.py")    # (steps, slot, data, value now) -> done?
 
 
-@CHECKS.row("type")
-def _check_type(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return steps.add(TYPE, slot, data)
-
-
-@CHECKS.row("identity")
-def _check_identity(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return steps.add(IS, slot, data)
-
-
-@CHECKS.row("none")
-def _check_none(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return steps.add(IS, slot, None)
+CHECKS.row("type")(lambda steps, slot, data, now: steps.add(TYPE, slot, data))
+CHECKS.row("identity")(lambda steps, slot, data, now: steps.add(IS, slot, data))
+CHECKS.row("none")(lambda steps, slot, data, now: steps.add(IS, slot, None))
 
 
 @CHECKS.row("code")
@@ -447,14 +429,8 @@ def _contains(steps: Steps, slot: int, data: Any, now: Any, answer: int) -> bool
     return possible and steps.add(ASK, slot, data, answer, function="PyDict_Contains", of=type(now))
 
 
-@CHECKS.row("has_key")
-def _check_has_key(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return _contains(steps, slot, data, now, 1)
-
-
-@CHECKS.row("no_key")
-def _check_no_key(steps: Steps, slot: int, data: Any, now: Any) -> bool:
-    return _contains(steps, slot, data, now, 0)
+CHECKS.row("has_key")(lambda steps, slot, data, now: _contains(steps, slot, data, now, 1))
+CHECKS.row("no_key")(lambda steps, slot, data, now: _contains(steps, slot, data, now, 0))
 
 
 @CHECKS.row("same")

@@ -165,9 +165,7 @@ def reshape(node: Node, shape: Shape, emit: Emit) -> Node:
 PUT_BACK: Table[Callable[[Emit, Node, Node, ViewStep], Node]] = Table("way to write through a view", "graph/functional.py")
 
 
-@PUT_BACK.row(*EMPTY_VIEWS)
-def _same_value(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return value
+PUT_BACK.row(*EMPTY_VIEWS)(lambda emit, base, value, step: value)
 
 
 @PUT_BACK.row(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim,
@@ -182,9 +180,7 @@ def _permuted(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(aten.permute.default, value, [dims.index(d) for d in range(len(dims))])
 
 
-@PUT_BACK.row(aten.transpose.int, aten.t.default)
-def _transposed(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return emit(step.op, value, *step.args)
+PUT_BACK.row(aten.transpose.int, aten.t.default)(lambda emit, base, value, step: emit(step.op, value, *step.args))
 
 
 @PUT_BACK.row(aten.expand.default)
@@ -238,24 +234,10 @@ def _unfolded(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return emit(aten.as_strided_scatter.default, base, value, list(shape), list(strides), spec.offset)
 
 
-@PUT_BACK.row(aten.view.dtype)
-def _other_dtype(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return emit(aten.view.dtype, value, step.before.dtype)
-
-
-@PUT_BACK.row(aten.view_as_real.default)
-def _from_real(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return emit(aten.view_as_complex.default, value)
-
-
-@PUT_BACK.row(aten.view_as_complex.default)
-def _from_complex(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return emit(aten.view_as_real.default, value)
-
-
-@PUT_BACK.row(aten.conj_physical.default, aten.neg.default)
-def _involution(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return emit(step.op, value)
+PUT_BACK.row(aten.view.dtype)(lambda emit, base, value, step: emit(aten.view.dtype, value, step.before.dtype))
+PUT_BACK.row(aten.view_as_real.default)(lambda emit, base, value, step: emit(aten.view_as_complex.default, value))
+PUT_BACK.row(aten.view_as_complex.default)(lambda emit, base, value, step: emit(aten.view_as_real.default, value))
+PUT_BACK.row(aten.conj_physical.default, aten.neg.default)(lambda emit, base, value, step: emit(step.op, value))
 
 
 # ---------------------------------------------------------------- views that give lists

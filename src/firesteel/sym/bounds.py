@@ -75,14 +75,8 @@ def _neg(a: Interval) -> Interval:
     return None if a[1] is None else -a[1], None if a[0] is None else -a[0]
 
 
-@INTERVALS.row("sub")
-def _sub(a: Interval, b: Interval) -> Interval:
-    return _add(a, _neg(b))
-
-
-@INTERVALS.row("where")
-def _where(condition: Interval, yes: Interval, no: Interval) -> Interval:
-    return _lowest(yes[0], no[0]), _highest(yes[1], no[1])
+INTERVALS.row("sub")(lambda a, b: _add(a, _neg(b)))
+INTERVALS.row("where")(lambda condition, yes, no: (_lowest(yes[0], no[0]), _highest(yes[1], no[1])))
 
 
 @INTERVALS.row("floordiv")
@@ -107,14 +101,8 @@ def _mod(a: Interval, b: Interval) -> Interval:
     return ANY
 
 
-@INTERVALS.row("min")
-def _min(a: Interval, b: Interval) -> Interval:
-    return _lowest(a[0], b[0]), meet((None, a[1]), (None, b[1]))[1]
-
-
-@INTERVALS.row("max")
-def _max(a: Interval, b: Interval) -> Interval:
-    return meet((a[0], None), (b[0], None))[0], _highest(a[1], b[1])
+INTERVALS.row("min")(lambda a, b: (_lowest(a[0], b[0]), meet((None, a[1]), (None, b[1]))[1]))
+INTERVALS.row("max")(lambda a, b: (meet((a[0], None), (b[0], None))[0], _highest(a[1], b[1])))
 
 
 @INTERVALS.row("abs")
@@ -127,11 +115,7 @@ def _abs(a: Interval) -> Interval:
 
 
 INTERVALS.add("mul", mul_intervals)
-
-
-@INTERVALS.row("check_index")
-def _check_index(a: Interval, b: Interval) -> Interval:
-    return 0, None if b[1] is None else b[1] - 1
+INTERVALS.row("check_index")(lambda a, b: (0, None if b[1] is None else b[1] - 1))
 
 
 # ---------------------------------------------------------------- the bounds of one context
@@ -389,16 +373,6 @@ def _bound_floordiv(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
     return bounds.context.floordiv(extreme, divisor)
 
 
-@SYMBOLIC_BOUNDS.row("check_index")
-def _bound_check_index(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
-    return bounds.context.sub(_plain(atom.args[1]), 1) if upper else 0
-
-
-@SYMBOLIC_BOUNDS.row("min")
-def _bound_min(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
-    return _plain(atom.args[0]) if upper else None
-
-
-@SYMBOLIC_BOUNDS.row("max")
-def _bound_max(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
-    return None if upper else _plain(atom.args[0])
+SYMBOLIC_BOUNDS.row("check_index")(lambda bounds, atom, upper: bounds.context.sub(_plain(atom.args[1]), 1) if upper else 0)
+SYMBOLIC_BOUNDS.row("min")(lambda bounds, atom, upper: _plain(atom.args[0]) if upper else None)
+SYMBOLIC_BOUNDS.row("max")(lambda bounds, atom, upper: None if upper else _plain(atom.args[0]))

@@ -14,14 +14,8 @@ from firesteel.sym.rules import plain
 
 # ---------------------------------------------------------------- minimum, maximum, choice
 
-@rule("min", "min(x, y) -> the one that is known to be smaller; sorted")
-def min_(c: Context, a: Size, b: Size) -> Size | None:
-    return _pick(c, "min", a, b, c.sub(b, a))
-
-
-@rule("max", "max(x, y) -> the one that is known to be greater; sorted")
-def max_(c: Context, a: Size, b: Size) -> Size | None:
-    return _pick(c, "max", a, b, c.sub(a, b))
+rule("min", "min(x, y) -> the one that is known to be smaller; sorted")(lambda c, a, b: _pick(c, "min", a, b, c.sub(b, a)))
+rule("max", "max(x, y) -> the one that is known to be greater; sorted")(lambda c, a, b: _pick(c, "max", a, b, c.sub(a, b)))
 
 
 def _pick(c: Context, op: str, a: Size, b: Size, gap: Size) -> Size | None:
@@ -84,14 +78,8 @@ def pow_(c: Context, x: Size, k: Size) -> Size | None:
     return result
 
 
-@rule("lshift", "x << k -> x * 2**k")
-def lshift(c: Context, x: Size, k: Size) -> Size | None:
-    return c.mul(x, 1 << k) if type(k) is int and k >= 0 else None
-
-
-@rule("rshift", "x >> k -> x // 2**k")
-def rshift(c: Context, x: Size, k: Size) -> Size | None:
-    return c.floordiv(x, 1 << k) if type(k) is int and k >= 0 else None
+rule("lshift", "x << k -> x * 2**k")(lambda c, x, k: c.mul(x, 1 << k) if type(k) is int and k >= 0 else None)
+rule("rshift", "x >> k -> x // 2**k")(lambda c, x, k: c.floordiv(x, 1 << k) if type(k) is int and k >= 0 else None)
 
 
 # ---------------------------------------------------------------- comparisons: only eq, ne and le remain
@@ -155,9 +143,7 @@ def le(c: Context, a: Size, b: Size) -> Size | bool | None:
     return c.known(make("le", "bool", (as_expr(left), as_expr(right))))
 
 
-@rule("lt", "x < y -> x + 1 <= y")
-def lt(c: Context, a: Size, b: Size) -> Size | bool:
-    return c.build("le", c.add(a, 1), b)
+rule("lt", "x < y -> x + 1 <= y")(lambda c, a, b: c.build("le", c.add(a, 1), b))
 
 
 @rule("eq", "x == y: one form for all equal questions, or the answer")
@@ -224,14 +210,8 @@ def not_(c: Context, a: Expr) -> Size | bool | None:
     return c.known(make("eq", "bool", args)) if a.op == "ne" else None
 
 
-@rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")
-def and_(c: Context, a: Size, b: Size) -> Size | bool | None:
-    return _connect(c, "and", a, b, True)
-
-
-@rule("or", "False or x -> x;  True or x -> True;  x or x -> x;  sorted")
-def or_(c: Context, a: Size, b: Size) -> Size | bool | None:
-    return _connect(c, "or", a, b, False)
+rule("and", "True and x -> x;  False and x -> False;  x and x -> x;  sorted")(lambda c, a, b: _connect(c, "and", a, b, True))
+rule("or", "False or x -> x;  True or x -> True;  x or x -> x;  sorted")(lambda c, a, b: _connect(c, "or", a, b, False))
 
 
 def _connect(c: Context, op: str, a: Size, b: Size, neutral: bool) -> Size | bool | None:

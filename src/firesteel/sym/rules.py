@@ -32,19 +32,9 @@ from firesteel.sym.rewrite import Context, rule, sum_builder
 # ---------------------------------------------------------------- sums and products
 
 
-@rule("add", "x + y: collected terms; k*(x//d)*d + k*(x%d) -> k*x")
-def add(c: Context, a: Size, b: Size) -> Size:
-    return sum_of_terms(c, plus(poly(a), poly(b)))
-
-
-@rule("sub", "x - y: collected terms")
-def sub(c: Context, a: Size, b: Size) -> Size:
-    return sum_of_terms(c, plus(poly(a), poly(b), -1))
-
-
-@rule("neg", "-x: collected terms")
-def neg(c: Context, a: Size) -> Size:
-    return from_poly(scale(poly(a), -1))
+rule("add", "x + y: collected terms; k*(x//d)*d + k*(x%d) -> k*x")(lambda c, a, b: sum_of_terms(c, plus(poly(a), poly(b))))
+rule("sub", "x - y: collected terms")(lambda c, a, b: sum_of_terms(c, plus(poly(a), poly(b), -1)))
+rule("neg", "-x: collected terms")(lambda c, a: from_poly(scale(poly(a), -1)))
 
 
 @rule("mul", "x * y: expanded and collected, unless that has too many terms")

@@ -126,9 +126,7 @@ def has_twin(dtype: torch.dtype) -> bool:
     return True
 
 
-@CALLS.row(torch.from_numpy)
-def call_from_numpy(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return memory_of(m, args[0], "torch.from_numpy")
+CALLS.row(torch.from_numpy)(lambda m, args, kwargs: memory_of(m, args[0], "torch.from_numpy"))
 
 
 def memory_of(m: Machine, value: Value, name: str) -> Value:

@@ -34,11 +34,8 @@ from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import call_graph, call_or_inline
 from firesteel.errors import Break
 
-
 # -- questions about objects --------------------------------------------------------------------------------------------
-@CALLS.row(len)
-def call_len(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].length(m)
+CALLS.row(len)(lambda m, args, kwargs: args[0].length(m))
 
 
 TENSOR_KIND = type(torch.FloatTensor)
@@ -105,9 +102,7 @@ def follows(m: Machine, value: Value, protocol: Any) -> bool:
     return True
 
 
-@CALLS.row(type.__instancecheck__)
-def call_type_instancecheck(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(args[0].constant() in args[1].python_type().__mro__)
+CALLS.row(type.__instancecheck__)(lambda m, args, kwargs: boolean(args[0].constant() in args[1].python_type().__mro__))
 
 
 def is_subclass(known: type, cls: type) -> bool:
@@ -116,9 +111,7 @@ def is_subclass(known: type, cls: type) -> bool:
     return issubclass(known, cls)
 
 
-@CALLS.row(issubclass)
-def call_issubclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(issubclass(args[0].constant(), class_list(m, args[1])))
+CALLS.row(issubclass)(lambda m, args, kwargs: boolean(issubclass(args[0].constant(), class_list(m, args[1]))))
 
 
 @CALLS.row(type)
@@ -128,14 +121,8 @@ def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return m.constant_object(args[0].python_type())
 
 
-@CALLS.row(callable)
-def call_callable(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return boolean("__call__" in dir(args[0].python_type()))
-
-
-@CALLS.row(id)
-def call_id(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return IdValue(args[0])
+CALLS.row(callable)(lambda m, args, kwargs: boolean("__call__" in dir(args[0].python_type())))
+CALLS.row(id)(lambda m, args, kwargs: IdValue(args[0]))
 
 
 class IdValue(Value):
@@ -328,9 +315,7 @@ def call_all(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------
-@CALLS.row(list)
-def call_list(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(list(m.iterate(args[0])) if args else [])
+CALLS.row(list)(lambda m, args, kwargs: ListValue(list(m.iterate(args[0])) if args else []))
 
 
 @CALLS.row(tuple)
@@ -340,9 +325,7 @@ def call_tuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue(list(m.iterate(args[0])) if args else [])
 
 
-@CALLS.row(torch.Size)
-def call_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return SizeValue([m.look(item) for item in m.iterate(args[0])] if args else [])
+CALLS.row(torch.Size)(lambda m, args, kwargs: SizeValue([m.look(item) for item in m.iterate(args[0])] if args else []))
 
 
 def _makes_dict(cls: type) -> Callable[..., Value]:
@@ -366,14 +349,8 @@ def call_defaultdict(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-@CALLS.row(set)
-def call_set(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(m, m.iterate(args[0]) if args else [])
-
-
-@CALLS.row(frozenset)
-def call_frozenset(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue.of(m, m.iterate(args[0]) if args else [], frozenset)
+CALLS.row(set)(lambda m, args, kwargs: SetValue.of(m, m.iterate(args[0]) if args else []))
+CALLS.row(frozenset)(lambda m, args, kwargs: SetValue.of(m, m.iterate(args[0]) if args else [], frozenset))
 
 
 @CALLS.row(slice)
@@ -388,9 +365,7 @@ def call_range(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, range, *map(m.known, numbers))
 
 
-@CALLS.row(sorted)
-def call_sorted(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(sorted_items(m, m.iterate(args[0]), kwargs))
+CALLS.row(sorted)(lambda m, args, kwargs: ListValue(sorted_items(m, m.iterate(args[0]), kwargs)))
 
 
 @CALLS.row(reversed)
@@ -429,19 +404,9 @@ def call_enumerate(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return EnumerateIterator(args[0].iterator(m), start)
 
 
-@CALLS.row(zip)
-def call_zip(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ZipIterator([a.iterator(m) for a in args], bool(kwargs) and kwargs["strict"].truth(m))
-
-
-@CALLS.row(map)
-def call_map(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return MapIterator(args[0], [a.iterator(m) for a in args[1:]])
-
-
-@CALLS.row(filter)
-def call_filter(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return FilterIterator(args[0], args[1].iterator(m))
+CALLS.row(zip)(lambda m, args, kwargs: ZipIterator([a.iterator(m) for a in args], bool(kwargs) and kwargs["strict"].truth(m)))
+CALLS.row(map)(lambda m, args, kwargs: MapIterator(args[0], [a.iterator(m) for a in args[1:]]))
+CALLS.row(filter)(lambda m, args, kwargs: FilterIterator(args[0], args[1].iterator(m)))
 
 
 # -- text ---------------------------------------------------------------------------------------------------------------
@@ -468,11 +433,7 @@ def known_object(m: Machine, value: Value) -> Any:
 
 CALLS.add(str, _text(str))
 CALLS.add(repr, _text(repr))
-
-
-@CALLS.row(format)
-def call_format(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return format_value(m, args[0], m.known(args[1]) if len(args) > 1 else "")
+CALLS.row(format)(lambda m, args, kwargs: format_value(m, args[0], m.known(args[1]) if len(args) > 1 else ""))
 
 
 def format_value(m: Machine, value: Value, spec: str) -> Value:
@@ -486,9 +447,7 @@ def format_value(m: Machine, value: Value, spec: str) -> Value:
 
 
 # -- functools, operator ------------------------------------------------------------------------------------------------
-@CALLS.row(functools.partial)
-def call_partial(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return PartialValue(functools.partial, args[0], list(args[1:]), dict(kwargs))
+CALLS.row(functools.partial)(lambda m, args, kwargs: PartialValue(functools.partial, args[0], list(args[1:]), dict(kwargs)))
 
 
 def _applies(method: str, symbol: str) -> Handler:
@@ -514,9 +473,7 @@ for _fn, _decide in QUESTIONS.items():
     CALLS.add(_fn, _question(_decide))
 
 
-@CALLS.row(operator.getitem)
-def call_getitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return args[0].getitem(m, args[1])
+CALLS.row(operator.getitem)(lambda m, args, kwargs: args[0].getitem(m, args[1]))
 
 
 @CALLS.row(operator.setitem)
@@ -525,9 +482,7 @@ def call_setitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-@CALLS.row(operator.index)
-def call_index(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return args[0] if isinstance(args[0], SymNumber) else fold(m, operator.index, m.known(args[0]))
+CALLS.row(operator.index)(lambda m, args, kwargs: args[0] if isinstance(args[0], SymNumber) else fold(m, operator.index, m.known(args[0])))
 
 
 # -- what torch asks about the compiler ---------------------------------------------------------------------------------

@@ -108,9 +108,7 @@ def make_class_of(m: Machine, name: Value, bases: Value, namespace: Value) -> Va
     return make_class(m, meta, m.known(name), parents, parents, entries_of(m, m.known(name), namespace), {}, m.steps)
 
 
-@CALLS.row(type.__prepare__)
-def call_prepare(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue({})
+CALLS.row(type.__prepare__)(lambda m, args, kwargs: DictValue({}))
 
 
 # -- metaclasses of the user --------------------------------------------------------------------------------------------

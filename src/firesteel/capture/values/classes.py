@@ -171,9 +171,7 @@ class AutoValue(Value):
         return f"{e.constant(enum.auto)}()"
 
 
-@CALLS.row(enum.auto)
-def call_auto(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return AutoValue()
+CALLS.row(enum.auto)(lambda m, args, kwargs: AutoValue())
 
 
 def closure_of(value: Value) -> list[CellValue]:
@@ -232,9 +230,7 @@ class FieldValue(Value):
         return f"{e.constant(dataclasses.field)}(**{e.constants.bind(self.settings, 'settings')})"
 
 
-@CALLS.row(dataclasses.field)
-def call_field(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return FieldValue({name: m.real_object(value) for name, value in kwargs.items()})
+CALLS.row(dataclasses.field)(lambda m, args, kwargs: FieldValue({name: m.real_object(value) for name, value in kwargs.items()}))
 
 
 # -- decorators that are executed on the stand-in -----------------------------------------------------------------------

@@ -244,24 +244,10 @@ def sequence_index(m: Machine, self: Sequence, args: Args, kwargs: Kwargs) -> Va
     raise m.raise_real(ValueError(f"{shown} is not in list" if self.cls is list else "tuple.index(x): x not in tuple"))
 
 
-@METHODS.row((Sequence, "count"))
-def sequence_count(m: Machine, self: Sequence, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(sum(m.equal(m.look(item), args[0]) for item in self.items))
-
-
-@METHODS.row((Container, "__len__"))
-def container_len(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
-    return self.length(m)
-
-
-@METHODS.row((Container, "__contains__"))
-def container_contains(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
-    return self.contains(m, args[0])
-
-
-@METHODS.row((Container, "__getitem__"))
-def container_getitem(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
-    return self.getitem(m, args[0])
+METHODS.row((Sequence, "count"))(lambda m, self, args, kwargs: ConstValue(sum(m.equal(m.look(item), args[0]) for item in self.items)))
+METHODS.row((Container, "__len__"))(lambda m, self, args, kwargs: self.length(m))
+METHODS.row((Container, "__contains__"))(lambda m, self, args, kwargs: self.contains(m, args[0]))
+METHODS.row((Container, "__getitem__"))(lambda m, self, args, kwargs: self.getitem(m, args[0]))
 
 
 @METHODS.row((Container, "__setitem__"))
@@ -270,9 +256,7 @@ def container_setitem(m: Machine, self: Container, args: Args, kwargs: Kwargs) -
     return NONE
 
 
-@METHODS.row((Container, "__iter__"))
-def container_iter(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
-    return self.iterator(m)
+METHODS.row((Container, "__iter__"))(lambda m, self, args, kwargs: self.iterator(m))
 
 
 @METHODS.row((SizeValue, "numel"))
@@ -394,9 +378,7 @@ def list_clear(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value
     return NONE
 
 
-@METHODS.row((ListValue, "copy"))
-def list_copy(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(list(self.items))
+METHODS.row((ListValue, "copy"))(lambda m, self, args, kwargs: ListValue(list(self.items)))
 
 
 @METHODS.row((ListValue, "reverse"))
@@ -476,21 +458,7 @@ class SliceValue(Value):
 
 
 # -- objects that constant folding makes --------------------------------------------------------------------------------
-@FRESH.row(tuple)
-def fresh_tuple(m: Machine, obj: tuple) -> Value:
-    return TupleValue([fresh(m, item) for item in obj])
-
-
-@FRESH.row(torch.Size)
-def fresh_size(m: Machine, obj: torch.Size) -> Value:
-    return SizeValue([fresh(m, item) for item in obj])
-
-
-@FRESH.row(list)
-def fresh_list(m: Machine, obj: list) -> Value:
-    return ListValue([fresh(m, item) for item in obj])
-
-
-@FRESH.row(slice)
-def fresh_slice(m: Machine, obj: slice) -> Value:
-    return SliceValue(fresh(m, obj.start), fresh(m, obj.stop), fresh(m, obj.step))
+FRESH.row(tuple)(lambda m, obj: TupleValue([fresh(m, item) for item in obj]))
+FRESH.row(torch.Size)(lambda m, obj: SizeValue([fresh(m, item) for item in obj]))
+FRESH.row(list)(lambda m, obj: ListValue([fresh(m, item) for item in obj]))
+FRESH.row(slice)(lambda m, obj: SliceValue(fresh(m, obj.start), fresh(m, obj.stop), fresh(m, obj.step)))

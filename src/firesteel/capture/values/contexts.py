@@ -229,9 +229,7 @@ def call_inference_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return InferenceContext(bool(m.known(given[0])) if given else True)
 
 
-@CALLS.row(torch.is_inference_mode_enabled)
-def call_is_inference_mode_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(m.modes.inference)
+CALLS.row(torch.is_inference_mode_enabled)(lambda m, args, kwargs: ConstValue(m.modes.inference))
 
 
 AUTOCASTS = (torch.autocast, torch.cuda.amp.autocast, torch.cpu.amp.autocast)

@@ -332,9 +332,7 @@ class FunctionBinder(Value):
         return self.fn if unbound else BoundMethodValue(self.fn, args[0])
 
 
-@CALLS.row(types.MethodType)
-def call_method_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return BoundMethodValue(args[0], args[1])
+CALLS.row(types.MethodType)(lambda m, args, kwargs: BoundMethodValue(args[0], args[1]))
 
 
 class PartialValue(Value):

@@ -348,9 +348,7 @@ def call_setup_for_real(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     raise Break("hook", name="the backward hooks of a module, after a break inside of it")
 
 
-@CALLS.row(BackwardHook)
-def call_backward_hook(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return BackwardHookValue(*args)
+CALLS.row(BackwardHook)(lambda m, args, kwargs: BackwardHookValue(*args))
 
 
 # -- registering on modules ---------------------------------------------------------------------------------------------

@@ -168,9 +168,7 @@ def deque_rotate(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Va
     return NONE
 
 
-@METHODS.row((DequeValue, "copy"))
-def deque_copy(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
-    return DequeValue(list(self.items), self.maxlen)
+METHODS.row((DequeValue, "copy"))(lambda m, self, args, kwargs: DequeValue(list(self.items), self.maxlen))
 
 
 @CALLS.row(collections._count_elements)     # type: ignore[attr-defined]  # what Counter calls
@@ -222,16 +220,8 @@ _made: Any
 for _made in (re.Pattern, re.Match, logging.Logger, typing.TypeVar):
     FRESH.add(_made, lambda m, obj: m.constant_object(obj))
 FRESH.add(type(re.finditer("", "")), lambda m, obj: ListValue([m.fresh(found) for found in obj]).iterator(m))
-
-
-@CALLS.row(locals)
-def call_locals(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue({name: (ConstValue(name), value) for name, value in m.local_variables().items()})
-
-
-@CALLS.row(globals)
-def call_globals(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.scope_value(m.frames[-1].scope)
+CALLS.row(locals)(lambda m, args, kwargs: DictValue({name: (ConstValue(name), value) for name, value in m.local_variables().items()}))
+CALLS.row(globals)(lambda m, args, kwargs: m.scope_value(m.frames[-1].scope))
 
 
 @CALLS.row(dir)
@@ -280,9 +270,7 @@ def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([NONE, NONE, NONE])
 
 
-@CALLS.row(sys.exception)
-def call_exception(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.handling
+CALLS.row(sys.exception)(lambda m, args, kwargs: m.handling)
 
 
 def context_variable(variable: contextvars.ContextVar) -> Any:
@@ -301,6 +289,4 @@ def call_context_variable_get(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return m.look(m.lazy(variable.get(), Call(args[0].source, context_variable)))
 
 
-@CALLS.row(typing.cast)
-def call_cast(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return args[1] if len(args) > 1 else kwargs["val"]
+CALLS.row(typing.cast)(lambda m, args, kwargs: args[1] if len(args) > 1 else kwargs["val"])

@@ -233,9 +233,7 @@ def dict_clear(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value
     return NONE
 
 
-@METHODS.row((DictValue, "copy"))
-def dict_copy(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue(dict(self.know_all(m)), cls=self.cls, factory=self.factory)
+METHODS.row((DictValue, "copy"))(lambda m, self, args, kwargs: DictValue(dict(self.know_all(m)), cls=self.cls, factory=self.factory))
 
 
 def pairs_of(m: Machine, source: Value) -> list[tuple[Value, Value]]:
@@ -408,9 +406,7 @@ def set_update(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-@METHODS.row((SetValue, "copy"))
-def set_copy(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    return SetValue(dict(self.entries), cls=self.cls)
+METHODS.row((SetValue, "copy"))(lambda m, self, args, kwargs: SetValue(dict(self.entries), cls=self.cls))
 
 
 @METHODS.row((SetValue, "clear"))
@@ -466,11 +462,5 @@ def namedtuple_asdict(m: Machine, self: NamedTupleValue, args: Args, kwargs: Kwa
     return DictValue({name: (ConstValue(name), item) for name, item in zip(self.fields, self.items)})
 
 
-@FRESH.row(dict)
-def fresh_dict(m: Machine, obj: dict) -> Value:
-    return DictValue({k: (fresh(m, k), fresh(m, v)) for k, v in obj.items()})
-
-
-@FRESH.row(set)
-def fresh_set(m: Machine, obj: set) -> Value:
-    return SetValue({item: fresh(m, item) for item in obj})
+FRESH.row(dict)(lambda m, obj: DictValue({k: (fresh(m, k), fresh(m, v)) for k, v in obj.items()}))
+FRESH.row(set)(lambda m, obj: SetValue({item: fresh(m, item) for item in obj}))

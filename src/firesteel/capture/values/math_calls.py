@@ -91,9 +91,7 @@ for _fn, (_row, _domain) in ROWS.items():
     CALLS.add(_fn, _on_symbols(_fn, _row, _domain))
 
 
-@CALLS.row(torch.sym_ite)
-def call_sym_ite(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return symbolic_call(m, sym_ite, args)
+CALLS.row(torch.sym_ite)(lambda m, args, kwargs: symbolic_call(m, sym_ite, args))
 
 
 @CALLS.row(math.prod)

@@ -112,9 +112,7 @@ class MadeCache(Value):
         return f"{e.constant(functools.lru_cache)}({e.expr(self.maxsize)}, {e.expr(self.typed)})({e.expr(self.fn)})"
 
 
-@CALLS.row(functools._lru_cache_wrapper)
-def call_lru(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return MadeCache(*args[:3])
+CALLS.row(functools._lru_cache_wrapper)(lambda m, args, kwargs: MadeCache(*args[:3]))
 
 
 class CachedFunction(CallableObject):

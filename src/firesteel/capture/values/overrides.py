@@ -286,9 +286,7 @@ def as_class(m: Machine, tensor: Value, cls: type) -> Value:
     return inner if cls is torch.Tensor else SubclassValue(cls, inner)
 
 
-@TENSOR_METHODS.row("as_subclass")
-def method_as_subclass(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return as_class(m, tensor, m.known((args or [*kwargs.values()])[0]))
+TENSOR_METHODS.row("as_subclass")(lambda m, tensor, args, kwargs: as_class(m, tensor, m.known((args or [*kwargs.values()])[0])))
 
 
 @CALLS.row(torch.Tensor._make_subclass)
@@ -496,14 +494,8 @@ def run_without_modes(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@CALLS.row(torch._C._len_torch_function_stack)
-def call_count_modes(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return ConstValue(len(m.modes.entered))
-
-
-@CALLS.row(torch._C._get_function_stack_at)
-def call_mode_at(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return m.modes.entered[m.known(args[0])]
+CALLS.row(torch._C._len_torch_function_stack)(lambda m, args, kwargs: ConstValue(len(m.modes.entered)))
+CALLS.row(torch._C._get_function_stack_at)(lambda m, args, kwargs: m.modes.entered[m.known(args[0])])
 
 
 @NATIVE_CALLS.row("properties of tensors")

@@ -134,9 +134,7 @@ def call_device_count(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return m.fresh(torch.cuda.device_count())
 
 
-@CALLS.row(torch.get_rng_state)
-def call_get_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return read_state(m, default_generator(m))
+CALLS.row(torch.get_rng_state)(lambda m, args, kwargs: read_state(m, default_generator(m)))
 
 
 @CALLS.row(torch.set_rng_state)

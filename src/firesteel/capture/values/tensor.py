@@ -393,9 +393,7 @@ def _resized(m: Machine, tensor: TensorValue, name: str, sizes: Any, args: Args,
     return call_graph(m, "call_method", name, [tensor, *args], kwargs)
 
 
-@TENSOR_METHODS.row("item")
-def method_item(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return read_number(m, tensor, "Tensor.item")
+TENSOR_METHODS.row("item")(lambda m, tensor, args, kwargs: read_number(m, tensor, "Tensor.item"))
 
 
 def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
@@ -414,19 +412,9 @@ def method_tolist(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -
     return ListValue([method_tolist(m, row, [], {}) for row in tensor.iterate(m)])
 
 
-@TENSOR_METHODS.row("__int__", "__index__")
-def method_int(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return converted(m, read_number(m, tensor, "int() of a tensor"), int)
-
-
-@TENSOR_METHODS.row("__float__")
-def method_float(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return converted(m, read_number(m, tensor, "float() of a tensor"), float)
-
-
-@TENSOR_METHODS.row("__len__")
-def method_len(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return tensor.length(m)
+TENSOR_METHODS.row("__int__", "__index__")(lambda m, tensor, args, kwargs: converted(m, read_number(m, tensor, "int() of a tensor"), int))
+TENSOR_METHODS.row("__float__")(lambda m, tensor, args, kwargs: converted(m, read_number(m, tensor, "float() of a tensor"), float))
+TENSOR_METHODS.row("__len__")(lambda m, tensor, args, kwargs: tensor.length(m))
 
 
 def _with_tensor_value(name: str, combine: Any) -> Callable[..., Value]:
