@@ -132,43 +132,27 @@ def act_call_function_ex(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
 
 
 # -- attributes, items, operators ---------------------------------------------------------------------------------------
-@ACTIONS.row("LOAD_ATTR")
-def act_load_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"({e.expr(f.stack[-1])}).{i.argval}", 1)
+# instruction -> (text over the operands {0}, {1}, ... and the argument {arg}, how many items it takes, does it push one?)
+TEXTS: dict[str, tuple[str, int, bool]] = {
+    "LOAD_ATTR": ("({0}).{arg}", 1, True), "STORE_ATTR": ("{1}.{arg} = {0}", 2, False), "DELETE_ATTR": ("del {0}.{arg}", 1, False),
+    "BINARY_SUBSCR": ("{0}[{1}]", 2, True), "STORE_SUBSCR": ("{1}[{2}] = {0}", 3, False), "DELETE_SUBSCR": ("del {0}[{1}]", 2, False),
+    "UNARY_NEGATIVE": ("-{0}", 1, True), "UNARY_POSITIVE": ("+{0}", 1, True), "UNARY_INVERT": ("~{0}", 1, True), "UNARY_NOT": ("not {0}", 1, True),
+    "COMPARE_OP": ("{0} {arg} {1}", 2, True), "TO_BOOL": ("bool({0})", 1, True), "GET_ITER": ("iter({0})", 1, True),
+    "FORMAT_SIMPLE": ("format({0})", 1, True), "FORMAT_WITH_SPEC": ("format({0}, {1})", 2, True), "CONVERT_VALUE": ("{arg.__name__}({0})", 1, True),
+}
+
+
+def _as_text(text: str, pops: int, pushes: bool) -> ActionRow:
+    return lambda e, m, f, i: simple(e, i, text.format(*map(e.expr, f.stack[-pops:]), arg=i.argval), pops, pushes)
+
+
+for _name, _row in TEXTS.items():
+    ACTIONS.add(_name, _as_text(*_row))
 
 
 @ACTIONS.row("LOAD_SUPER_ATTR")
 def act_load_super_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"super({e.expr(f.stack[-2])}, {e.expr(f.stack[-1])}).{i.argval}", 3)
-
-
-@ACTIONS.row("STORE_ATTR")
-def act_store_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    value, owner = map(e.expr, f.stack[-2:])
-    return simple(e, i, f"{owner}.{i.argval} = {value}", 2, False)
-
-
-@ACTIONS.row("DELETE_ATTR")
-def act_delete_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"del {e.expr(f.stack[-1])}.{i.argval}", 1, False)
-
-
-@ACTIONS.row("BINARY_SUBSCR")
-def act_binary_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    owner, key = map(e.expr, f.stack[-2:])
-    return simple(e, i, f"{owner}[{key}]", 2)
-
-
-@ACTIONS.row("STORE_SUBSCR")
-def act_store_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    value, owner, key = map(e.expr, f.stack[-3:])
-    return simple(e, i, f"{owner}[{key}] = {value}", 3, False)
-
-
-@ACTIONS.row("DELETE_SUBSCR")
-def act_delete_subscr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    owner, key = map(e.expr, f.stack[-2:])
-    return simple(e, i, f"del {owner}[{key}]", 2, False)
 
 
 @ACTIONS.row("BINARY_OP")
@@ -180,36 +164,10 @@ def act_binary_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return Action([f"{name} = {a}", f"{name} {i.argval} {b}"], [Exit(i.index + 1, 2, [name])])
 
 
-@ACTIONS.row("COMPARE_OP")
-def act_compare_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    a, b = map(e.expr, f.stack[-2:])
-    return simple(e, i, f"{a} {i.argval} {b}", 2)
-
-
 @ACTIONS.row("CONTAINS_OP")
 def act_contains_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     a, b = map(e.expr, f.stack[-2:])
     return simple(e, i, f"{a} {'not in' if i.arg else 'in'} {b}", 2)
-
-
-def _unary(text: str) -> ActionRow:
-    return lambda e, m, f, i: simple(e, i, text.format(e.expr(f.stack[-1])), 1)
-
-
-for _name, _text in {"UNARY_NEGATIVE": "-{}", "UNARY_POSITIVE": "+{}", "UNARY_INVERT": "~{}", "UNARY_NOT": "not {}", "TO_BOOL": "bool({})",
-                     "GET_ITER": "iter({})", "FORMAT_SIMPLE": "format({})"}.items():
-    ACTIONS.add(_name, _unary(_text))
-
-
-@ACTIONS.row("FORMAT_WITH_SPEC")
-def act_format_with_spec(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    value, spec = map(e.expr, f.stack[-2:])
-    return simple(e, i, f"format({value}, {spec})", 2)
-
-
-@ACTIONS.row("CONVERT_VALUE")
-def act_convert_value(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"{i.argval.__name__}({e.expr(f.stack[-1])})", 1)
 
 
 @ACTIONS.row("BUILD_STRING")

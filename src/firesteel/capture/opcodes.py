@@ -44,14 +44,8 @@ def op_pop_top(m: Machine, f: Frame, i: Instr) -> None:
         let_go(m, value, lambda: f.stack.append(value))
 
 
-@OPCODES.row("PUSH_NULL")
-def op_push_null(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(NULL)
-
-
-@OPCODES.row("COPY")
-def op_copy(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(f.stack[-i.arg])
+OPCODES.row("PUSH_NULL")(lambda m, f, i: f.stack.append(NULL))
+OPCODES.row("COPY")(lambda m, f, i: f.stack.append(f.stack[-i.arg]))
 
 
 @OPCODES.row("SWAP")
@@ -60,9 +54,7 @@ def op_swap(m: Machine, f: Frame, i: Instr) -> None:
     stack[-1], stack[n] = stack[n], stack[-1]
 
 
-@OPCODES.row("LOAD_CONST")
-def op_load_const(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(NONE if i.argval is None else fresh(m, i.argval))
+OPCODES.row("LOAD_CONST")(lambda m, f, i: f.stack.append(NONE if i.argval is None else fresh(m, i.argval)))
 
 
 # -- variables ----------------------------------------------------------------------------------------------------------
@@ -76,9 +68,7 @@ def op_load_fast(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(value)
 
 
-@OPCODES.row("LOAD_FAST_AND_CLEAR")
-def op_load_fast_and_clear(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(f.slots.pop(i.argval, NULL))
+OPCODES.row("LOAD_FAST_AND_CLEAR")(lambda m, f, i: f.stack.append(f.slots.pop(i.argval, NULL)))
 
 
 @OPCODES.row("STORE_FAST")
@@ -97,14 +87,8 @@ def op_make_cell(m: Machine, f: Frame, i: Instr) -> None:
     f.slots[i.argval] = CellValue(f.slots.get(i.argval))
 
 
-@OPCODES.row("COPY_FREE_VARS")
-def op_copy_free_vars(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots.update(zip(f.code.co_freevars, f.closure))
-
-
-@OPCODES.row("LOAD_CLOSURE")
-def op_load_closure(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(f.slots[i.argval])
+OPCODES.row("COPY_FREE_VARS")(lambda m, f, i: f.slots.update(zip(f.code.co_freevars, f.closure)))
+OPCODES.row("LOAD_CLOSURE")(lambda m, f, i: f.stack.append(f.slots[i.argval]))
 
 
 @OPCODES.row("LOAD_DEREF")
@@ -121,9 +105,7 @@ def op_store_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.pop()
 
 
-@OPCODES.row("LOAD_GLOBAL")
-def op_load_global(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(m.read_global(f.scope, i.argval))
+OPCODES.row("LOAD_GLOBAL")(lambda m, f, i: f.stack.append(m.read_global(f.scope, i.argval)))
 
 
 @OPCODES.row("STORE_GLOBAL")
@@ -132,15 +114,11 @@ def op_store_global(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.pop()
 
 
-@OPCODES.row("LOAD_ASSERTION_ERROR")
-def op_load_assertion_error(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(ClassValue(AssertionError))
+OPCODES.row("LOAD_ASSERTION_ERROR")(lambda m, f, i: f.stack.append(ClassValue(AssertionError)))
 
 
 # -- attributes and items -----------------------------------------------------------------------------------------------
-@OPCODES.row("LOAD_ATTR")
-def op_load_attr(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, f.stack[-1].getattr(m, i.argval))
+OPCODES.row("LOAD_ATTR")(lambda m, f, i: f.finish(1, f.stack[-1].getattr(m, i.argval)))
 
 
 @OPCODES.row("LOAD_SUPER_ATTR")
@@ -170,9 +148,7 @@ def op_delete_attr(m: Machine, f: Frame, i: Instr) -> None:
     discard_pending(m, result)
 
 
-@OPCODES.row("BINARY_SUBSCR")
-def op_binary_subscr(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, f.stack[-2].getitem(m, f.stack[-1]))
+OPCODES.row("BINARY_SUBSCR")(lambda m, f, i: f.finish(2, f.stack[-2].getitem(m, f.stack[-1])))
 
 
 @OPCODES.row("STORE_SUBSCR")
@@ -199,9 +175,7 @@ for _name, _op in {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT":
     OPCODES.add(_name, _unary(_op))
 
 
-@OPCODES.row("TO_BOOL")
-def op_to_bool(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, boolean(m.truth_now(f.stack[-1])))
+OPCODES.row("TO_BOOL")(lambda m, f, i: f.finish(1, boolean(m.truth_now(f.stack[-1]))))
 
 
 @OPCODES.row("BINARY_OP")
@@ -211,14 +185,8 @@ def op_binary_op(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(2, m.inplace(op[:-1], a, b) if op[-1] == "=" else m.binary(op, a, b))
 
 
-@OPCODES.row("COMPARE_OP")
-def op_compare_op(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, m.compare(i.argval, f.stack[-2], f.stack[-1]))
-
-
-@OPCODES.row("IS_OP")
-def op_is_op(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, boolean(m.identical(f.stack[-2], f.stack[-1]) != bool(i.arg)))
+OPCODES.row("COMPARE_OP")(lambda m, f, i: f.finish(2, m.compare(i.argval, f.stack[-2], f.stack[-1])))
+OPCODES.row("IS_OP")(lambda m, f, i: f.finish(2, boolean(m.identical(f.stack[-2], f.stack[-1]) != bool(i.arg))))
 
 
 @OPCODES.row("CONTAINS_OP")
@@ -232,19 +200,9 @@ def take(f: Frame, count: int) -> list[Value]:
     return f.stack[-count:] if count else []
 
 
-@OPCODES.row("BUILD_TUPLE")
-def op_build_tuple(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(i.arg, TupleValue(take(f, i.arg)))
-
-
-@OPCODES.row("BUILD_LIST")
-def op_build_list(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(i.arg, ListValue(take(f, i.arg)))
-
-
-@OPCODES.row("BUILD_SET")
-def op_build_set(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(i.arg, SetValue.of(m, take(f, i.arg)))
+OPCODES.row("BUILD_TUPLE")(lambda m, f, i: f.finish(i.arg, TupleValue(take(f, i.arg))))
+OPCODES.row("BUILD_LIST")(lambda m, f, i: f.finish(i.arg, ListValue(take(f, i.arg))))
+OPCODES.row("BUILD_SET")(lambda m, f, i: f.finish(i.arg, SetValue.of(m, take(f, i.arg))))
 
 
 @OPCODES.row("BUILD_MAP")
@@ -260,9 +218,7 @@ def op_build_const_key_map(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg + 1, DictValue({k.hash_key(m): (k, v) for k, v in zip(keys, values)}))
 
 
-@OPCODES.row("BUILD_STRING")
-def op_build_string(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(i.arg, ConstValue("".join(part.constant() for part in take(f, i.arg))))
+OPCODES.row("BUILD_STRING")(lambda m, f, i: f.finish(i.arg, ConstValue("".join(part.constant() for part in take(f, i.arg)))))
 
 
 @OPCODES.row("BUILD_SLICE")
@@ -271,16 +227,15 @@ def op_build_slice(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, SliceValue(*parts, *[NONE] * (3 - i.arg)))
 
 
-@OPCODES.row("LIST_APPEND")
-def op_list_append(m: Machine, f: Frame, i: Instr) -> None:
-    list_append(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
-    f.stack.pop()
+def _into(add: Callable[..., Any]) -> Handler:
+    def handler(m: Machine, f: Frame, i: Instr) -> None:
+        add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
+        f.stack.pop()
+    return handler
 
 
-@OPCODES.row("SET_ADD")
-def op_set_add(m: Machine, f: Frame, i: Instr) -> None:
-    set_add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
-    f.stack.pop()
+for _name, _add in {"LIST_APPEND": list_append, "SET_ADD": set_add, "SET_UPDATE": set_update, "DICT_UPDATE": dict_update}.items():
+    OPCODES.add(_name, _into(_add))
 
 
 @OPCODES.row("MAP_ADD")
@@ -292,18 +247,6 @@ def op_map_add(m: Machine, f: Frame, i: Instr) -> None:
 @OPCODES.row("LIST_EXTEND")
 def op_list_extend(m: Machine, f: Frame, i: Instr) -> None:
     f.stack[-1 - i.arg].inplace(m, "+", f.stack[-1])
-    f.stack.pop()
-
-
-@OPCODES.row("SET_UPDATE")
-def op_set_update(m: Machine, f: Frame, i: Instr) -> None:
-    set_update(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
-    f.stack.pop()
-
-
-@OPCODES.row("DICT_UPDATE")
-def op_dict_update(m: Machine, f: Frame, i: Instr) -> None:
-    dict_update(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
     f.stack.pop()
 
 
@@ -352,14 +295,8 @@ def op_convert_value(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, CALLS[i.argval](m, [f.stack[-1]], {}) if i.argval in CALLS else fold(m, i.argval, m.known(f.stack[-1])))
 
 
-@OPCODES.row("FORMAT_SIMPLE")
-def op_format_simple(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, CALLS[format](m, [f.stack[-1]], {}))
-
-
-@OPCODES.row("FORMAT_WITH_SPEC")
-def op_format_with_spec(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, CALLS[format](m, f.stack[-2:], {}))
+OPCODES.row("FORMAT_SIMPLE")(lambda m, f, i: f.finish(1, CALLS[format](m, [f.stack[-1]], {})))
+OPCODES.row("FORMAT_WITH_SPEC")(lambda m, f, i: f.finish(2, CALLS[format](m, f.stack[-2:], {})))
 
 
 # -- calls --------------------------------------------------------------------------------------------------------------
@@ -418,9 +355,7 @@ def op_make_function(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(count, make_function(m, f.stack[-1].constant(), f.scope, flags, f.stack[-count:-1]))
 
 
-@OPCODES.row("LOAD_BUILD_CLASS")
-def op_load_build_class(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(m.constant_object(builtins.__build_class__))
+OPCODES.row("LOAD_BUILD_CLASS")(lambda m, f, i: f.stack.append(m.constant_object(builtins.__build_class__)))
 
 
 # -- jumps and loops ----------------------------------------------------------------------------------------------------
@@ -447,31 +382,18 @@ OPCODES.add("POP_JUMP_IF_TRUE", _jump_if(True))
 OPCODES.add("POP_JUMP_IF_FALSE", _jump_if(False))
 
 
-@OPCODES.row("POP_JUMP_IF_NONE")
-def op_pop_jump_if_none(m: Machine, f: Frame, i: Instr) -> None:
-    if is_none(f.stack.pop()):
-        f.pc = i.target.index
+def _jump_if_none(wanted: bool) -> Handler:
+    def handler(m: Machine, f: Frame, i: Instr) -> None:
+        if is_none(f.stack.pop()) == wanted:
+            f.pc = i.target.index
+    return handler
 
 
-@OPCODES.row("POP_JUMP_IF_NOT_NONE")
-def op_pop_jump_if_not_none(m: Machine, f: Frame, i: Instr) -> None:
-    if not is_none(f.stack.pop()):
-        f.pc = i.target.index
-
-
-@OPCODES.row("GET_ITER", "GET_YIELD_FROM_ITER")
-def op_get_iter(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, f.stack[-1].iterator(m))
-
-
-@OPCODES.row("FOR_ITER")
-def op_for_iter(m: Machine, f: Frame, i: Instr) -> None:
-    iterate_into(m, f, i)
-
-
-@OPCODES.row("GET_LEN")
-def op_get_len(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(f.stack[-1].length(m))
+OPCODES.add("POP_JUMP_IF_NONE", _jump_if_none(True))
+OPCODES.add("POP_JUMP_IF_NOT_NONE", _jump_if_none(False))
+OPCODES.row("GET_ITER", "GET_YIELD_FROM_ITER")(lambda m, f, i: f.finish(1, f.stack[-1].iterator(m)))
+OPCODES.row("FOR_ITER")(lambda m, f, i: iterate_into(m, f, i))
+OPCODES.row("GET_LEN")(lambda m, f, i: f.stack.append(f.stack[-1].length(m)))
 
 
 # -- leaving a frame ----------------------------------------------------------------------------------------------------

@@ -61,9 +61,7 @@ def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.slots[i.argval].set(m, None)      # type: ignore[attr-defined]  # a cell
 
 
-@OPCODES.row("DELETE_GLOBAL")
-def op_delete_global(m: Machine, f: Frame, i: Instr) -> None:
-    m.store_global(f.scope, i.argval, None)
+OPCODES.row("DELETE_GLOBAL")(lambda m, f, i: m.store_global(f.scope, i.argval, None))
 
 
 # -- match --------------------------------------------------------------------------------------------------------------
@@ -72,9 +70,7 @@ TEXTS = (str, bytes, bytearray)
 WHOLE = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
-@OPCODES.row("MATCH_MAPPING")
-def op_match_mapping(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(boolean(issubclass(f.stack[-1].python_type(), collections.abc.Mapping)))
+OPCODES.row("MATCH_MAPPING")(lambda m, f, i: f.stack.append(boolean(issubclass(f.stack[-1].python_type(), collections.abc.Mapping))))
 
 
 @OPCODES.row("MATCH_SEQUENCE")
@@ -155,9 +151,7 @@ def op_delete_name(m: Machine, f: Frame, i: Instr) -> None:
     f.namespace.delitem(m, ConstValue(i.argval))
 
 
-@OPCODES.row("LOAD_LOCALS")
-def op_load_locals(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack.append(namespace_of(f))
+OPCODES.row("LOAD_LOCALS")(lambda m, f, i: f.stack.append(namespace_of(f)))
 
 
 @OPCODES.row("LOAD_FROM_DICT_OR_DEREF")
@@ -189,15 +183,11 @@ def op_check_eg_match(m: Machine, f: Frame, i: Instr) -> None:
         m.handling = match
 
 
-@OPCODES.row("PREP_RERAISE_STAR")
-def op_prep_reraise_star(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(2, prepare_reraise(m, f.stack[-2], m.iterate(f.stack[-1])))
+OPCODES.row("PREP_RERAISE_STAR")(lambda m, f, i: f.finish(2, prepare_reraise(m, f.stack[-2], m.iterate(f.stack[-1]))))
 
 
 # -- yield from ---------------------------------------------------------------------------------------------------------
-@OPCODES.row("SEND")
-def op_send(m: Machine, f: Frame, i: Instr) -> None:
-    send_into(m, f, f.stack[-2], f.stack[-1], i)
+OPCODES.row("SEND")(lambda m, f, i: send_into(m, f, f.stack[-2], f.stack[-1], i))
 
 
 @OPCODES.row("END_SEND")
@@ -214,19 +204,11 @@ def op_cleanup_throw(m: Machine, f: Frame, i: Instr) -> None:
 
 
 # -- intrinsics ---------------------------------------------------------------------------------------------------------
-def _stop_iteration_error(m: Machine, value: Value) -> Value:
-    return m.generator_error(value)
-
-
-INTRINSICS = {"STOPITERATION_ERROR": _stop_iteration_error}
-
-
 @OPCODES.row("CALL_INTRINSIC_1")
 def op_call_intrinsic_1(m: Machine, f: Frame, i: Instr) -> None:
-    row = INTRINSICS.get(i.argval)
-    if row is None:
+    if i.argval != "STOPITERATION_ERROR":
         raise Break("opcode", name=f"CALL_INTRINSIC_1 ({i.argval})")
-    f.finish(1, row(m, f.stack[-1]))
+    f.finish(1, m.generator_error(f.stack[-1]))
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------------------

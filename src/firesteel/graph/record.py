@@ -404,7 +404,7 @@ def _offset_of_replayed(world: TraceWorld) -> Size:
     raise Unfollowable("strided_writes", "a write through as_strided is differentiated, and an input begins inside of its storage")
 
 
-@RECORDERS.row(aten.copy_.default)
+@RECORDERS.row(aten.copy_.default, aten.fill_.Tensor)
 def _record_copy(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """The new value is the source, expanded and converted; it does not depend on the old one."""
     target, source = args[:2]
@@ -442,11 +442,6 @@ def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 @RECORDERS.row(aten.resize_as_.default)
 def _record_resize_as(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     return _record_reshape(world, facts(aten.resize_.default), (args[0], list(to_spec(args[1]).shape)), {})
-
-
-@RECORDERS.row(aten.fill_.Tensor)
-def _record_fill_tensor(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    return _record_copy(world, fact, args, kwargs)
 
 
 @RECORDERS.row(aten.bernoulli_.float)

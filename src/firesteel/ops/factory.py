@@ -74,11 +74,7 @@ def lower_empty(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
 
 
 rule("full")(lambda size, value, *, dtype=None, layout=None, device=None, pin_memory=None: made(size, dtype or scalar_dtype(value), device))
-
-
-@refuses("full")
-def refuse_full(size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
-    fits_in(value, dtype or scalar_dtype(value))
+refuses("full")(lambda size, value, *, dtype=None, **options: fits_in(value, dtype or scalar_dtype(value)))
 
 
 @rule("full_like")
@@ -86,9 +82,7 @@ def full_like(x: Spec, value: Any, *, dtype=None, layout=None, device=None, pin_
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
 
-@refuses("full_like fill.Scalar")
-def refuse_full_like(x: Spec, value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
-    fits_in(value, dtype or x.dtype)
+refuses("full_like fill.Scalar")(lambda x, value, *, dtype=None, **options: fits_in(value, dtype or x.dtype))
 
 
 @rule("new_full")
@@ -96,9 +90,7 @@ def new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype=None, layout=No
     return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
 
 
-@refuses("new_full")
-def refuse_new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
-    fits_in(value, dtype or x.dtype)
+refuses("new_full")(lambda x, size, value, *, dtype=None, **options: fits_in(value, dtype or x.dtype))
 
 
 @lowering("full full_like new_full")
@@ -117,13 +109,7 @@ def filled(out: Any, value: Any) -> Any:
 
 
 rule("scalar_tensor")(lambda value, *, dtype=None, layout=None, device=None, pin_memory=None: made((), dtype, device))
-
-
-@refuses("scalar_tensor")
-def refuse_scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
-    fits_in(value, dtype or torch.get_default_dtype())
-
-
+refuses("scalar_tensor")(lambda value, *, dtype=None, **options: fits_in(value, dtype or torch.get_default_dtype()))
 lowering("scalar_tensor")(lambda b, out, value, **_: filled(out, value))
 probed_rule("fill.Scalar zero")(unary(same_dtype))
 
@@ -164,9 +150,7 @@ def new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], *, 
     return Spec(as_sizes(size), tuple(stride), 0, dtype or x.dtype, device_of(device, x.device))
 
 
-@refuses("new_empty_strided")
-def refuse_new_empty_strided(x: Spec, size: Sequence[Size], stride: Sequence[Size], **options: Any) -> None:
-    refuse_empty_strided(size, stride)
+refuses("new_empty_strided")(lambda x, size, stride, **options: refuse_empty_strided(size, stride))
 
 
 @rule("empty_permuted")

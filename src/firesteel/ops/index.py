@@ -181,9 +181,7 @@ def index_select(x: Spec, dim: int, index: Spec) -> Spec:
     return fresh(x, (*x.shape[:dim], index.numel(), *x.shape[dim + 1:]))
 
 
-@refuses("index_select")
-def refuse_index_select(x: Spec, dim: int, index: Spec) -> None:
-    is_vector_index(index, "index_select")
+refuses("index_select")(lambda x, dim, index: is_vector_index(index, "index_select"))
 
 
 @lowering("index_select")

@@ -406,9 +406,7 @@ def refuse_native_batch_norm(x: Spec, weight: Spec | None, bias: Spec | None, me
             must_match(p.shape[0], x.shape[1], f"expected a vector of {x.shape[1]} elements, one a channel, not of {p.shape[0]}")
 
 
-@refuses("_native_batch_norm_legit.no_stats")
-def refuse_batch_norm_no_stats(x: Spec, weight: Spec | None, bias: Spec | None, *rest: Any) -> None:
-    refuse_native_batch_norm(x, weight, bias, None, None)
+refuses("_native_batch_norm_legit.no_stats")(lambda x, weight, bias, *rest: refuse_native_batch_norm(x, weight, bias, None, None))
 
 
 @refuses("_native_batch_norm_legit_no_training")

@@ -471,9 +471,7 @@ def refuse_masked_fill_tensor(x: Spec, mask: Spec, value: Spec) -> None:
     surely_holds(value, x.dtype)
 
 
-@refuses("masked_fill.Scalar")
-def refuse_masked_fill_scalar(x: Spec, mask: Spec, value: Any) -> None:
-    fits_in(value, x.dtype)
+refuses("masked_fill.Scalar")(lambda x, mask, value: fits_in(value, x.dtype))
 
 
 @decomposition("masked_fill.Scalar masked_fill.Tensor", core=False)

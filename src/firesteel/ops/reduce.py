@@ -326,18 +326,8 @@ lowering("all all.dim all.dims")(lambda b, out, x, dims=None, keepdim=False: _si
 # ---------------------------------------------------------------- ranks
 
 probed_rule("median.dim nanmedian.dim mode")(lambda x, dim=-1, keepdim=False: max_dim(x, dim, keepdim))
-
-
-@refuses("median nanmedian")
-def refuse_median_all(x: Spec) -> None:
-    check(not x.dtype.is_complex, "median is not implemented for complex tensors")
-
-
-@refuses("median.dim nanmedian.dim mode")
-def refuse_median_dim(x: Spec, dim: int = -1, keepdim: bool = False) -> None:
-    not_empty(x, [dim])
-
-
+refuses("median nanmedian")(lambda x: check(not x.dtype.is_complex, "median is not implemented for complex tensors"))
+refuses("median.dim nanmedian.dim mode")(lambda x, dim=-1, keepdim=False: not_empty(x, [dim]))
 rule("kthvalue")(lambda x, k, dim=-1, keepdim=False: max_dim(x, dim, keepdim))
 
 
