@@ -32,40 +32,19 @@ def activation_backward(grad: Spec, x: Spec, *args: Any, **kwargs: Any) -> Spec:
 pointwise("relu", unary(same_dtype))(lambda x: compute_clamp(x, 0))
 pointwise("relu6", into_empty_like)(lambda x: compute_clamp(x, 0, 6))
 pointwise("hardtanh", into_empty_like)(lambda x, min_val=-1, max_val=1: compute_clamp(x, min_val, max_val))
-
-
-@decomposition("hardtanh_backward", core=False)
-def decompose_hardtanh_backward(grad: Tensor, x: Tensor, low: Any, high: Any) -> Tensor:
-    return aten.where.self(aten.logical_or.default(x <= low, x >= high), aten.zeros_like.default(grad), grad)
-
-
-@pointwise("hardtanh_backward", activation_backward, decides=True, recompute="pointwise")
-def compute_hardtanh_backward(grad, x, min_val, max_val):
-    return S.where(S.or_(S.le(x, min_val), S.ge(x, max_val)), 0, grad)
-
-
+decomposition("hardtanh_backward", core=False)(
+    lambda grad, x, low, high: aten.where.self(aten.logical_or.default(x <= low, x >= high), aten.zeros_like.default(grad), grad))
+pointwise("hardtanh_backward", activation_backward, decides=True, recompute="pointwise")(
+    lambda grad, x, min_val, max_val: S.where(S.or_(S.le(x, min_val), S.ge(x, max_val)), 0, grad))
 pointwise("threshold", unary(same_dtype), decides=True)(lambda x, threshold, value: S.where(S.le(x, threshold), as_element(value, x), x))
-
-
-@decomposition("threshold_backward", core=False)
-def decompose_threshold_backward(grad: Tensor, x: Tensor, threshold: Any) -> Tensor:
-    return aten.where.self(x <= threshold, aten.zeros_like.default(grad), grad)
-
-
-@pointwise("threshold_backward", activation_backward, decides=True)
-def compute_threshold_backward(grad, x, threshold):
-    return S.where(S.le(x, threshold), literal(0, grad.dtype), grad)
-
-
+decomposition("threshold_backward", core=False)(
+    lambda grad, x, threshold: aten.where.self(x <= threshold, aten.zeros_like.default(grad), grad))
+pointwise("threshold_backward", activation_backward, decides=True)(
+    lambda grad, x, threshold: S.where(S.le(x, threshold), literal(0, grad.dtype), grad))
 pointwise("leaky_relu", unary(same_dtype))(lambda x, negative_slope=0.01: S.where(S.gt(x, 0), x, S.mul(x, negative_slope)))
 decomposition("leaky_relu_backward", core=False)(lambda grad, x, slope, is_result: aten.where.self(x > 0, grad, grad * slope))
-
-
-@pointwise("leaky_relu_backward", activation_backward, decides=True, recompute="pointwise")
-def compute_leaky_relu_backward(grad, x, negative_slope, self_is_result):
-    return S.where(S.gt(x, 0), grad, S.mul(grad, negative_slope))
-
-
+pointwise("leaky_relu_backward", activation_backward, decides=True, recompute="pointwise")(
+    lambda grad, x, negative_slope, self_is_result: S.where(S.gt(x, 0), grad, S.mul(grad, negative_slope)))
 pointwise("_prelu_kernel", into_empty_like)(lambda x, weight: S.where(S.gt(x, 0), x, S.mul(weight, x)))
 operator("_prelu_kernel_backward.*", decides=True)
 
@@ -88,30 +67,18 @@ device_rule("rrelu_with_noise_functional")(lambda x, noise, *args, **kwargs: (li
 operator("rrelu_with_noise_functional.*", library=True)
 shape("rrelu_with_noise_backward")(as_second)
 pointwise("hardshrink", unary(same_dtype), decides=True)(lambda x, lambd=0.5: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, x))
-
-
-@refuses("softshrink")
-def refuse_softshrink(x: Spec, lambd: Any = 0.5) -> None:
-    check(not known(lambd) or lambd >= 0, f"lambda must be greater or equal to 0, but found to be {lambd}.")
-
-
-@pointwise("softshrink", unary(same_dtype))
-def compute_softshrink(x, lambd=0.5):
-    return S.where(S.gt(x, lambd), S.sub(x, lambd), S.where(S.lt(x, -lambd), S.add(x, lambd), S.where(S.isnan(x), x, 0)))
-
-
-@pointwise("softshrink_backward hardshrink_backward", activation_backward, decides=True)
-def compute_shrink_backward(grad, x, lambd):
-    return S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, grad)
+refuses("softshrink")(
+    lambda x, lambd=0.5: check(not known(lambd) or lambd >= 0, f"lambda must be greater or equal to 0, but found to be {lambd}."))
+pointwise("softshrink", unary(same_dtype))(
+    lambda x, lambd=0.5: S.where(S.gt(x, lambd), S.sub(x, lambd), S.where(S.lt(x, -lambd), S.add(x, lambd), S.where(S.isnan(x), x, 0))))
+pointwise("softshrink_backward hardshrink_backward", activation_backward, decides=True)(
+    lambda grad, x, lambd: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, grad))
 
 
 # ---------------------------------------------------------------- exponentials
 
-@pointwise("elu", unary(same_dtype))
-def compute_elu(x, alpha=1, scale=1, input_scale=1):
-    return S.where(S.gt(x, 0), times(x, scale), S.mul(S.expm1(times(x, input_scale)), alpha * scale))
-
-
+pointwise("elu", unary(same_dtype))(
+    lambda x, alpha=1, scale=1, input_scale=1: S.where(S.gt(x, 0), times(x, scale), S.mul(S.expm1(times(x, input_scale)), alpha * scale)))
 probed_rule("elu_backward")(lambda grad, alpha, scale, input_scale, is_result, x: elementwise([grad, x], result_dtype((grad, x))))
 
 
@@ -222,9 +189,8 @@ def compute_logit_backward(grad, x, eps=None):
 SIXTH = literal(1 / 6, "f32").attr      # eager's is a float also for doubles, where it multiplies by one
 
 
-@pointwise("hardsigmoid", unary(same_dtype), cuda=lambda x: S.mul(S.min(S.max(S.add(x, 3), 0), 6), SIXTH))
-def compute_hardsigmoid(x):
-    return S.div(S.min(S.max(S.add(x, 3), 0), 6), 6)
+pointwise("hardsigmoid", unary(same_dtype), cuda=lambda x: S.mul(S.min(S.max(S.add(x, 3), 0), 6), SIXTH))(
+    lambda x: S.div(S.min(S.max(S.add(x, 3), 0), 6), 6))
 
 
 @decomposition("hardsigmoid_backward", core=False)
@@ -233,14 +199,10 @@ def decompose_hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
     return aten.where.self(inside, grad * (1 / 6), aten.zeros_like.default(grad))
 
 
-@pointwise("hardsigmoid_backward", activation_backward, decides=True, recompute="pointwise")
-def compute_hardsigmoid_backward(grad, x):
-    return S.where(S.and_(S.gt(x, -3), S.lt(x, 3)), S.mul(grad, SIXTH), 0)
-
-
-@pointwise("hardswish", unary(same_dtype), cuda=lambda x: S.mul(S.mul(x, S.min(S.max(S.add(x, 3), 0), 6)), SIXTH))
-def compute_hardswish(x):
-    return S.div(S.mul(x, S.min(S.max(S.add(x, 3), 0), 6)), 6)
+pointwise("hardsigmoid_backward", activation_backward, decides=True, recompute="pointwise")(
+    lambda grad, x: S.where(S.and_(S.gt(x, -3), S.lt(x, 3)), S.mul(grad, SIXTH), 0))
+pointwise("hardswish", unary(same_dtype), cuda=lambda x: S.mul(S.mul(x, S.min(S.max(S.add(x, 3), 0), 6)), SIXTH))(
+    lambda x: S.div(S.mul(x, S.min(S.max(S.add(x, 3), 0), 6)), 6))
 
 
 @decomposition("hardswish_backward", core=False)
@@ -283,9 +245,8 @@ def compute_silu_backward(grad, x):
 GELU_CUBE, GELU_SCALE = 0.044715, math.sqrt(2 / math.pi)
 
 
-@refuses("gelu")
-def refuse_gelu(x: Spec, *, approximate: str = "none") -> None:
-    check(approximate in ("none", "tanh"), "approximate argument must be either none or tanh.")
+refuses("gelu")(
+    lambda x, *, approximate='none': check(approximate in ("none", "tanh"), "approximate argument must be either none or tanh."))
 
 
 @decomposition("gelu", core=False)

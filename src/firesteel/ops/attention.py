@@ -32,9 +32,8 @@ def _transposed_heads(shape: Shape) -> Shape:
     return strides_in_order(shape, (3, 1, 2, 0))
 
 
-@device_rule("_scaled_dot_product_flash_attention_for_cpu_backward")
-def flash_attention_cpu_backward(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
-    return tuple(Spec(x.shape, _transposed_heads(x.shape), 0, x.dtype, x.device) for x in (q, k, v))
+device_rule("_scaled_dot_product_flash_attention_for_cpu_backward")(
+    lambda grad, q, k, v, *args, **kwargs: tuple(Spec(x.shape, _transposed_heads(x.shape), 0, x.dtype, x.device) for x in (q, k, v)))
 
 
 def _attention_like(q: Spec, v: Spec) -> Spec:
@@ -57,9 +56,8 @@ def flash_attention_cuda(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_c
     return (_attention_like(q, v), lse, None, None, q.shape[2], k.shape[2], rng, _seed(q, (), torch.uint64, q.device), empty)
 
 
-@device_rule("_scaled_dot_product_flash_attention_backward _scaled_dot_product_cudnn_attention_backward")
-def attention_backward_like(grad: Spec, q: Spec, k: Spec, v: Spec, *args: Any, **kwargs: Any) -> tuple[Spec, ...]:
-    return tuple(Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device) for x in (q, k, v))
+device_rule("_scaled_dot_product_flash_attention_backward _scaled_dot_product_cudnn_attention_backward")(
+    lambda grad, q, k, v, *args, **kwargs: tuple(Spec(x.shape, preserved_strides(x), 0, x.dtype, x.device) for x in (q, k, v)))
 
 
 def _attention_output(q: Spec, v: Spec) -> Spec:

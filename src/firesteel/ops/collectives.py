@@ -3,7 +3,6 @@ meanwhile; `wait_tensor` waits for it.  A group is known by its name, which is t
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,11 +63,6 @@ def reduce_scatter_tensor(x: Spec, how: str, ranks: int, group: Any) -> Spec:
 rule("_c10d_functional::all_to_all_single")(lambda x, received, sent, group: _contiguous(x, sum(received)))
 rule("_c10d_functional::all_reduce_coalesced")(lambda xs, how, group: [all_reduce(x, how, group) for x in xs])
 rule("_c10d_functional::all_gather_into_tensor_coalesced")(lambda xs, ranks, group: [all_gather_into_tensor(x, ranks, group) for x in xs])
-
-
-@rule("_c10d_functional::reduce_scatter_tensor_coalesced")
-def reduce_scatter_tensor_coalesced(xs: Sequence[Spec], how: str, ranks: int, group: Any) -> list[Spec]:
-    return [reduce_scatter_tensor(x, how, ranks, group) for x in xs]
-
-
+rule("_c10d_functional::reduce_scatter_tensor_coalesced")(
+    lambda xs, how, ranks, group: [reduce_scatter_tensor(x, how, ranks, group) for x in xs])
 rule("firesteel::barrier")(lambda group: None)

@@ -164,11 +164,8 @@ def empty_permuted(size: Sequence[Size], order: Sequence[int], *, dtype=None, la
 
 rule("arange")(lambda end, *, dtype=None, layout=None, device=None, pin_memory=None: _range(0, end, 1, dtype, device))
 rule("arange.start")(lambda start, end, *, dtype=None, layout=None, device=None, pin_memory=None: _range(start, end, 1, dtype, device))
-
-
-@rule("arange.start_step")
-def arange_step(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return _range(start, end, step, dtype, device)
+rule("arange.start_step")(
+    lambda start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None: _range(start, end, step, dtype, device))
 
 
 def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: Any) -> Spec:
@@ -241,9 +238,8 @@ def lower_linspace(b: Builder, out: Any, start: Any, end: Any, steps: Any, **_: 
     return Operand.lazy(out, element)
 
 
-@rule("logspace")
-def logspace(start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((steps,), dtype, device)
+rule("logspace")(
+    lambda start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None: made((steps,), dtype, device))
 
 
 @rule("range range.step")

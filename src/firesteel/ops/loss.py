@@ -70,9 +70,8 @@ def refuse_nll_loss(x: Spec, target: Spec, weight: Spec | None, reduction: int, 
         must_match(weight.shape[0], x.shape[1] if len(x.shape) > 1 else x.shape[0], "weight tensor should be defined for all classes or no classes")
 
 
-@decomposition("nll_loss_forward nll_loss2d_forward")
-def decompose_nll_loss_forward(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: Any):
-    return _nll(x, target, weight, reduction, ignore_index)
+decomposition("nll_loss_forward nll_loss2d_forward")(
+    lambda x, target, weight, reduction, ignore_index: _nll(x, target, weight, reduction, ignore_index))
 
 
 def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: Any):
@@ -142,9 +141,8 @@ def decompose_nll_loss_backward(grad: Tensor, x: Tensor, target: Tensor, weight:
 
 # ---------------------------------------------------------------- distances
 
-@device_rule("mse_loss smooth_l1_loss", probed=True)
-def mse_loss(x: Spec, target: Spec, reduction: int = 1, *args: Any) -> Spec:
-    return _loss([x, target], reduction, result_dtype((x, target)))
+device_rule("mse_loss smooth_l1_loss", probed=True)(
+    lambda x, target, reduction=1, *args: _loss([x, target], reduction, result_dtype((x, target))))
 
 
 @decomposition("mse_loss")
@@ -217,9 +215,8 @@ def soft_margin_loss(x: Spec, target: Spec, reduction: int = 1) -> Spec:
     return _loss_in_target(target, x, reduction, x.dtype)       # computed in place in a copy of x
 
 
-@decomposition("soft_margin_loss")
-def decompose_soft_margin_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    return _reduce(aten.log1p.default(aten.exp.default(aten.neg.default(x) * target)), reduction)
+decomposition("soft_margin_loss")(
+    lambda x, target, reduction=MEAN: _reduce(aten.log1p.default(aten.exp.default(aten.neg.default(x) * target)), reduction))
 
 
 @decomposition("soft_margin_loss_backward")
@@ -246,9 +243,8 @@ def refuse_multilabel_margin_loss_forward(x: Spec, target: Spec, reduction: int)
         must_match(wanted, given, f"inconsistent {shapes}")
 
 
-@rule("multi_margin_loss_backward multilabel_margin_loss_backward _ctc_loss_backward _ctc_loss_backward.Tensor")
-def like_second(grad: Spec, x: Spec, *rest: Any, **options: Any) -> Spec:
-    return fresh(x, x.shape)
+rule("multi_margin_loss_backward multilabel_margin_loss_backward _ctc_loss_backward _ctc_loss_backward.Tensor")(
+    lambda grad, x, *rest, **options: fresh(x, x.shape))
 
 
 # ---------------------------------------------------------------- cross entropy of probabilities
@@ -304,9 +300,8 @@ def decompose_binary_cross_entropy_backward(grad: Tensor, x: Tensor, target: Ten
     return in_strides_of(_share(result, x.numel(), reduction), x)
 
 
-@device_rule("binary_cross_entropy_with_logits", probed=True)
-def bce_with_logits(x: Spec, target: Spec, weight: Spec | None = None, pos_weight: Spec | None = None, reduction: int = 1) -> Spec:
-    return _loss_in_target(x, target, reduction, target.dtype)
+device_rule("binary_cross_entropy_with_logits", probed=True)(
+    lambda x, target, weight=None, pos_weight=None, reduction=1: _loss_in_target(x, target, reduction, target.dtype))
 
 
 @refuses("binary_cross_entropy_with_logits")

@@ -202,9 +202,8 @@ def _with_ones(sizes: Shape, dims: Sequence[int], count: int) -> Shape:
 
 # ---------------------------------------------------------------- distances
 
-@device_rule("_cdist_forward")
-def cdist_forward(a: Spec, b: Spec, p: float, mode: Any) -> Spec:
-    return fresh(a, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2]), floating(a.dtype))
+device_rule("_cdist_forward")(
+    lambda a, b, p, mode: fresh(a, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2]), floating(a.dtype)))
 
 
 @shape("_cdist_backward")

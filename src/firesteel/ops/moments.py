@@ -43,9 +43,8 @@ def refuse_moments(x: Spec, *rest: Any, **options: Any) -> None:
     check(x.dtype.is_floating_point or x.dtype.is_complex, "std and var only support floating point and complex dtypes")
 
 
-@decomposition("var.correction", core=False)
-def decompose_var(x: Tensor, dim=None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    return aten.var_mean.correction(x, dim, correction=correction, keepdim=keepdim)[0]
+decomposition("var.correction", core=False)(
+    lambda x, dim=None, *, correction=None, keepdim=False: aten.var_mean.correction(x, dim, correction=correction, keepdim=keepdim)[0])
 
 
 @decomposition("std.correction", core=False)
@@ -141,11 +140,8 @@ def lower_var(b: Builder, out: Any, x: Operand, dims: Any = None, *, correction:
     return stored["var"] if stored else NotImplemented
 
 
-@lowering("var.dim std.dim")
-def lower_var_dim(b: Builder, out: Any, x: Operand, dims: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
-    return lower_var(b, out, x, dims, correction=int(unbiased), keepdim=keepdim)
-
-
+lowering("var.dim std.dim")(
+    lambda b, out, x, dims=None, unbiased=True, keepdim=False: lower_var(b, out, x, dims, correction=int(unbiased), keepdim=keepdim))
 lowering("var std")(lambda b, out, x, unbiased=True: lower_var(b, out, x, None, correction=int(unbiased)))
 
 

@@ -363,14 +363,10 @@ def batch_norm_output(x: Spec) -> Spec:
     return x._replace(strides=channels_last_strides(x.shape), offset=0) if only_channels_last(x) else fresh(x)
 
 
-@device_rule("_native_batch_norm_legit.no_stats")
-def native_batch_norm_no_stats(x: Spec, weight, bias, training: bool, momentum: float, eps: float) -> tuple[Spec, Spec, Spec]:
-    return native_batch_norm(x, weight, bias, None, None, training, momentum, eps)
-
-
-@device_rule("_native_batch_norm_legit_no_training")
-def native_batch_norm_no_training(x: Spec, weight, bias, mean: Spec, var: Spec, momentum: float, eps: float) -> tuple[Spec, Spec, Spec]:
-    return native_batch_norm(x, weight, bias, mean, var, False, momentum, eps)
+device_rule("_native_batch_norm_legit.no_stats")(
+    lambda x, weight, bias, training, momentum, eps: native_batch_norm(x, weight, bias, None, None, training, momentum, eps))
+device_rule("_native_batch_norm_legit_no_training")(
+    lambda x, weight, bias, mean, var, momentum, eps: native_batch_norm(x, weight, bias, mean, var, False, momentum, eps))
 
 
 @device_rule("_native_batch_norm_legit_functional")
@@ -407,11 +403,8 @@ def refuse_native_batch_norm(x: Spec, weight: Spec | None, bias: Spec | None, me
 
 
 refuses("_native_batch_norm_legit.no_stats")(lambda x, weight, bias, *rest: refuse_native_batch_norm(x, weight, bias, None, None))
-
-
-@refuses("_native_batch_norm_legit_no_training")
-def refuse_batch_norm_no_training(x: Spec, weight: Spec | None, bias: Spec | None, mean: Spec, var: Spec, *rest: Any) -> None:
-    refuse_native_batch_norm(x, weight, bias, mean, var)
+refuses("_native_batch_norm_legit_no_training")(
+    lambda x, weight, bias, mean, var, *rest: refuse_native_batch_norm(x, weight, bias, mean, var))
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any, var: Any, training: bool,
@@ -450,19 +443,12 @@ def decompose_native_batch_norm(x, weight, bias, mean, var, training: bool, mome
     return _batch_norm(x, weight, bias, mean, var, training, momentum, eps)[:3]
 
 
-@decomposition("_native_batch_norm_legit.no_stats")
-def decompose_native_batch_norm_no_stats(x, weight, bias, training: bool, momentum: float, eps: float):
-    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
-
-
-@decomposition("_native_batch_norm_legit_no_training")
-def decompose_native_batch_norm_no_training(x, weight, bias, mean, var, momentum: float, eps: float):
-    return _batch_norm(x, weight, bias, mean, var, False, momentum, eps)[:3]
-
-
-@decomposition("_native_batch_norm_legit_functional")
-def decompose_native_batch_norm_functional(x, weight, bias, mean, var, training: bool, momentum: float, eps: float):
-    return _batch_norm(x, weight, bias, mean, var, training, momentum, eps)
+decomposition("_native_batch_norm_legit.no_stats")(
+    lambda x, weight, bias, training, momentum, eps: _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3])
+decomposition("_native_batch_norm_legit_no_training")(
+    lambda x, weight, bias, mean, var, momentum, eps: _batch_norm(x, weight, bias, mean, var, False, momentum, eps)[:3])
+decomposition("_native_batch_norm_legit_functional")(
+    lambda x, weight, bias, mean, var, training, momentum, eps: _batch_norm(x, weight, bias, mean, var, training, momentum, eps))
 
 
 @decomposition("cudnn_batch_norm")

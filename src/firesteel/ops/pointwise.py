@@ -62,11 +62,8 @@ def compute_positive(x):
 
 pointwise("square", unary(same_dtype))(lambda x: x if x.dtype == "bool" else S.mul(x, x))
 pointwise("sign sgn", unary(same_dtype), decides=True)(lambda x: x if x.dtype == "bool" else S.sign(x))
-
-
-@pointwise("signbit", unary(to_bool), convert="own")
-def compute_signbit(x):
-    return S.signbit(x) if is_float(x.dtype) else literal(False, "bool") if x.dtype in ("bool", "u8") else S.lt(x, 0)
+pointwise("signbit", unary(to_bool), convert="own")(
+    lambda x: S.signbit(x) if is_float(x.dtype) else literal(False, "bool") if x.dtype in ("bool", "u8") else S.lt(x, 0))
 
 
 @probed_rule("angle")
@@ -203,9 +200,8 @@ def decompose_lerp_scalar(x: Tensor, end: Tensor, weight: float) -> Tensor:
     return x + (end - x) * weight if weight < 0.5 else end - (end - x) * (1 - weight)
 
 
-@decomposition("lerp.Tensor", core=False)
-def decompose_lerp_tensor(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    return aten.where.self(aten.abs.default(weight) < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+decomposition("lerp.Tensor", core=False)(
+    lambda x, end, weight: aten.where.self(aten.abs.default(weight) < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight)))
 
 
 @pointwise("lerp.Scalar lerp.Tensor")
@@ -319,9 +315,8 @@ def compute_pow_tensor(x, exponent):
     return S.pow(x, exponent)
 
 
-@probed_rule("float_power.Tensor_Tensor float_power.Tensor_Scalar float_power.Scalar")
-def float_power(a: Any, b: Any) -> Spec:
-    return elementwise(tensors_of(a, b), torch.complex128 if result_dtype((a, b)).is_complex else torch.float64)
+probed_rule("float_power.Tensor_Tensor float_power.Tensor_Scalar float_power.Scalar")(
+    lambda a, b: elementwise(tensors_of(a, b), torch.complex128 if result_dtype((a, b)).is_complex else torch.float64))
 
 
 # ---------------------------------------------------------------- extremes

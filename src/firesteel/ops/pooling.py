@@ -195,13 +195,8 @@ def _there(x: Operand, outer: Any, places: Sequence[tuple[Size, Any]], kind: str
 
 _average(2)
 _average(3)
-
-
-@device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward")
-def pool_backward(grad: Spec, x: Spec, *rest: Any) -> Spec:
-    return suggested(x)
-
-
+device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward")(
+    lambda grad, x, *rest: suggested(x))
 device_rule("_adaptive_avg_pool2d")(lambda x, size: suggested(x, (*x.shape[:-2], *size)))
 
 

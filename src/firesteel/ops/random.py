@@ -44,13 +44,8 @@ def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
 
 
 operator("native_dropout_backward.*", recompute="pointwise")
-
-
-@device_rule("native_dropout_backward", probed=True)
-def native_dropout_backward(grad: Spec, mask: Spec, scale: float) -> Spec:
-    return elementwise([grad, mask], floating(result_dtype((grad, mask))))
-
-
+device_rule("native_dropout_backward", probed=True)(
+    lambda grad, mask, scale: elementwise([grad, mask], floating(result_dtype((grad, mask)))))
 decomposition("native_dropout_backward")(lambda grad, mask, scale: grad * (cast(mask, grad.dtype) * scale))
 rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")(lambda x, *args, generator=None, **kwargs: fresh(x))
 

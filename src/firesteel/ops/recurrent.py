@@ -12,9 +12,8 @@ def fused_lstm_cell(input_gates: Spec, hidden_gates: Spec, cx: Spec, input_bias=
     return like(cx), like(cx), fresh(cx, (cx.shape[0], cx.shape[1] * 4))
 
 
-@device_rule("_thnn_fused_gru_cell")
-def fused_gru_cell(input_gates: Spec, hidden_gates: Spec, hx: Spec, input_bias=None, hidden_bias=None) -> tuple[Spec, Spec]:
-    return like(hx), fresh(hx, (hx.shape[0], hx.shape[1] * 5))
+device_rule("_thnn_fused_gru_cell")(
+    lambda input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None: (like(hx), fresh(hx, (hx.shape[0], hx.shape[1] * 5))))
 
 
 @device_rule("_thnn_fused_gru_cell_backward")

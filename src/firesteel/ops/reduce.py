@@ -122,11 +122,8 @@ def not_empty(x: Spec, dims: Sequence[int]) -> None:
 # ---------------------------------------------------------------- sums and products
 
 probed_rule("sum prod nansum")(lambda x, dim=None, keepdim=False, *, dtype=None: reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype)))
-
-
-@probed_rule("sum.dim_IntList prod.dim_int")
-def sum_dim(x: Spec, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
-    return reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype))
+probed_rule("sum.dim_IntList prod.dim_int")(
+    lambda x, dim, keepdim=False, *, dtype=None: reduced(x, dim, keepdim, dtype or sum_dtype(x.dtype)))
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -166,11 +163,8 @@ def lower_mean(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool
 
 
 probed_rule("count_nonzero count_nonzero.dim_IntList")(lambda x, dim=None: reduced(x, dim, False, torch.int64))
-
-
-@lowering("count_nonzero count_nonzero.dim_IntList")
-def lower_count_nonzero(b: Builder, out: Any, x: Operand, dims: Any = None) -> Any:
-    return _simple(b, out, x, "sum", dims, False, "i64", lambda e: to(truth(e), "i64"))
+lowering("count_nonzero count_nonzero.dim_IntList")(
+    lambda b, out, x, dims=None: _simple(b, out, x, "sum", dims, False, "i64", lambda e: to(truth(e), "i64")))
 
 
 @device_rule("trace", probed=True)
@@ -314,11 +308,8 @@ def lower_argmax(b: Builder, out: Any, x: Operand, dim: int | None = None, keepd
 
 # ---------------------------------------------------------------- truth
 
-@probed_rule("any any.dim any.dims all all.dim all.dims")
-def any_(x: Spec, dim: Dims = None, keepdim: bool = False) -> Spec:
-    return reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
-
-
+probed_rule("any any.dim any.dims all all.dim all.dims")(
+    lambda x, dim=None, keepdim=False: reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool))
 lowering("any any.dim any.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "any", dims, keepdim, "bool", truth))
 lowering("all all.dim all.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "all", dims, keepdim, "bool", truth))
 
@@ -377,8 +368,5 @@ def _norm(p: float) -> tuple[str, Callable[[Expr], Expr], Callable[[Expr], Expr]
 
 
 probed_rule("norm.Scalar")(lambda x, p=2: reduced(x, None, False, real(x.dtype)))
-
-
-@probed_rule("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype")
-def norm_dim(x: Spec, p: Any, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Spec:
-    return reduced(x, dim, keepdim, real(dtype or x.dtype))
+probed_rule("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype")(
+    lambda x, p, dim=None, keepdim=False, *, dtype=None: reduced(x, dim, keepdim, real(dtype or x.dtype)))

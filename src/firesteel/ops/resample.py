@@ -12,7 +12,7 @@ from torch import Tensor
 from firesteel.graph.decomp import as_suggested, cast, positions
 from firesteel.graph.rules.base import check, suggested
 from firesteel.graph.rules.refusals import must_be_float, same_shape, within
-from firesteel.graph.spec import Shape, Spec, fresh
+from firesteel.graph.spec import Spec, fresh
 from firesteel.loops.lower.build import Builder, fits
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, number, to
@@ -66,9 +66,8 @@ def upsample(x: Spec, size: Sequence[Size], *options: Any, **named: Any) -> Spec
     return suggested(x, (*x.shape[:2], *size))
 
 
-@decomposition("upsample_nearest2d", core=False)
-def decompose_upsample_nearest2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    return _upsample(x, size, [scales_h, scales_w], False)
+decomposition("upsample_nearest2d", core=False)(
+    lambda x, size, scales_h=None, scales_w=None: _upsample(x, size, [scales_h, scales_w], False))
 
 
 NEAREST = ("upsample_nearest1d upsample_nearest2d upsample_nearest3d",
@@ -139,17 +138,8 @@ def refuse_upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequ
 
 
 rule("grid_sampler_2d grid_sampler_3d")(lambda x, grid, *options: fresh(x, (*x.shape[:2], *grid.shape[1:-1])))
-
-
-@shape("grid_sampler_2d_backward grid_sampler_3d_backward")
-def grid_sampler_backward(grad: Spec, x: Spec, grid: Spec, interpolation: int, padding: int, align_corners: bool,
-                          mask: Sequence[bool]) -> list[Shape | None]:
-    return [x.shape if mask[0] else None, grid.shape]
-
-
+shape("grid_sampler_2d_backward grid_sampler_3d_backward")(
+    lambda grad, x, grid, interpolation, padding, align_corners, mask: [x.shape if mask[0] else None, grid.shape])
 shape("affine_grid_generator")(lambda theta, size, align_corners: (size[0], *size[2:], len(size) - 2))
-
-
-@decomposition("_upsample_nearest_exact2d", core=False)
-def decompose_upsample_nearest_exact2d(x: Tensor, size: Sequence[Any], scales_h: float | None = None, scales_w: float | None = None) -> Tensor:
-    return _upsample(x, size, [scales_h, scales_w], True)
+decomposition("_upsample_nearest_exact2d", core=False)(
+    lambda x, size, scales_h=None, scales_w=None: _upsample(x, size, [scales_h, scales_w], True))

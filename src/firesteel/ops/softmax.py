@@ -112,9 +112,8 @@ def lower_softmax(b: Builder, out: Any, x: Operand, dim: int, half_to_float: Any
     return result
 
 
-@device_rule("_softmax_backward_data _log_softmax_backward_data", probed=True)
-def softmax_backward(grad: Spec, output: Spec, dim: int, input_dtype: torch.dtype) -> Spec:
-    return fresh(grad, dtype=input_dtype)
+device_rule("_softmax_backward_data _log_softmax_backward_data", probed=True)(
+    lambda grad, output, dim, input_dtype: fresh(grad, dtype=input_dtype))
 
 
 @refuses("_softmax_backward_data _log_softmax_backward_data")

@@ -41,9 +41,8 @@ def refuse_topk(x: Spec, k: Any, dim: int = -1, largest: bool = True, sorted: bo
     within(k, 0, size, "selected index k out of range")
 
 
-@device_rule("bucketize.Tensor")
-def bucketize(x: Spec, boundaries: Spec, *, out_int32: bool = False, right: bool = False) -> Spec:
-    return fresh(x, dtype=torch.int32 if out_int32 else torch.int64)
+device_rule("bucketize.Tensor")(
+    lambda x, boundaries, *, out_int32=False, right=False: fresh(x, dtype=torch.int32 if out_int32 else torch.int64))
 
 
 @refuses("bucketize.Tensor")

@@ -137,13 +137,8 @@ def decompose_slice_backward(grad: Tensor, sizes: Sequence[Any], dim: int, start
 
 
 device_rule("select_backward")(lambda grad, sizes, dim, index: fresh(grad, sizes))
-
-
-@decomposition("select_backward")
-def decompose_select_backward(grad: Tensor, sizes: Sequence[Any], dim: int, index: Any) -> Tensor:
-    return aten.select_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, index)
-
-
+decomposition("select_backward")(
+    lambda grad, sizes, dim, index: aten.select_scatter.default(aten.new_zeros.default(grad, list(sizes)), grad, dim, index))
 device_rule("diagonal_backward")(lambda grad, sizes, offset, dim1, dim2: fresh(grad, sizes))
 
 
