@@ -29,12 +29,13 @@ from firesteel.autograd.alias import overlaps
 from firesteel.autograd.arrived import tangent_bits
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
-from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, gradient_program, trace_program
+from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, trace_program
 from firesteel.autograd.outline import Outline, ProgramCache, ProgramEntry
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.seams import runs_users_code
+from firesteel.autograd.second_order import SecondOrder, autocast_state, kind_of
 from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.autograd.signature import Signature, signature_of
 from firesteel.errors import Unsupported, UserError
@@ -46,10 +47,9 @@ from firesteel.graph.passes import clean
 from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
-from firesteel.graph.wrappers import Pack, Packing, is_wrapper, places_of, width
+from firesteel.graph.wrappers import Pack, Packing, places_of, width
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
-from firesteel.targets import in_use
 
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
 
@@ -337,11 +337,11 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
 def _training(outline: Outline, forward: Callable, program: Program, compilers: Compilers, eager: Callable,
               read_backward: Callable[[], GraphModule], compile_backward: Callable[[], Callable]) -> runtime.TrainingGraph:
     joint = outline.joint
+    gradients, unstored = (SecondOrder(program, joint, functools.partial(_compile_gradients, own), eager) for own in (compilers, Compilers.of(nop)))
     return runtime.TrainingGraph(
         plan=joint.plan, forward=forward, eager=eager, compile_backward=compile_backward, read_backward=read_backward,
         compile_part=functools.partial(_compile_part, compilers, stages.current()),
-        second_order=SecondOrder(program, joint, compilers, eager),
-        unstored=SecondOrder(program, joint, Compilers.of(nop), eager), **outline.facts)
+        second_order=gradients, unstored=unstored, **outline.facts)
 
 
 def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
@@ -438,80 +438,12 @@ def _read_and_written(joint: Joint) -> list[int]:
     return [i for i in sorted(written) if any(placeholders[p] in needed for p in places_of(packs, i))]
 
 
-# ---------------------------------------------------------------- gradients of gradients
-
-class SecondOrder:
-    """Differentiable gradients of a program, compiled for each kind of call: (inputs, tangents) -> one gradient an input."""
-
-    def __init__(self, program: Program, joint: Joint, compilers: Compilers, eager: Callable):
-        self.program, self.compilers, self.eager = program, compilers, eager
-        self.joint = without_graph(joint)
-        self.wanted = [i for i, yes in enumerate(joint.differentiated) if yes]
-        self.count = joint.plan.num_inputs
-        self.compilation = stages.current()
-        self.autocast = autocast_state()        # the program is traced again, later, perhaps outside of the region it was met in
-        self.compiled: dict[tuple, Callable] = {}
-
-    def __call__(self, inputs: Sequence[Any], tangents: Sequence[torch.Tensor | None]) -> list[Any]:
-        present = [k for k, t in enumerate(tangents) if t is not None]
-        args = [*inputs, *(tangents[k] for k in present)]
-        key = (torch.is_grad_enabled(), *present, *(_kind(a) for a in args))
-        run = self.compiled.get(key)
-        if run is None:
-            run = self.compiled[key] = self._compile(args, present)
-        found = dict(zip(self.wanted, run(*args)))
-        return [found.get(i) for i in range(self.count)]
-
-    def _compile(self, args: list[Any], present: list[int]) -> Callable:
-        program, eager = (gradient_program(p, self.joint, self.wanted, present) for p in (self.program, self.eager))
-        with stages.kept_by(self.compilation), contextlib.ExitStack() as stack:
-            for device, dtype, enabled in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            try:
-                return compile_program(program, [_example(a) for a in args], self.compilers, eager)
-            except UNTRACEABLE as error:
-                return run_by_eager("untraceable_gradients", str(error), eager)
-
-
-def autocast_state() -> list[tuple[str, torch.dtype, bool]]:
-    """(device, dtype, is it on) for every device on which automatic casting is or can be on."""
-    return [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in in_use()]
-
-
-def _example(value: Any) -> Any:
-    """What to trace with: for a tensor without memory, one of its shape."""
-    if isinstance(value, torch.Tensor) and not runtime.has_storage(value):
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device).requires_grad_(value.requires_grad)
-    return value
-
-
-def _kind(value: Any) -> Any:
-    """What a compiled program depends on, of one input."""
-    if is_wrapper(value):
-        names, context = value.__tensor_flatten__()
-        return type(value), _kind(context), value.shape, value.requires_grad, value.is_leaf, *(_kind(getattr(value, name)) for name in names)
-    if isinstance(value, torch.Tensor):
-        layout = value.stride() if value.layout is torch.strided else value.layout
-        return value.shape, layout, value.dtype, value.device, value.requires_grad, value.is_leaf
-    if isinstance(value, torch.Generator):      # which one it is, and its state, matter at run time only
-        return torch.Generator, value.device
+def _compile_gradients(compilers: Compilers, program: Program, example_inputs: list[Any], eager: Callable) -> Callable:
+    """Differentiable gradients of a program (second_order.py) are a program."""
     try:
-        hash(value)
-    except TypeError:
-        return type(value), repr(value) if type(value) is slice else Identity(value)
-    return type(value), value
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A key that equals itself only, kept alive by being a key."""
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        return compile_program(program, example_inputs, compilers, eager)
+    except UNTRACEABLE as error:
+        return run_by_eager("untraceable_gradients", str(error), eager)
 
 
 # ---------------------------------------------------------------- public functions
@@ -556,7 +488,7 @@ class Traced:
     def _key(self, value: Any) -> Any:
         if self.dynamic and isinstance(value, torch.Tensor):
             return value.dim(), value.dtype, value.device, value.requires_grad, value.is_leaf
-        return _kind(value)
+        return kind_of(value)
 
     def _compile(self, unique: list[Any], places: list[int], structure: Any) -> Variant:
         results: list[Any] = [None]
