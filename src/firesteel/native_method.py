@@ -5,10 +5,16 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from typing import Any
 
 CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
+
+
+def with_fetches(text: str) -> str:
+    """LLVM text in which `%x = fetch i64, %head, ptr %p, ...` stands for the address of an element and a load from it."""
+    return re.sub(r"(%[\w.]+) = fetch (\w+), (.*)", r"\1.from = getelementptr \3\n  \1 = load \2, ptr \1.from", text)
 
 
 class _MethodDef(ctypes.Structure):

@@ -29,7 +29,7 @@ from typing import Any
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Source, Type, literal
-from firesteel.native_method import CompileText, native_method
+from firesteel.native_method import CompileText, native_method, with_fetches
 from firesteel.records import dataclass
 from firesteel.table import Table
 
@@ -43,7 +43,7 @@ POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_v
 END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS = range(13)
 TYPE_AT, CONTENT_AT = 8, 16         # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict
 
-WALK = """
+WALK = with_fetches("""
 %step = type { i8, i8, i16, i16, i16, ptr }                     ; what to do, function, type of x or -1, slot of x, slot of the result, operand
 %head = type { i64, i64, ptr, ptr, ptr, ptr, ptr, ptr }         ; number of slots, of exports; slots to export, steps, types, functions, None, False
 
@@ -65,12 +65,9 @@ entry:
   %slots = alloca ptr, i64 %slot_count
   %position = alloca i64
   %key_at = alloca ptr
-  %exports_at = getelementptr %head, ptr %head, i64 0, i32 1
-  %exports = load i64, ptr %exports_at
-  %types_at = getelementptr %head, ptr %head, i64 0, i32 4
-  %types = load ptr, ptr %types_at
-  %functions_at = getelementptr %head, ptr %head, i64 0, i32 5
-  %functions = load ptr, ptr %functions_at
+  %exports = fetch i64, %head, ptr %head, i64 0, i32 1
+  %types = fetch ptr, %head, ptr %head, i64 0, i32 4
+  %functions = fetch ptr, %head, ptr %head, i64 0, i32 5
   %result = call ptr @PyTuple_New(i64 %exports)
   %out_of_memory = icmp eq ptr %result, null
   br i1 %out_of_memory, label %raise, label %argument
@@ -81,42 +78,32 @@ argument:
   %more = icmp slt i64 %i, %count
   br i1 %more, label %copy, label %begin
 copy:
-  %object_at = getelementptr ptr, ptr %objects, i64 %i
-  %object = load ptr, ptr %object_at
+  %object = fetch ptr, ptr, ptr %objects, i64 %i
   %first_at = getelementptr ptr, ptr %slots, i64 %i
   store ptr %object, ptr %first_at
   %i_next = add i64 %i, 1
   br label %argument
 begin:
-  %steps_at = getelementptr %head, ptr %head, i64 0, i32 3
-  %steps = load ptr, ptr %steps_at
+  %steps = fetch ptr, %head, ptr %head, i64 0, i32 3
   br label %step
 
 step:
   %at = phi ptr [%steps, %begin], [%next, %go_on]
   %next = getelementptr %step, ptr %at, i64 1
   %op = load i8, ptr %at
-  %function_number_at = getelementptr %step, ptr %at, i64 0, i32 1
-  %function_number = load i8, ptr %function_number_at
+  %function_number = fetch i8, %step, ptr %at, i64 0, i32 1
   %function_at = getelementptr ptr, ptr %functions, i8 %function_number
-  %type_number_at = getelementptr %step, ptr %at, i64 0, i32 2
-  %type_number = load i16, ptr %type_number_at
-  %x_slot_at = getelementptr %step, ptr %at, i64 0, i32 3
-  %x_slot = load i16, ptr %x_slot_at
-  %x_at = getelementptr ptr, ptr %slots, i16 %x_slot
-  %x = load ptr, ptr %x_at
-  %out_at = getelementptr %step, ptr %at, i64 0, i32 4
-  %out = load i16, ptr %out_at
+  %type_number = fetch i16, %step, ptr %at, i64 0, i32 2
+  %x_slot = fetch i16, %step, ptr %at, i64 0, i32 3
+  %x = fetch ptr, ptr, ptr %slots, i16 %x_slot
+  %out = fetch i16, %step, ptr %at, i64 0, i32 4
   %out_slot_at = getelementptr ptr, ptr %slots, i16 %out
-  %operand_at = getelementptr %step, ptr %at, i64 0, i32 5
-  %operand = load ptr, ptr %operand_at
+  %operand = fetch ptr, %step, ptr %at, i64 0, i32 5
   %of_any = icmp slt i16 %type_number, 0
   br i1 %of_any, label %do, label %of_type
 of_type:
-  %type_at = getelementptr ptr, ptr %types, i16 %type_number
-  %wants = load ptr, ptr %type_at
-  %has_at = getelementptr i8, ptr %x, i64 8
-  %has = load ptr, ptr %has_at
+  %wants = fetch ptr, ptr, ptr %types, i16 %type_number
+  %has = fetch ptr, i8, ptr %x, i64 8
   %fits = icmp eq ptr %has, %wants
   br i1 %fits, label %do, label %unsure
 do:
@@ -148,8 +135,7 @@ owned:
   br label %found
 member:
   %m_offset = ptrtoint ptr %operand to i64
-  %m_value_at = getelementptr i8, ptr %x, i64 %m_offset
-  %m_value = load ptr, ptr %m_value_at
+  %m_value = fetch ptr, i8, ptr %x, i64 %m_offset
   br label %found
 found:
   %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned], [%m_value, %member]
@@ -169,8 +155,7 @@ answered:
   %a_holds = icmp eq i32 %a_answer, %a_wanted
   br i1 %a_holds, label %go_on, label %fails
 type:
-  %t_at = getelementptr i8, ptr %x, i64 8
-  %t_has = load ptr, ptr %t_at
+  %t_has = fetch ptr, i8, ptr %x, i64 8
   %t_holds = icmp eq ptr %t_has, %operand
   br i1 %t_holds, label %go_on, label %fails
 is:
@@ -191,8 +176,7 @@ differs:
   %e_error = icmp slt i32 %e_answer, 0
   br i1 %e_error, label %trouble, label %fails
 word:
-  %w_at = getelementptr i8, ptr %x, i64 16
-  %w_bits = load ptr, ptr %w_at
+  %w_bits = fetch ptr, i8, ptr %x, i64 16
   %w_holds = icmp eq ptr %w_bits, %operand
   br i1 %w_holds, label %go_on, label %fails
 empty:
@@ -200,20 +184,16 @@ empty:
   %n_lost = icmp eq ptr %n_value, null
   br i1 %n_lost, label %trouble, label %counting
 counting:
-  %n_type_at = getelementptr ptr, ptr %types, i16 %out
-  %n_wants = load ptr, ptr %n_type_at
-  %n_has_at = getelementptr i8, ptr %n_value, i64 8
-  %n_has = load ptr, ptr %n_has_at
+  %n_wants = fetch ptr, ptr, ptr %types, i16 %out
+  %n_has = fetch ptr, i8, ptr %n_value, i64 8
   %n_fits = icmp eq ptr %n_has, %n_wants
   br i1 %n_fits, label %counted, label %unsure
 counted:
-  %n_length_at = getelementptr i8, ptr %n_value, i64 16
-  %n_length = load i64, ptr %n_length_at
+  %n_length = fetch i64, i8, ptr %n_value, i64 16
   %n_holds = icmp eq i64 %n_length, 0
   br i1 %n_holds, label %go_on, label %fails
 keys:
-  %k_count_at = getelementptr i8, ptr %operand, i64 16
-  %k_count = load i64, ptr %k_count_at
+  %k_count = fetch i64, i8, ptr %operand, i64 16
   %k_first_at = getelementptr i8, ptr %operand, i64 24
   store i64 0, ptr %position
   br label %key_next
@@ -229,15 +209,12 @@ key_end:
   br i1 %k_one, label %fails, label %go_on
 key_compare:
   %k_key = load ptr, ptr %key_at
-  %k_expected_at = getelementptr ptr, ptr %k_first_at, i64 %k
-  %k_expected = load ptr, ptr %k_expected_at
+  %k_expected = fetch ptr, ptr, ptr %k_first_at, i64 %k
   %k_same = icmp eq ptr %k_key, %k_expected
   br i1 %k_same, label %key_held, label %key_other
 key_other:
-  %k_type_at = getelementptr i8, ptr %k_key, i64 8
-  %k_type = load ptr, ptr %k_type_at
-  %k_str_at = getelementptr i8, ptr %k_expected, i64 8
-  %k_str = load ptr, ptr %k_str_at
+  %k_type = fetch ptr, i8, ptr %k_key, i64 8
+  %k_str = fetch ptr, i8, ptr %k_expected, i64 8
   %k_alike = icmp eq ptr %k_type, %k_str
   br i1 %k_alike, label %key_equal, label %unsure
 key_equal:
@@ -249,18 +226,15 @@ key_held:
   br label %key_next
 
 held:
-  %list_at = getelementptr %head, ptr %head, i64 0, i32 2
-  %list = load ptr, ptr %list_at
+  %list = fetch ptr, %head, ptr %head, i64 0, i32 2
   br label %export
 export:
   %e = phi i64 [0, %held], [%e_next, %exporting]
   %e_more = icmp slt i64 %e, %exports
   br i1 %e_more, label %exporting, label %done
 exporting:
-  %e_slot_at = getelementptr i64, ptr %list, i64 %e
-  %e_slot = load i64, ptr %e_slot_at
-  %e_value_at = getelementptr ptr, ptr %slots, i64 %e_slot
-  %e_value = load ptr, ptr %e_value_at
+  %e_slot = fetch i64, i64, ptr %list, i64 %e
+  %e_value = fetch ptr, ptr, ptr %slots, i64 %e_slot
   call void @Py_IncRef(ptr %e_value)
   %e_stored = call i32 @PyTuple_SetItem(ptr %result, i64 %e, ptr %e_value)
   %e_next = add i64 %e, 1
@@ -284,7 +258,7 @@ answer:
   call void @Py_DecRef(ptr %result)
   ret ptr %said
 }
-"""
+""")
 
 
 class _Step(ctypes.Structure):

@@ -15,7 +15,7 @@ import torch
 
 from firesteel.artifacts import counters
 from firesteel.codegen.zones import Zones
-from firesteel.native_method import CompileText, native_method
+from firesteel.native_method import CompileText, native_method, with_fetches
 from firesteel.records import dataclass
 
 
@@ -125,7 +125,7 @@ def as_word(value: int | float) -> int:
 
 # What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
 # of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
-LAUNCHER = r"""
+LAUNCHER = with_fetches(r"""
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyEval_SaveThread()
@@ -138,8 +138,7 @@ entry:
   %error = alloca i64
   store i64 0, ptr %error
   %kernels = load i64, ptr %recipe
-  %most_at = getelementptr i64, ptr %recipe, i64 1
-  %most = load i64, ptr %most_at
+  %most = fetch i64, i64, ptr %recipe, i64 1
   %args = alloca i64, i64 %most
   %first = getelementptr i64, ptr %recipe, i64 2
   %error_address = ptrtoint ptr %error to i64
@@ -151,8 +150,7 @@ kernel:
   br i1 %more, label %arguments, label %done
 arguments:
   %address = load ptr, ptr %at
-  %count_at = getelementptr i64, ptr %at, i64 1
-  %count = load i64, ptr %count_at
+  %count = fetch i64, i64, ptr %at, i64 1
   %slots = getelementptr i64, ptr %at, i64 2
   br label %argument
 argument:
@@ -162,13 +160,11 @@ argument:
   br i1 %unfinished, label %one, label %launched
 one:
   %slot = load i64, ptr %slot_at
-  %addend_at = getelementptr i64, ptr %slot_at, i64 1
-  %addend = load i64, ptr %addend_at
+  %addend = fetch i64, i64, ptr %slot_at, i64 1
   switch i64 %slot, label %framed [ i64 -1, label %error_slot
                                     i64 -2, label %literal ]
 framed:
-  %value_at = getelementptr i64, ptr %frame, i64 %slot
-  %value = load i64, ptr %value_at
+  %value = fetch i64, i64, ptr %frame, i64 %slot
   %sum = add i64 %value, %addend
   br label %stored
 error_slot:
@@ -201,8 +197,7 @@ next:
   %more = icmp slt i64 %i, %count
   br i1 %more, label %convert, label %ready
 convert:
-  %object_at = getelementptr ptr, ptr %objects, i64 %i
-  %object = load ptr, ptr %object_at
+  %object = fetch ptr, ptr, ptr %objects, i64 %i
   %value = call i64 @PyLong_AsLongLong(ptr %object)
   %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
   br i1 %odd, label %ask, label %converted
@@ -224,7 +219,7 @@ ready:
   %result = call ptr @PyLong_FromLongLong(i64 %error)
   ret ptr %result
 }
-"""
+""")
 
 
 class LaunchRecipe(int):

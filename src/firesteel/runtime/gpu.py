@@ -37,6 +37,7 @@ from firesteel.codegen.triton import GpuKernel, Pass
 from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
 from firesteel.config import config
 from firesteel.loops.scalars import ITEMSIZE
+from firesteel.native_method import with_fetches
 from firesteel.records import dataclass
 from firesteel.runtime import cpu
 from firesteel.sym.expr import Size
@@ -240,28 +241,19 @@ def device(index: int) -> Device:
 # Arguments of the launcher, each an i64: the table of functions; the kernel, and the number of its twin for any address; how many
 # addresses there are, programs, threads, bytes of shared memory; stream, context; the number of parameters, and the parameters,
 # addresses first; the host's error slot.
-LAUNCHER = r"""
+LAUNCHER = with_fetches(r"""
 define void @fs_cuda_launch(ptr %args) {
 entry:
   %table = load ptr, ptr %args
-  %function.at = getelementptr i64, ptr %args, i64 1
-  %function = load ptr, ptr %function.at
-  %twin.at = getelementptr i64, ptr %args, i64 2
-  %twin = load i64, ptr %twin.at
-  %addresses.at = getelementptr i64, ptr %args, i64 3
-  %addresses = load i64, ptr %addresses.at
-  %programs.at = getelementptr i64, ptr %args, i64 4
-  %programs = load i64, ptr %programs.at
-  %threads.at = getelementptr i64, ptr %args, i64 5
-  %threads = load i64, ptr %threads.at
-  %shared.at = getelementptr i64, ptr %args, i64 6
-  %shared = load i64, ptr %shared.at
-  %stream.at = getelementptr i64, ptr %args, i64 7
-  %stream = load ptr, ptr %stream.at
-  %context.at = getelementptr i64, ptr %args, i64 8
-  %context = load ptr, ptr %context.at
-  %count.at = getelementptr i64, ptr %args, i64 9
-  %count = load i64, ptr %count.at
+  %function = fetch ptr, i64, ptr %args, i64 1
+  %twin = fetch i64, i64, ptr %args, i64 2
+  %addresses = fetch i64, i64, ptr %args, i64 3
+  %programs = fetch i64, i64, ptr %args, i64 4
+  %threads = fetch i64, i64, ptr %args, i64 5
+  %shared = fetch i64, i64, ptr %args, i64 6
+  %stream = fetch ptr, i64, ptr %args, i64 7
+  %context = fetch ptr, i64, ptr %args, i64 8
+  %count = fetch i64, i64, ptr %args, i64 9
   %first = getelementptr i64, ptr %args, i64 10
   %places = alloca ptr, i64 %count
   %popped = alloca ptr
@@ -288,18 +280,15 @@ ready:
   %aligned = icmp eq i64 %rest, 0
   br i1 %aligned, label %launch, label %unaligned
 unaligned:
-  %find.at = getelementptr ptr, ptr %table, i64 3
-  %find = load ptr, ptr %find.at
+  %find = fetch ptr, ptr, ptr %table, i64 3
   %found = call ptr %find(i64 %twin, ptr %shared.found)
   %shared.twin = load i64, ptr %shared.found
   br label %launch
 launch:
   %chosen = phi ptr [%function, %ready], [%found, %unaligned]
   %bytes = phi i64 [%shared, %ready], [%shared.twin, %unaligned]
-  %push.at = getelementptr ptr, ptr %table, i64 1
-  %push = load ptr, ptr %push.at
-  %pop.at = getelementptr ptr, ptr %table, i64 2
-  %pop = load ptr, ptr %pop.at
+  %push = fetch ptr, ptr, ptr %table, i64 1
+  %pop = fetch ptr, ptr, ptr %table, i64 2
   %run = load ptr, ptr %table
   %x = trunc i64 %programs to i32
   %t = trunc i64 %threads to i32
@@ -310,15 +299,14 @@ launch:
   %failed = icmp ne i32 %result, 0
   br i1 %failed, label %report, label %done
 report:
-  %error.at = getelementptr i64, ptr %first, i64 %count
-  %error = load ptr, ptr %error.at
+  %error = fetch ptr, i64, ptr %first, i64 %count
   %code = zext i32 %result to i64
   store i64 %code, ptr %error
   br label %done
 done:
   ret void
 }
-"""
+""")
 
 
 TWIN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))     # (number, where to write bytes) -> function
