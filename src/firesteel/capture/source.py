@@ -75,6 +75,7 @@ class Source:
     base: Any       # a Source; of which kind, the subclass says
     key: Any
     _hash: int
+    form = ""       # the step as text over {base} and {key}, of kinds that are written and named alike
 
     def __init__(self, base: Source | None, key: Any = None):
         _set(self, "base", base)
@@ -104,7 +105,7 @@ class Source:
 
     def write(self, base: str, constants: Constants) -> str:
         """This step as text, given the base's text."""
-        raise NotImplementedError
+        return self.form.format(base=base, key=self.key)
 
     def step(self, base: Any) -> Any:
         """This step on values: the base's value in, this one's out."""
@@ -113,7 +114,7 @@ class Source:
     @property
     def name(self) -> str:
         """For people: as the user would write it."""
-        raise NotImplementedError
+        return self.form.format(base=self.base.name, key=self.key)
 
     # what follows from that
 
@@ -307,12 +308,10 @@ class OwnDict(Source):
     """The attribute dictionary of an instance: read once, its entries cost a fifth of attributes of a class that has a __getattr__."""
 
     __slots__ = ()
+    form = "{base}.__dict__"
 
     def __init__(self, base: Source):
         super().__init__(base, None)
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{base}.__dict__"
 
     def step(self, base: Any) -> Any:
         return base.__dict__
@@ -338,19 +337,13 @@ class Type(Source):
     """type(base)"""
 
     __slots__ = ()
+    form = "type({base})"
 
     def __init__(self, base: Source):
         super().__init__(base)
 
-    def write(self, base: str, constants: Constants) -> str:
-        return f"type({base})"
-
     def step(self, base: Any) -> Any:
         return type(base)
-
-    @property
-    def name(self) -> str:
-        return f"type({self.base.name})"
 
 
 class Call(Source):
@@ -376,21 +369,19 @@ class CellContents(Source):
     """The content of a closure cell: base.cell_contents."""
 
     __slots__ = ("label",)
+    form = "{base}.cell_contents"
     label: str
 
     def __init__(self, base: Source, label: str = ""):
         super().__init__(base)
         _set(self, "label", label)
 
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{base}.cell_contents"
-
     def step(self, base: Any) -> Any:
         return base.cell_contents
 
     @property
     def name(self) -> str:
-        return self.label or f"{self.base.name}.cell_contents"
+        return self.label or super().name
 
 
 def nth(iterable: Iterable[Any], n: int) -> Any:
@@ -420,51 +411,33 @@ class DimSize(Source):
     """A tensor's size in one dimension."""
 
     __slots__ = ()
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{base}.size({self.key})"
+    form = "{base}.size({key})"
 
     def step(self, base: Any) -> Any:
         return base.size(self.key)
-
-    @property
-    def name(self) -> str:
-        return f"{self.base.name}.size({self.key})"
 
 
 class Stride(Source):
     """A tensor's stride in one dimension."""
 
     __slots__ = ()
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{base}.stride({self.key})"
+    form = "{base}.stride({key})"
 
     def step(self, base: Any) -> Any:
         return base.stride(self.key)
-
-    @property
-    def name(self) -> str:
-        return f"{self.base.name}.stride({self.key})"
 
 
 class StorageOffset(Source):
     """A tensor's offset in its storage."""
 
     __slots__ = ()
+    form = "{base}.storage_offset()"
 
     def __init__(self, base: Source):
         super().__init__(base)
 
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{base}.storage_offset()"
-
     def step(self, base: Any) -> Any:
         return base.storage_offset()
-
-    @property
-    def name(self) -> str:
-        return f"{self.base.name}.storage_offset()"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
