@@ -549,15 +549,7 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     return wrap_native(m, obj, source, base, NativeEntries(entries, source, obj, base))
 
 
-def dict_part(obj: Any) -> dict:
-    return dict(dict.items(obj))
-
-
-def list_part(obj: Any) -> list:
-    return list(list.__iter__(obj))
-
-
-PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part}
+PART: dict[type, Callable[[Any], Any]] = {dict: lambda obj: dict(dict.items(obj)), list: lambda obj: list(list.__iter__(obj))}
 
 
 class NativeEntries(DictValue):

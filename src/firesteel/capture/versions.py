@@ -243,18 +243,6 @@ def load_super_attr(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return _beside_null(load) if arg & 1 else [load]
 
 
-def class_deref(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    return [Part("LOAD_LOCALS"), Part("LOAD_FROM_DICT_OR_DEREF", None, run[0].argval)]
-
-
-def binary_slice(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    return [Part("BUILD_SLICE", 2), Part("BINARY_SUBSCR")]
-
-
-def store_slice(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    return [Part("BUILD_SLICE", 2), Part("STORE_SUBSCR")]
-
-
 def compare(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """Since 3.13 a flag says "and make it a bool"; jumps and UNARY_NOT, which follow it nearly always, do that themselves."""
     part = Part("COMPARE_OP", None, run[0].argval)
@@ -279,10 +267,6 @@ def jump(name: str) -> Rule:
     return lambda run, cells: [Part(name)]
 
 
-def return_const(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    return [Part("LOAD_CONST", None, run[0].argval), Part("RETURN_VALUE")]
-
-
 def call(run: Sequence[Instr], cells: Cells) -> list[Part]:
     """[KW_NAMES] [PRECALL] CALL, or LOAD_CONST CALL_KW."""
     names = run[0].argval if run[0].opname in ("KW_NAMES", "LOAD_CONST") else ()
@@ -303,10 +287,6 @@ def unpack_ex(run: Sequence[Instr], cells: Cells) -> list[Part]:
 
 
 CONVERSIONS = (None, str, repr, ascii)
-
-
-def convert_value(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    return [Part("CONVERT_VALUE", run[0].arg, CONVERSIONS[run[0].arg])]
 
 
 def format_value(run: Sequence[Instr], cells: Cells) -> list[Part]:
@@ -375,7 +355,7 @@ REAL: list[InstrRow] = [
     *_rows("LOAD_CLOSURE", same, until=P13),
     *_rows("FORMAT_VALUE", format_value, until=P13),
     *_rows("KW_NAMES", drop, until=P13),
-    *_rows("LOAD_CLASSDEREF", class_deref, until=P12),
+    *_rows("LOAD_CLASSDEREF", lambda run, cells: [Part("LOAD_LOCALS"), Part("LOAD_FROM_DICT_OR_DEREF", None, run[0].argval)], until=P12),
     *_rows("LOAD_METHOD", load_method, until=P12),
     *_rows("LOAD_ATTR", same, until=P12),
     *_rows("PRECALL", drop, until=P12),
@@ -391,9 +371,9 @@ REAL: list[InstrRow] = [
     *_rows("LOAD_SUPER_ATTR", load_super_attr, since=P12),
     *_rows("LOAD_FAST_CHECK", load_fast, since=P12),
     *_rows("LOAD_FAST_AND_CLEAR LOAD_LOCALS LOAD_FROM_DICT_OR_DEREF LOAD_FROM_DICT_OR_GLOBALS END_SEND CLEANUP_THROW", same, since=P12),
-    *_rows("BINARY_SLICE", binary_slice, since=P12),
-    *_rows("STORE_SLICE", store_slice, since=P12),
-    *_rows("RETURN_CONST", return_const, since=P12),
+    *_rows("BINARY_SLICE", lambda run, cells: [Part("BUILD_SLICE", 2), Part("BINARY_SUBSCR")], since=P12),
+    *_rows("STORE_SLICE", lambda run, cells: [Part("BUILD_SLICE", 2), Part("STORE_SUBSCR")], since=P12),
+    *_rows("RETURN_CONST", lambda run, cells: [Part("LOAD_CONST", None, run[0].argval), Part("RETURN_VALUE")], since=P12),
     *_rows("CALL_INTRINSIC_1", intrinsic_1, since=P12),
     *_rows("CALL_INTRINSIC_2", intrinsic_2, since=P12),
     *_rows("END_FOR", drop, since=P12),        # never reached: FOR_ITER lands behind it
@@ -401,7 +381,7 @@ REAL: list[InstrRow] = [
     *_rows("STORE_FAST_LOAD_FAST", store_load, since=P13),
     *_rows("STORE_FAST_STORE_FAST", store_store, since=P13),
     *_rows("CALL_KW TO_BOOL FORMAT_SIMPLE FORMAT_WITH_SPEC", same, since=P13),
-    *_rows("CONVERT_VALUE", convert_value, since=P13),
+    *_rows("CONVERT_VALUE", lambda run, cells: [Part("CONVERT_VALUE", run[0].arg, CONVERSIONS[run[0].arg])], since=P13),
 ]
 
 ASKING = ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "UNARY_NOT")

@@ -36,7 +36,7 @@ def operators() -> tuple[Any, Any]:
     library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
     forward, backward = torch.ops.firesteel.recurrent.default, torch.ops.firesteel.recurrent_backward.default
     RULES.add(forward, _shapes)
-    RULES.add(backward, _gradient_shapes)
+    RULES.add(backward, lambda gradients, inputs, batch_sizes, states, params, *settings: [_like(t) for t in (inputs, *states, *params)])
     return forward, backward
 
 
@@ -87,11 +87,6 @@ def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], para
     must(ne(inputs.shape[0], 0), "Expected sequence length to be larger than 0 in RNN")
     width = states[0].shape[2] * (2 if bidirectional else 1)
     return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states)]
-
-
-def _gradient_shapes(gradients: Sequence[Spec], inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], params: Sequence[Spec],
-                     *settings: Any) -> list[Spec]:
-    return [_like(t) for t in (inputs, *states, *params)]
 
 
 # ---------------------------------------------------------------- what a trace records

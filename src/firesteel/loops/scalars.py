@@ -111,15 +111,11 @@ def _ops(rule: DtypeRule, allowed: frozenset[str], arity: int, rows: dict[str, A
         OPS.add(name, Op(name, arity, rule, allowed, meaning, intervals))
 
 
-def _floor_div(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.div(x, y, rounding_mode="floor")
-
-
 _ops(_same, _NUMBERS, 2, {"add": torch.add, "mul": torch.mul})
 _ops(_same, _ALL, 2, {"min": torch.minimum, "max": torch.maximum})
 _ops(_same, _NUMBERS, 2, {
     "sub": torch.sub,
-    "floordiv": (_floor_div, (_REAL, (1.0, 9.0))),
+    "floordiv": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (_REAL, (1.0, 9.0))),
     "mod": (torch.remainder, (_REAL, (1.0, 9.0))),
     "fmod": (torch.fmod, (_REAL, (1.0, 9.0))),
 })

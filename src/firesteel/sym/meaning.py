@@ -24,22 +24,6 @@ class OpMeaning:
     strength: int = 9       # as in Python's grammar: 1 or, 2 and, 3 not, 4 comparison, 5 + -, 6 * // %, 7 unary, 8 **, 9 call
 
 
-def _float_floor(x: float) -> float:
-    return float(math.floor(x)) if math.isfinite(x) else x
-
-
-def _float_ceil(x: float) -> float:
-    return float(math.ceil(x)) if math.isfinite(x) else x
-
-
-def _float_trunc(x: float) -> float:
-    return float(math.trunc(x))
-
-
-def _float_round(x: float) -> float:
-    return float(round(x))
-
-
 def _is_integer(x: float) -> bool:
     return x.is_integer()
 
@@ -74,10 +58,10 @@ for _op, _row in {
     "or": OpMeaning(2, lambda a, b: a or b, "{0} or {1}", 1),
     "not": OpMeaning(1, operator.not_, "not {0}", 3),
     "where": OpMeaning(3, _where, "({1} if {0} else {2})"),
-    "floor": OpMeaning(1, _float_floor, "float(math.floor({0}))"),
-    "ceil": OpMeaning(1, _float_ceil, "float(math.ceil({0}))"),
-    "trunc": OpMeaning(1, _float_trunc, "float(math.trunc({0}))"),
-    "round": OpMeaning(1, _float_round, "float(round({0}))"),
+    "floor": OpMeaning(1, lambda x: float(math.floor(x)) if math.isfinite(x) else x, "float(math.floor({0}))"),
+    "ceil": OpMeaning(1, lambda x: float(math.ceil(x)) if math.isfinite(x) else x, "float(math.ceil({0}))"),
+    "trunc": OpMeaning(1, lambda x: float(math.trunc(x)), "float(math.trunc({0}))"),
+    "round": OpMeaning(1, lambda x: float(round(x)), "float(round({0}))"),
     "round_digits": OpMeaning(2, round, "round({0}, {1})"),
     "is_integer": OpMeaning(1, _is_integer, "{0}.is_integer()"),
 }.items():
