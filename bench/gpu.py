@@ -9,7 +9,6 @@ the N longest kernels of a step.  `--jobs N` compiles N at the same time and mea
 """
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import fcntl
 import json
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from more_programs import unet
 from programs import GPT, Program, ResNet, step
-from reference import fresh
+from reference import fresh, table_options
 from torch import Tensor, nn
 
 IMPLS = ("eager", "torch", "torch-best", "firesteel", "firesteel-best")
@@ -238,15 +237,10 @@ def show(name: str, mode: str, found: dict[str, dict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--modes", default="infer,train")
-    parser.add_argument("--impl", default=",".join(IMPLS))
+    parser = table_options(__doc__, list(ROWS), ("infer", "train"), list(IMPLS), rows="--rows")
     parser.add_argument("--seconds", type=float, default=0.5, help="of steady state in each process")
     parser.add_argument("--profile", type=int, default=0, help="how many kernels of each are shown")
     parser.add_argument("--jobs", type=int, default=1, help="processes at the same time")
-    parser.add_argument("--json", help="write all figures there")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         print(json.dumps(worker(*json.loads(options.worker))))

@@ -220,18 +220,25 @@ def show_stages(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def arguments(text: str, names: Sequence[str], modes: Sequence[str], repeat: int, about: str) -> argparse.ArgumentParser:
-    """The options of a table of programs, a row each and mode: memory.py has them too."""
+def table_options(text: str, names: Sequence[str], modes: Sequence[str], impls: Sequence[str], about: str = "",
+                  rows: str = "--programs", figures: str = "write all figures there") -> argparse.ArgumentParser:
+    """The options of a table with a row for each program and mode, whose figures come of a process each."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
-    parser.add_argument("--programs", default=",".join(names), help=about)
+    parser.add_argument(rows, default=",".join(names), help=about)
     parser.add_argument("--modes", default=",".join(modes))
-    parser.add_argument("--impl", default=",".join(IMPLS))
+    parser.add_argument("--impl", default=",".join(impls))
+    parser.add_argument("--json", help=figures)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser
+
+
+def arguments(text: str, names: Sequence[str], modes: Sequence[str], repeat: int, about: str) -> argparse.ArgumentParser:
+    """The options of this table, and of memory.py."""
+    parser = table_options(text, names, modes, IMPLS, about)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=repeat)
     parser.add_argument("--seconds", type=float, default=2.0, help="of steady state in each process")
     parser.add_argument("--sizes", type=json.loads, default={}, help='e.g. \'{"layers": 16}\' or \'{"batch": 16}\'')
-    parser.add_argument("--json", help="write all figures there")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser
 
 

@@ -13,7 +13,6 @@ again: a run that was stopped goes on where it was; --seconds says how long one 
 """
 from __future__ import annotations
 
-import argparse
 import compileall
 import contextlib
 import json
@@ -26,7 +25,7 @@ import sys
 import tempfile
 import time
 
-from reference import HERE, NAMES
+from reference import HERE, NAMES, table_options
 
 BERT = "bert6"
 
@@ -220,16 +219,11 @@ def missed(rows: dict[str, dict], end: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", default=",".join((*NAMES, BERT)))
-    parser.add_argument("--modes", default="infer,train")
-    parser.add_argument("--impl", default=",".join(STARTS))
+    parser = table_options(__doc__, (*NAMES, BERT), ("infer", "train"), list(STARTS), figures="write all figures there; those that it holds are not measured again")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="show processor time")
-    parser.add_argument("--json", help="write all figures there; those that it holds are not measured again")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds of one process")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no cell is begun")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         print(json.dumps(worker(*json.loads(options.worker))))

@@ -89,12 +89,20 @@ class OnlySecond(torch.autograd.Function):
         return None, grad * 2
 
 
-class Nothing(torch.autograd.Function):
-    """Its input never gets a gradient."""
+class Doubles(torch.autograd.Function):
+    """Others have its forward, and a backward of their own."""
 
     @staticmethod
     def forward(ctx, x):
         return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Nothing(Doubles):
+    """Its input never gets a gradient."""
 
     @staticmethod
     def backward(ctx, grad):

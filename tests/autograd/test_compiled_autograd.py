@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from backward_programs import compare
-from captured import Nothing, OnlySecond, Scale, captured_by, check_captured, difference, forget, grads, mlp, seeded
+from captured import Doubles, Nothing, OnlySecond, Scale, captured_by, check_captured, difference, forget, grads, mlp, seeded
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
 import firesteel as fs
@@ -557,11 +557,7 @@ def test_a_custom_function_is_asked_whether_it_wants_zeros(zeros):
 
 
 def test_custom_function_with_a_break():
-    class Prints(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
+    class Prints(Doubles):
         @staticmethod
         def backward(ctx, grad):
             fs.graph_break()
@@ -575,11 +571,7 @@ def test_custom_function_with_a_break():
 
 
 def test_an_error_in_a_custom_backward_leaves_the_engine_usable():
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
+    class Fails(Doubles):
         @staticmethod
         def backward(ctx, grad):
             raise ValueError("no gradient today")
@@ -605,11 +597,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-class Refused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
+class Refused(Doubles):
     @staticmethod
     def backward(ctx, grad):
         return refuses(grad) * 2

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from captured import OnlySecond, difference, forget, grads, mlp
+from captured import Doubles, OnlySecond, difference, forget, grads, mlp
 from captured import check_captured as check
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -512,22 +512,13 @@ def test_undefined_gradients():
 
 
 def test_zeros_for_gradients_that_a_custom_function_did_not_give():
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
     def fn():
         log, out = [], []
         layer = nn.Linear(3, 3)
         layer.register_full_backward_hook(lambda m, gi, go: log.append(go[0].clone()))
         for n in (2, 4, 5):
             x, y = torch.randn(n, 3, requires_grad=True), torch.randn(n, 3, requires_grad=True)
-            z = Double.apply(layer(x))
+            z = Doubles.apply(layer(x))
             z.retain_grad()
             (OnlySecond.apply(z, y) + OnlySecond.apply(x * 2, y)).sum().backward()
             out += [x.grad, y.grad, z.grad]
@@ -619,11 +610,7 @@ def test_effects_before_an_index_that_is_out_of_range_stay():
 
 @pytest.mark.parametrize("place", ["tensor", "before", "behind", "accumulated", "module", "custom"])
 def test_errors_in_hooks_of_every_kind(place):
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
+    class Fails(Doubles):
         @staticmethod
         def backward(ctx, grad):
             if place == "custom":

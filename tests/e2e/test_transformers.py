@@ -108,15 +108,24 @@ def saved_bytes(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple
     return sum(size for place, size in found.items() if place not in own), loss
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_checkpoints_as_one_graph(name: str) -> None:
-    """Dropout included: the masks of a region are drawn again."""
+def with_dropout(name: str) -> tuple:
     torch.manual_seed(0)
     model, make = MODELS[name]()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.1
-    model.train()
+    return model.train(), make
+
+
+def assert_same_gradients(model: torch.nn.Module, twin: torch.nn.Module) -> None:
+    for (label, p), q in zip(model.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoints_as_one_graph(name: str) -> None:
+    """Dropout included: the masks of a region are drawn again."""
+    model, make = with_dropout(name)
     twin, plain = copy.deepcopy(model), copy.deepcopy(model)
     for each in (model, twin):
         each.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -130,20 +139,14 @@ def test_checkpoints_as_one_graph(name: str) -> None:
         losses.append(loss.detach())
         sizes.append(size)
     torch.testing.assert_close(losses, [losses[1]] * 3, rtol=1e-4, atol=1e-5)
-    for (label, p), q in zip(model.named_parameters(), twin.parameters()):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+    assert_same_gradients(model, twin)
     assert counters["stats"]["unique_graphs"] == 2 and sizes[0] < sizes[2] / 2 and sizes[0] <= sizes[1] * 1.1
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_checkpoints_of_eager_in_one_captured_backward(name: str) -> None:
     """The forward is eager's; each region is recomputed inside of the captured graph, with the numbers that it drew."""
-    torch.manual_seed(0)
-    model, make = MODELS[name]()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.1
-    model.train()
+    model, make = with_dropout(name)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     twin, batch = copy.deepcopy(model), make(16)
     counters.clear()
@@ -151,6 +154,5 @@ def test_checkpoints_of_eager_in_one_captured_backward(name: str) -> None:
         torch.manual_seed(1)
         with captured:
             each(**batch).loss.backward()
-    for (label, p), q in zip(model.named_parameters(), twin.parameters()):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"{label}: {text}")
+    assert_same_gradients(model, twin)
     assert counters["stats"]["unique_graphs"] == 1 and counters["compiled_autograd"]["by_eager"] == 0

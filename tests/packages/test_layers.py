@@ -155,13 +155,8 @@ def test_sentence_losses(compile):
     return compile(lambda a, b: (util.cos_sim(a, b), util.dot_score(a, b), util.pairwise_cos_sim(a, b[:4])))(a, b)
 
 
-@use("schedulefree", graphs=3)
-def test_schedule_free_optimizer(compile):
-    import schedulefree
-    model, x = nn.Linear(4, 2), torch.randn(8, 4)
-    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01, warmup_steps=2)
-    optimizer.train()
-
+def train(compile, model, optimizer, x):
+    """Three compiled steps."""
     def step(x):
         model(x).square().mean().backward()
         optimizer.step()
@@ -169,6 +164,15 @@ def test_schedule_free_optimizer(compile):
     compiled = compile(step)
     for _ in range(3):
         compiled(x)
+
+
+@use("schedulefree", graphs=3)
+def test_schedule_free_optimizer(compile):
+    import schedulefree
+    model, x = nn.Linear(4, 2), torch.randn(8, 4)
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01, warmup_steps=2)
+    optimizer.train()
+    train(compile, model, optimizer, x)
     optimizer.eval()
     return list(model.parameters())
 
@@ -178,12 +182,5 @@ def test_lion(compile):
     from lion_pytorch import Lion
     model, x = nn.Linear(4, 2), torch.randn(8, 4)
     optimizer = Lion(model.parameters(), lr=0.01)
-
-    def step(x):
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    compiled = compile(step)
-    for _ in range(3):
-        compiled(x)
+    train(compile, model, optimizer, x)
     return list(model.parameters())
