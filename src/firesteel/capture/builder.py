@@ -46,7 +46,7 @@ from firesteel.capture.values.library import DequeValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
 from firesteel.capture.values.modules import ModuleValue
-from firesteel.capture.values.natives import NativeItem, is_native_instance, native_base, wrap_native
+from firesteel.capture.values.natives import NativeItem, NativeObject, is_native_instance, native_base
 from firesteel.capture.values.number import INT64, SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
@@ -539,17 +539,25 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     if issubclass(base, list):
         guard(m, native, "length", list.__len__(obj))
         items = [m.lazy(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
-        return wrap_native(m, obj, source, base, ListValue(items, source, obj))
+        return NativeObject(type(obj), base, ListValue(items, source, obj), obj, source)
     keys = list(dict.keys(obj))
     if not all(map(is_constant_object, keys)):
         return opaque(m, obj, source)
     guard(m, native, "keys", tuple(keys))
     entries: dict[Any, tuple[Value, Value]] = {
         key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
-    return wrap_native(m, obj, source, base, NativeEntries(entries, source, obj, base))
+    return NativeObject(type(obj), base, NativeEntries(entries, source, obj, base), obj, source)
 
 
-PART: dict[type, Callable[[Any], Any]] = {dict: lambda obj: dict(dict.items(obj)), list: lambda obj: list(list.__iter__(obj))}
+def dict_part(obj: Any) -> dict:
+    return dict(dict.items(obj))
+
+
+def list_part(obj: Any) -> list:
+    return list(list.__iter__(obj))
+
+
+PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part}
 
 
 class NativeEntries(DictValue):

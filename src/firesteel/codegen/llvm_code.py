@@ -51,7 +51,6 @@ class LlvmFunction:
         self.guard = 0                      # memory is not read in scopes further out than this one
         self.intervals = NestIntervals(nest)
         self.failing = False
-        self.error_slot = ""
 
     # ------------------------------------------------------------ text
 

@@ -320,7 +320,7 @@ def memory_of(tensor: Any) -> Any:
 def _run_inplace(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     target = args[fact.writes[0]]       # type: ignore[index]  # a name only where the kind is "out"
     if fact.twin is not None:
-        check_written(fact, target, call_rule(facts(fact.twin), args, kwargs))
+        check_written(target, call_rule(facts(fact.twin), args, kwargs))
     for place in fact.writes:
         drop_value(args[place] if type(place) is int else kwargs.get(place))
     return returned(fact, args, kwargs)
@@ -340,7 +340,7 @@ def returned(fact: Facts, args: tuple, kwargs: dict) -> Any:
     return written[0] if len(fact.op._schema.returns) == 1 else written
 
 
-def check_written(fact: Facts, target: Any, result: Any) -> None:
+def check_written(target: Any, result: Any) -> None:
     """An in-place operator may not change the shape of what it writes, nor its kind of dtype."""
     if type(result) is not Spec or type(target) is not AbstractTensor:
         return
@@ -358,11 +358,11 @@ def _run_out(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> An
     if any(kwargs[place].dtype is not spec.dtype for place, spec in zip(fact.writes, results)):
         refuse_out(fact.op, tuple(map(to_spec, args)), {k: to_spec(v) for k, v in kwargs.items()})
     for place, spec in zip(fact.writes, results):
-        resize_out(world, kwargs[place], spec)
+        resize_out(kwargs[place], spec)
     return returned(fact, args, kwargs)
 
 
-def resize_out(world: AbstractWorld, out: AbstractTensor, result: Spec) -> None:
+def resize_out(out: AbstractTensor, result: Spec) -> None:
     """As eager: an out= tensor of another shape is resized, one of another kind of dtype or device is refused."""
     if not torch.can_cast(result.dtype, out.spec.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.spec.dtype}")

@@ -189,7 +189,7 @@ def _record_inplace(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     twin = facts(fact.twin)
     values = call_rule(twin, args, kwargs)
     target = args[fact.writes[0]]       # type: ignore[index]  # a name only where the kind is "out"
-    check_written(fact, target, values)
+    check_written(target, values)
     _check_own_overlap(fact, target)
     nodes = tuple(world.to_node(a) for a in args)
     if fact.random and _is_relaid(target, world):       # what is drawn depends on the layout alone
@@ -216,7 +216,7 @@ def _record_decomposed(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict
         written = written[0]
     for target, result in zip(written, results if isinstance(results, (list, tuple)) else [results]):
         for one, new in zip(target, result) if isinstance(target, (list, tuple)) else ((target, result),):
-            check_written(fact, one, new.spec)
+            check_written(one, new.spec)
             world.assign(one, world.to_node(new))
     return returned(fact, args, kwargs)
 
@@ -459,7 +459,7 @@ def _record_polygamma(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict)
     """The functional twin takes the same arguments in another order."""
     target, order = args
     node = world.emit(aten.polygamma.default, order, world.to_node(target))
-    check_written(fact, target, spec_of_node(node))
+    check_written(target, spec_of_node(node))
     world.assign(target, node)
     return target
 

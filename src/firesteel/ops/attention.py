@@ -43,7 +43,7 @@ def _attention_like(q: Spec, v: Spec) -> Spec:
     return Spec(shape, strides, 0, q.dtype, q.device)
 
 
-def _seed(like: Spec, shape: Shape, dtype: torch.dtype, device: torch.device) -> Spec:
+def _seed(shape: Shape, dtype: torch.dtype, device: torch.device) -> Spec:
     return Spec(shape, contiguous_strides(shape), 0, dtype, device)
 
 
@@ -52,8 +52,8 @@ def flash_attention_cuda(q: Spec, k: Spec, v: Spec, dropout_p: float = 0.0, is_c
                          *, scale: float | None = None) -> tuple:
     lse = fresh(q, q.shape[:3], torch.float32)
     empty = fresh(q, (0,))
-    rng = _seed(q, (2,), torch.uint64, q.device)
-    return (_attention_like(q, v), lse, None, None, q.shape[2], k.shape[2], rng, _seed(q, (), torch.uint64, q.device), empty)
+    rng = _seed((2,), torch.uint64, q.device)
+    return (_attention_like(q, v), lse, None, None, q.shape[2], k.shape[2], rng, _seed((), torch.uint64, q.device), empty)
 
 
 device_rule("_scaled_dot_product_flash_attention_backward _scaled_dot_product_cudnn_attention_backward")(
@@ -71,7 +71,7 @@ def efficient_attention(q: Spec, k: Spec, v: Spec, bias: Spec | None, compute_lo
     length = (q.shape[2] + 31) // 32 * 32 if compute_log_sumexp else 0
     lse = fresh(q, (*q.shape[:2], length), torch.float32)
     host = HOST
-    return _attention_output(q, v), lse, _seed(q, (), torch.int64, host), _seed(q, (), torch.int64, host)
+    return _attention_output(q, v), lse, _seed((), torch.int64, host), _seed((), torch.int64, host)
 
 
 @device_rule("_scaled_dot_product_efficient_attention_backward")
@@ -85,7 +85,7 @@ def efficient_attention_backward(grad: Spec, q: Spec, k: Spec, v: Spec, bias: Sp
 def cudnn_attention(q: Spec, k: Spec, v: Spec, bias: Spec | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
                     is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None) -> tuple:
     lse = fresh(q, (*q.shape[:3], 1), torch.float32) if compute_log_sumexp else fresh(q, (0,), torch.float32)
-    seed = _seed(q, (), torch.int64, q.device)
+    seed = _seed((), torch.int64, q.device)
     shape = (*q.shape[:3], v.shape[3])
     out = Spec(shape, _like_order(q, shape), 0, q.dtype, q.device)
     return out, lse, None, None, q.shape[2], k.shape[2], seed, seed, None

@@ -46,7 +46,7 @@ def written_in_class(m: Machine, cls: type, name: str) -> Value | None:
     return None
 
 
-def bind_written(m: Machine, value: Value, owner: Value) -> Value:
+def bind_written(value: Value, owner: Value) -> Value:
     """A class attribute that the program has written, as seen through an instance."""
     if isinstance(value, FunctionValue):
         return BoundMethodValue(value, owner, name="")

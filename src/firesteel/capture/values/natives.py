@@ -202,12 +202,6 @@ def own_copy(payload: Value) -> Value:
     return ListValue(list(payload.items)) if isinstance(payload, ListValue) else payload
 
 
-def wrap_native(m: Machine, obj: Any, source: Source, base: type, payload: Any) -> Value:
-    """An object of the user's; `payload` stands for its builtin part."""
-    payload.native = base
-    return NativeObject(type(obj), base, payload, obj, source)
-
-
 # -- builtin methods, unbound -------------------------------------------------------------------------------------------
 @NATIVE_CALLS.row("containers")
 def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value | None:

@@ -68,7 +68,7 @@ class ObjectValue(Value):
     def plain_getattr(self, m: Machine, name: str) -> Value | None:
         """object.__getattribute__; None where it finds nothing."""
         if (written := written_in_class(m, self.cls, name)) is not None:
-            return self.own_attribute(m, name) or bind_written(m, written, self)
+            return self.own_attribute(m, name) or bind_written(written, self)
         attribute = mro_lookup(self.cls, name)
         if attribute is not MISSING and is_data_descriptor(attribute):
             written = m.effects.written(self, name)

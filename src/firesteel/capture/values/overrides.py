@@ -278,7 +278,7 @@ def wrap_subclass(m: Machine, obj: torch.Tensor, source: Source, wrap: Callable[
     return SubclassValue(type(obj), inner, source, obj)
 
 
-def as_class(m: Machine, tensor: Value, cls: type) -> Value:
+def as_class(tensor: Value, cls: type) -> Value:
     """tensor.as_subclass(cls)"""
     inner = tensor.inner if isinstance(tensor, SubclassValue) else tensor
     if not isinstance(inner, TensorValue):
@@ -286,14 +286,14 @@ def as_class(m: Machine, tensor: Value, cls: type) -> Value:
     return inner if cls is torch.Tensor else SubclassValue(cls, inner)
 
 
-TENSOR_METHODS.row("as_subclass")(lambda m, tensor, args, kwargs: as_class(m, tensor, m.known((args or [*kwargs.values()])[0])))
+TENSOR_METHODS.row("as_subclass")(lambda m, tensor, args, kwargs: as_class(tensor, m.known((args or [*kwargs.values()])[0])))
 
 
 @CALLS.row(torch.Tensor._make_subclass)
 def call_make_subclass(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if len(args) > 2 and m.known(args[2]) or kwargs:
         raise Break("override", name="_make_subclass with settings")
-    return as_class(m, call_graph(m, "call_method", "detach", [as_class(m, args[1], torch.Tensor)], {}), args[0].constant())
+    return as_class(call_graph(m, "call_method", "detach", [as_class(args[1], torch.Tensor)], {}), args[0].constant())
 
 
 @INSTANTIATE.row("tensor")
@@ -305,7 +305,7 @@ def new_subclass(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | N
         return new_then_init(m, cls, args, kwargs)
     if len(args) != 1 or kwargs or not isinstance(args[0], TensorValue) or args[0].abstract.requires_grad:
         return None
-    return as_class(m, call_graph(m, "call_method", "detach", [as_class(m, args[0], torch.Tensor)], {}), cls)
+    return as_class(call_graph(m, "call_method", "detach", [as_class(args[0], torch.Tensor)], {}), cls)
 
 
 # -- torch's own override, and switching overrides off ------------------------------------------------------------------
@@ -331,7 +331,7 @@ def classed(m: Machine, result: Value, cls: type, inputs: list[SubclassValue]) -
     if same is not None:
         return same
     if isinstance(result, TensorValue):
-        return result if issubclass(result.python_type(), cls) else as_class(m, result, cls)
+        return result if issubclass(result.python_type(), cls) else as_class(result, cls)
     if isinstance(result, Sequence) and any(isinstance(m.look(item), TensorValue) for item in result.items):
         return result.like([classed(m, m.look(item), cls, inputs) for item in result.items])
     return result
