@@ -14,7 +14,7 @@ What always holds:
 3. Arguments themselves are looked at first, their tensors too: they change most often.  Then checks run in the order of their rows:
    structure, since later checks rely on it, then constants, then expensive checks.
 4. All tensors are checked by one call, which also checks that no two of them have become one object.
-5. What can be said in machine code is (steps.py), where there is a compiler at hand; it stands between arguments and the rest.
+5. What can be said in machine code is (native_guards.py), where there is a compiler at hand; it stands between arguments and the rest.
 """
 from __future__ import annotations
 
