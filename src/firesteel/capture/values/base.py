@@ -55,6 +55,7 @@ class Value:
     obj: Any = None                 # the real object that it stands for, where there is one now
     cls: Any = None                 # its Python class, where that is known
     always_true = False             # as most objects are
+    words = ""                      # what messages call it, over {self}
     source: Any = None
     holder: Value | None = None     # the object whose builtin part this is; see natives.py
 
@@ -67,7 +68,7 @@ class Value:
 
     def describe(self) -> str:
         """A few words for messages."""
-        return type(self).__name__.removesuffix("Value")
+        return self.words.format(self=self) if self.words else type(self).__name__.removesuffix("Value")
 
     def is_constant(self) -> bool:
         """Is its Python object known exactly and immutable (numbers, strings, dtypes, tuples of those, ...)?"""
@@ -181,8 +182,7 @@ class Value:
 class NullValue(Value):
     """The NULL that CPython puts on the stack beside a callable; also the mark of an unbound local."""
 
-    def describe(self) -> str:
-        return "NULL"
+    words = "NULL"
 
 
 NULL = NullValue()

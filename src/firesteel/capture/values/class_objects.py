@@ -33,6 +33,7 @@ from firesteel.table import Table
 class ClassValue(Value):
     """A class."""
 
+    words = "class {self.cls.__qualname__}"
     always_true = True
 
     def __init__(self, cls: type, source: Source | None = None):
@@ -40,9 +41,6 @@ class ClassValue(Value):
 
     def python_type(self) -> type:
         return type(self.cls)
-
-    def describe(self) -> str:
-        return f"class {self.cls.__qualname__}"
 
     def identity(self) -> Any:
         return self.cls
@@ -290,11 +288,10 @@ def call_object_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 class SuperValue(Value):
     """super(cls, self)"""
 
+    words = "super of {self.cls.__qualname__}"
+
     def __init__(self, cls: type, owner: Value):
         self.cls, self.owner = cls, owner
-
-    def describe(self) -> str:
-        return f"super of {self.cls.__qualname__}"
 
     def python_type(self) -> type:
         return super

@@ -51,13 +51,11 @@ def make_class_again(name: str, bases: tuple[Any, ...], settings: dict[str, Any]
 class DescriptorValue(Value):
     """property(...), staticmethod(f), classmethod(f) or cached_property(f), made inside."""
 
+    words = "{self.cls.__name__}"
     always_true = True
 
     def __init__(self, cls: type, parts: list[Value]):
         self.cls, self.parts = cls, parts
-
-    def describe(self) -> str:
-        return self.cls.__name__
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name in ("__func__", "__wrapped__") and self.cls in (staticmethod, classmethod):

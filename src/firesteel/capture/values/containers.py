@@ -46,10 +46,8 @@ class ContainerMethod(MethodOfOwner):
 class Container(Value):
     """What containers share: methods by table, comparisons by contents."""
 
+    words = "{self.cls.__name__}"
     cls: type = object
-
-    def describe(self) -> str:
-        return self.cls.__name__
 
     def truth(self, m: Machine) -> bool:
         return bool(self.length(m).truth(m))

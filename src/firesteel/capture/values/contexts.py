@@ -38,12 +38,11 @@ class ModeExit:
 class ContextValue(Value):
     """A context manager object of torch that has not been entered."""
 
+    words = "context {self.cls.__name__}"
+
     def __init__(self, cls: type, args: Args, kwargs: Kwargs, changes: Changes, source: Source | None = None, obj: Any = None):
         self.cls, self.args, self.kwargs, self.changes, self.source, self.obj = cls, args, kwargs, changes, source, obj
         self.entered: tuple[tuple[Value, int], ...] = ()        # by a call of __enter__: its exit, and the step of the call
-
-    def describe(self) -> str:
-        return f"context {self.cls.__name__}"
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
         """(exit function, result of __enter__)"""
@@ -104,11 +103,10 @@ class ContextMethod(MethodOfOwner):
 class ExitValue(Value):
     """The exit function of an entered context."""
 
+    words = "exit of a context"
+
     def __init__(self, restore: tuple[tuple[Key, Any], ...], source: Source | None = None, obj: Any = None):
         self.restore, self.source, self.obj = restore, source, obj
-
-    def describe(self) -> str:
-        return "exit of a context"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         m.states.set(list(self.restore))

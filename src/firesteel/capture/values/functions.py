@@ -44,11 +44,10 @@ TRANSFORMED: Table[Callable[[Machine, dict[str, Value]], Value]] = Table("transf
 class CellValue(Value):
     """A closure cell."""
 
+    words = "cell"
+
     def __init__(self, content: Value | None, source: Source | None = None, obj: Any = None):
         self.content, self.source, self.obj = content, source, obj
-
-    def describe(self) -> str:
-        return "cell"
 
     def get(self, m: Machine) -> Value | None:
         """The content, looked at; None where the cell is empty."""
@@ -78,6 +77,7 @@ class CellValue(Value):
 class ScopeValue(Value):
     """The globals of a Python module, as the target of stores."""
 
+    words = "globals()"
     cls = dict
 
     def __init__(self, scope: dict[str, Any]):
@@ -85,9 +85,6 @@ class ScopeValue(Value):
 
     def identity(self) -> Any:
         return self.scope
-
-    def describe(self) -> str:
-        return "globals()"
 
     def getitem(self, m: Machine, key: Value) -> Value:
         name = m.known(key)
@@ -105,6 +102,7 @@ class ScopeValue(Value):
 class FunctionValue(Value):
     """A Python function: one of the user's (`fn` and a source) or one made inside (code, closure and defaults as Values)."""
 
+    words = "function {self.code.co_qualname}"
     cls = types.FunctionType
     always_true = True
 
@@ -115,9 +113,6 @@ class FunctionValue(Value):
         self.name = name or code.co_name
         self.found: CallMeaning | None = None           # of the function as an object; else the code alone counts
         self.shell: types.FunctionType | None = None    # the empty function that stands for it in a class; see classes.py
-
-    def describe(self) -> str:
-        return f"function {self.code.co_qualname}"
 
     def identity(self) -> Any:
         return self.fn
@@ -416,8 +411,7 @@ def call_row(m: Machine, fn: Any, row: Handler, args: Args, kwargs: Kwargs) -> V
 class NumpyFunction(CallableObject):
     """A function of NumPy: executed while capturing when its arguments are known and its result is a number."""
 
-    def describe(self) -> str:
-        return f"numpy.{self.fn.__name__}"
+    words = "numpy.{self.fn.__name__}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if any(m.look(value).python_type() is np.ndarray for value in (*args, *kwargs.values())):
@@ -428,11 +422,10 @@ class NumpyFunction(CallableObject):
 class BoundBuiltin(Value):
     """A builtin with its first arguments fixed, such as iterator.__next__."""
 
+    words = "builtin {self.fn.__name__}"
+
     def __init__(self, fn: Callable[..., Any], first: Value):
         self.fn, self.first = fn, first
-
-    def describe(self) -> str:
-        return f"builtin {self.fn.__name__}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         return self.first if name == "__self__" else super().getattr(m, name)

@@ -34,6 +34,7 @@ GENERATOR_TYPE = type(_ for _ in ())
 class GeneratorValue(IteratorValue):
     """A generator; the user's frame is `frame`, None when it is finished."""
 
+    words = "generator {self.name}"
     cls = GENERATOR_TYPE
 
     def __init__(self, frame: Frame | None, name: str, source: Source | None = None, obj: Any = None):
@@ -42,9 +43,6 @@ class GeneratorValue(IteratorValue):
         self.result: Value = NONE   # what it returned
         self.source, self.obj = source, obj
         self.touched = False        # has the frame run here?
-
-    def describe(self) -> str:
-        return f"generator {self.name}"
 
     def next(self, m: Machine) -> Value | None:
         return m.resume_generator(self, NONE)
@@ -80,10 +78,8 @@ class GeneratorValue(IteratorValue):
 class GeneratorMethod(MethodOfOwner):
     """gen.send, gen.throw or gen.close"""
 
+    words = "generator.{self.name}"
     cls = type((_ for _ in ()).send)
-
-    def describe(self) -> str:
-        return f"generator.{self.name}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return METHODS[self.name](m, self.owner, args)

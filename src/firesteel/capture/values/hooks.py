@@ -42,11 +42,9 @@ from firesteel.errors import Break
 class HandleValue(Value):
     """The RemovableHandle of a hook that was registered here."""
 
+    words = "handle of a hook"
     cls = RemovableHandle
     always_true = True
-
-    def describe(self) -> str:
-        return "handle of a hook"
 
     def getattr(self, m: Machine, name: str) -> Value:
         return HandleMethod(self, "remove") if name == "remove" else super().getattr(m, name)
@@ -73,8 +71,7 @@ class RealHandle(OpaqueValue):
 class RealMethod(MethodOfOwner):
     """handle.remove of such a handle"""
 
-    def describe(self) -> str:
-        return f"RemovableHandle.{self.name}"
+    words = "RemovableHandle.{self.name}"
 
 
 class InputHandle(HandleValue):
@@ -257,6 +254,7 @@ def has_always_called(module: Any) -> bool:
 class BackwardHookValue(Value):
     """BackwardHook(module, hooks, pre_hooks) of torch: two identities around the module, whose nodes carry the hooks."""
 
+    words = "backward hooks of a module"
     cls = BackwardHook
     always_true = True
 
@@ -264,9 +262,6 @@ class BackwardHookValue(Value):
         self.parts = (module, hooks, pre_hooks)
         self.node: torch.fx.Node | None = None      # of the real object, where a seam makes one
         self.inputs = -1
-
-    def describe(self) -> str:
-        return "backward hooks of a module"
 
     def getattr(self, m: Machine, name: str) -> Value:
         return SetupMethod(self, name) if name in SETUPS else super().getattr(m, name)

@@ -131,10 +131,8 @@ PEEKABLE: tuple[type, ...] = (
 class IteratorValue(Value):
     """What all iterators share."""
 
+    words = "iterator"
     always_true = True
-
-    def describe(self) -> str:
-        return "iterator"
 
     def iterator(self, m: Machine) -> Value:
         return self

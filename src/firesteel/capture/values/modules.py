@@ -32,11 +32,10 @@ TABLES_OF_HOOKS = frozenset({*MODULE_HOOKS, *FLAG_TABLES})
 class ModuleValue(ObjectValue):
     """A module of the user's."""
 
+    words = "module {self.cls.__qualname__}"
+
     def __init__(self, obj: torch.nn.Module, source: Source):
         super().__init__(type(obj), obj, source)
-
-    def describe(self) -> str:
-        return f"module {self.cls.__qualname__}"
 
     def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self.obj)

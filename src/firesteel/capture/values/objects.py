@@ -40,11 +40,10 @@ GENERIC = {name: tuple(getattr(cls, name) for cls in (object, types.SimpleNamesp
 class ObjectValue(Value):
     """An instance of a class written in Python; the user's (with a source) or one made inside."""
 
+    words = "{self.cls.__qualname__} object"
+
     def __init__(self, cls: type, obj: Any = None, source: Source | None = None):
         self.cls, self.obj, self.source = cls, obj, source
-
-    def describe(self) -> str:
-        return f"{self.cls.__qualname__} object"
 
     # -- attributes ------------------------------------------------------------------------------------------------
     def getattr(self, m: Machine, name: str) -> Value:

@@ -10,10 +10,8 @@ from firesteel.capture.values.base import RealObject, Value
 class PythonModuleValue(RealObject):
     """An imported module: its attributes are globals of it."""
 
+    words = "module {self.obj.__name__}"
     always_true = True
-
-    def describe(self) -> str:
-        return f"module {self.obj.__name__}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         own = self.obj.__dict__

@@ -75,11 +75,10 @@ def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: K
 class DrawnObject(Value):
     """An object that is only passed on: the state of a generator."""
 
+    words = "{self.source.name}"
+
     def __init__(self, source: Drawn):
         self.source = source
-
-    def describe(self) -> str:
-        return self.source.name
 
 
 def drawn_number(m: Machine, source: Drawn, cls: type) -> Value:

@@ -35,15 +35,13 @@ from firesteel.targets import CUDA, HOST
 class RandomGenerator(RealObject):
     """A torch.Generator."""
 
+    words = "generator of random numbers on {self.obj.device}"
     always_true = True
 
     def __init__(self, m: Machine, obj: torch.Generator, source: Source):
         super().__init__(obj, source)
         self.stand_in = torch.Generator(obj.device)
         self.node = m.record.placeholder(m.input_name(source), source, self.stand_in, obj)
-
-    def describe(self) -> str:
-        return f"generator of random numbers on {self.obj.device}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name == "device":
@@ -63,8 +61,7 @@ class RandomGenerator(RealObject):
 class RandomMethod(MethodOfOwner):
     """A bound method of a generator: a row of GENERATOR_METHODS, or called for real."""
 
-    def describe(self) -> str:
-        return f"Generator.{self.name}"
+    words = "Generator.{self.name}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row, given = GENERATOR_METHODS.get(self.name), [m.look(value) for value in (*args, *kwargs.values())]

@@ -277,11 +277,10 @@ def size_of(m: Machine, tensor: TensorValue) -> Value:
 class TensorMethod(MethodOfOwner):
     """A bound method of a tensor."""
 
+    words = "Tensor.{self.name}"
+
     def python_type(self) -> type:
         return type(getattr(torch.Tensor, self.name))
-
-    def describe(self) -> str:
-        return f"Tensor.{self.name}"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         row = TENSOR_METHODS.get(self.name)

@@ -213,13 +213,11 @@ def as_args(m: Machine, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, Any], tu
 class TransformValue(Value):
     """torch.func.grad(f), torch.vmap(f), ..."""
 
+    words = "torch.func.{self.name} of a function"
     always_true = True
 
     def __init__(self, name: str, fn: Value, options: dict[str, Any]):
         self.name, self.fn, self.options = name, fn, options
-
-    def describe(self) -> str:
-        return f"torch.func.{self.name} of a function"
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         given, named = as_args(m, args, kwargs)
