@@ -426,20 +426,13 @@ def _pad_by(x: Tensor, pad: Sequence[Any], index: Any) -> Tensor:
     return x
 
 
-@decomposition("reflection_pad1d reflection_pad2d reflection_pad3d")
-def decompose_reflection_pad(x: Tensor, pad: Sequence[Any]) -> Tensor:
-    return _pad_by(x, pad, _reflected) if x.is_contiguous() else NotImplemented
-
-
-@decomposition("replication_pad1d replication_pad2d replication_pad3d")
-def decompose_replication_pad(x: Tensor, pad: Sequence[Any]) -> Tensor:
-    return _pad_by(x, pad, _clamped) if x.is_contiguous() else NotImplemented
-
-
-@device_rule("""reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
-         replication_pad2d_backward replication_pad3d_backward""")
-def edge_pad_backward(grad: Spec, x: Spec, pad: Sequence[Size]) -> Spec:
-    return like(fresh(x), memory_format=torch.channels_last) if len(x.shape) == 4 and suggests_channels_last(x) else fresh(x)
+decomposition("reflection_pad1d reflection_pad2d reflection_pad3d")(
+    lambda x, pad: _pad_by(x, pad, _reflected) if x.is_contiguous() else NotImplemented)
+decomposition("replication_pad1d replication_pad2d replication_pad3d")(
+    lambda x, pad: _pad_by(x, pad, _clamped) if x.is_contiguous() else NotImplemented)
+device_rule("""reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
+        replication_pad2d_backward replication_pad3d_backward""")(
+    lambda grad, x, pad: like(fresh(x), memory_format=torch.channels_last) if len(x.shape) == 4 and suggests_channels_last(x) else fresh(x))
 
 
 # ---------------------------------------------------------------- triangles

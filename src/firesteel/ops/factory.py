@@ -250,13 +250,10 @@ def range_(start: Any, end: Any, step: Any = 1, *, dtype=None, layout=None, devi
     return made((count,), dtype, device)
 
 
-@rule("bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic hann_window hann_window.periodic hamming_window "
-      "hamming_window.periodic hamming_window.periodic_alpha hamming_window.periodic_alpha_beta kaiser_window kaiser_window.periodic "
-      "kaiser_window.beta fft_fftfreq")
-def window(length: Size, *numbers: Any, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return made((length,), dtype, device)
-
-
+rule("bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic hann_window hann_window.periodic hamming_window "
+     "hamming_window.periodic hamming_window.periodic_alpha hamming_window.periodic_alpha_beta kaiser_window kaiser_window.periodic "
+     "kaiser_window.beta fft_fftfreq")(
+    lambda length, *numbers, dtype=None, layout=None, device=None, pin_memory=None: made((length,), dtype, device))
 rule("fft_rfftfreq")(lambda n, d=1.0, *, dtype=None, layout=None, device=None, pin_memory=None: made((n // 2 + 1,), dtype, device))
 
 

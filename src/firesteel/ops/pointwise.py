@@ -384,18 +384,11 @@ for _name in ("and", "or", "xor"):
     pointwise(f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar bitwise_{_name}.Scalar_Tensor", binary(same_dtype))(getattr(S, _name))
 pointwise("logical_not", unary(to_bool), convert="bool")(S.not_)
 pointwise("bitwise_not", unary(same_dtype))(S.not_)
-
-
-@pointwise("bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor "
-           "__lshift__.Scalar", binary(same_dtype))
-def compute_shift_left(x, y):
-    return _shift(x, y, S.shl, lambda x: literal(0, x.dtype))
-
-
-@pointwise("bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor "
-           "__rshift__.Scalar", binary(same_dtype))
-def compute_shift_right(x, y):
-    return _shift(x, y, S.shr, lambda x: literal(0, "u8") if x.dtype == "u8" else S.shr(x, torch.iinfo(DTYPES[x.dtype]).bits - 1))
+pointwise("bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor "
+          "__lshift__.Scalar", binary(same_dtype))(lambda x, y: _shift(x, y, S.shl, lambda x: literal(0, x.dtype)))
+pointwise("bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor "
+          "__rshift__.Scalar", binary(same_dtype))(
+    lambda x, y: _shift(x, y, S.shr, lambda x: literal(0, "u8") if x.dtype == "u8" else S.shr(x, torch.iinfo(DTYPES[x.dtype]).bits - 1)))
 
 
 def _shift(x: Expr, y: Any, shift: Callable, beyond: Callable[[Expr], Expr]) -> Expr:

@@ -125,11 +125,10 @@ for _exact, _names in enumerate(NEAREST):
     _lower_nearest(_names, bool(_exact))
 
 
-@device_rule("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
-             "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
-             "upsample_bicubic2d_backward upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward")
-def upsample_backward(grad: Spec, out_size: Sequence[Size], in_size: Sequence[Size], *options: Any, **named: Any) -> Spec:
-    return suggested(grad, tuple(in_size))
+device_rule("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
+            "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward upsample_linear1d_backward upsample_bilinear2d_backward "
+            "upsample_bicubic2d_backward upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward")(
+    lambda grad, out_size, in_size, *options, **named: suggested(grad, tuple(in_size)))
 
 
 @refuses(" ".join(f"{name}_backward" for names in NEAREST for name in names.split()))

@@ -375,14 +375,10 @@ def method_type(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> 
     return call_graph(m, "call_method", "type", [tensor, *args], kwargs)
 
 
-@TENSOR_METHODS.row("resize_")
-def method_resize(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return _resized(m, tensor, "resize_", tree_leaves([value.as_arg(m)[1] for value in args]), args, kwargs)
-
-
-@TENSOR_METHODS.row("resize_as_")
-def method_resize_as(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    return _resized(m, tensor, "resize_as_", args[0].as_arg(m)[1].shape, args, kwargs)
+TENSOR_METHODS.row("resize_")(
+    lambda m, tensor, args, kwargs: _resized(m, tensor, "resize_", tree_leaves([value.as_arg(m)[1] for value in args]), args, kwargs))
+TENSOR_METHODS.row("resize_as_")(
+    lambda m, tensor, args, kwargs: _resized(m, tensor, "resize_as_", args[0].as_arg(m)[1].shape, args, kwargs))
 
 
 def _resized(m: Machine, tensor: TensorValue, name: str, sizes: Any, args: Args, kwargs: Kwargs) -> Value:
