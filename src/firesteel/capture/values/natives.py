@@ -101,36 +101,8 @@ class NativeObject(ObjectValue):
             return found if found is not None else missing.call(m, [key], {})
         return self._ask(m, "__getitem__", key)
 
-    def setitem(self, m: Machine, key: Value, value: Value) -> None:
-        if self.method(m, "__setitem__") is None:
-            self.payload.setitem(m, key, value)
-        else:
-            super().setitem(m, key, value)
-
-    def delitem(self, m: Machine, key: Value) -> None:
-        if self.method(m, "__delitem__") is None:
-            self.payload.delitem(m, key)
-        else:
-            super().delitem(m, key)
-
     def length(self, m: Machine) -> Value:
         return self._ask(m, "__len__")
-
-    def contains(self, m: Machine, item: Value) -> Value:
-        if self.method(m, "__contains__") is None and self.method(m, "__iter__") is None:
-            return self.payload.contains(m, item)
-        return super().contains(m, item)
-
-    def iterator(self, m: Machine) -> Value:
-        return self.payload.iterator(m) if self.method(m, "__iter__") is None else super().iterator(m)
-
-    def iterate(self, m: Machine) -> list[Value]:
-        return self.payload.iterate(m) if self.method(m, "__iter__") is None else super().iterate(m)
-
-    def truth(self, m: Machine) -> bool:
-        if self.method(m, "__bool__") is None and self.method(m, "__len__") is None:
-            return self.payload.truth(m)
-        return super().truth(m)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         found = super().compare(m, op, other)
@@ -159,6 +131,19 @@ class NativeObject(ObjectValue):
 
     def rebuild(self, e: Emitter) -> str:
         return e.new_native(self, self.base, self.base in IMMUTABLE)
+
+
+def _unless_defined(name: str, methods: tuple[str, ...]) -> Callable[..., Any]:
+    def ask(self: NativeObject, m: Machine, *args: Value) -> Any:
+        defined = any(self.method(m, method) is not None for method in methods)
+        return getattr(ObjectValue, name)(self, m, *args) if defined else getattr(self.payload, name)(m, *args)
+    return ask
+
+
+# what the builtin part answers, unless the class has one of these methods
+for _name, _methods in {"setitem": ("__setitem__",), "delitem": ("__delitem__",), "contains": ("__contains__", "__iter__"), "iterator": ("__iter__",),
+                        "iterate": ("__iter__",), "truth": ("__bool__", "__len__")}.items():
+    setattr(NativeObject, _name, _unless_defined(_name, _methods))
 
 
 # -- the builtin part ---------------------------------------------------------------------------------------------------
