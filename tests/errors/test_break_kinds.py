@@ -304,7 +304,7 @@ def storage(x):
 
 def torch_state(x):
     y = x + 1
-    torch._C._set_cudnn_benchmark(False)                # a state
+    torch._C._set_warnAlways(False)                     # a state
     return y * 2
 
 
@@ -399,7 +399,7 @@ PROGRAMS = {
     "forbidden": (forbidden, "unwelcome is marked"), "introspection": (introspection, "dir"), "outside": (outside, "open"), "warning": (warning, "warn"),
     "code": (code, "compile"), "cache": (cache, "remembered"), "arguments": (arguments, "unwelcome_not"), "instance": (instance, "Decimal"),
     "class_making": (class_making, "dataclass"), "copy": (a_copy, "slots"), "generator": (generator, "throw"), "coroutine": (coroutine, "waiting"),
-    "frames": (frames, "own_name"), "storage": (storage, "Tensor.untyped_storage"), "torch_state": (torch_state, "_set_cudnn_benchmark"),
+    "frames": (frames, "own_name"), "storage": (storage, "Tensor.untyped_storage"), "torch_state": (torch_state, "_set_warnAlways"),
     "random_state": (random_state, "clone_state"), "leaf": (a_leaf, "not dense"), "gradient": (gradient, "history from before"),
     "hook": (a_hook, "register_backward_hook"), "autograd_function": (autograd_function, "changes objects"), "transform": (transform, "changes objects"),
     "override": (override, "_make_subclass"), "array": (an_array, "asarray"),
