@@ -43,12 +43,18 @@ def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
 
 def native_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """`native`, whose inference on a GPU is recorded as CUDA graphs, writes to inputs included; for mode="reduce-overhead"."""
-    if not any(isinstance(x, torch.Tensor) and on_gpu(x) for x in example_inputs):
+    if not _on_gpu(example_inputs):
         return native(gm, example_inputs)
     return _native(gm, example_inputs, inference_compiler=pipeline.compile_recorded, keep_inference_input_mutations=True)
 
 
+def _on_gpu(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and on_gpu(x) for x in inputs)
+
+
 def _native(gm: torch.fx.GraphModule, example_inputs: list, **more: Any) -> Callable:
+    if _on_gpu(example_inputs):
+        pipeline.later("runtime.gpu", "expect_kernels")()
     return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native, hookable_results=True,
                            partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), rewrite=rewrite, **more)
 

@@ -13,7 +13,7 @@ from firesteel.codegen.triton import print_nest
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, check_index, load
 from firesteel.loops.scalars import S, to
-from firesteel.runtime import cpu, diskcache, gpu
+from firesteel.runtime import cpu, cubins, diskcache, gpu
 from firesteel.sym.expr import symbol
 
 triton_only = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton (no GPU)")
@@ -116,7 +116,7 @@ COMPILED = {
 def test_triton_compiles_the_text(name):
     kernel = print_nest(*COMPILED[name]())
     for one in kernel.passes:
-        binary = gpu.compile_pass(kernel, one, True, 90)
+        (binary,) = gpu.binaries([(kernel, one, True, 90)])
         titled = one.function.replace(kernel.symbol, f"{kernel.title}_{kernel.symbol[2:10]}")
         assert binary.cubin[:4] == b"\x7fELF" and binary.name == titled
 
@@ -126,9 +126,11 @@ def test_binaries_are_kept_on_disk(tmp_path, monkeypatch):
     kernel = print_nest(*softmax(64, 128))
     with config.patch(cache_dir=str(tmp_path)):
         diskcache._caches.clear()
-        first = gpu._cached(kernel, kernel.passes[0], True, 90)
-        monkeypatch.setattr(gpu, "compile_pass", lambda *args: pytest.fail("compiled twice"))
-        assert gpu._cached(kernel, kernel.passes[0], True, 90) == first
+        wanted = [(kernel, kernel.passes[0], True, 90)]
+        first = gpu.binaries(wanted)
+        monkeypatch.setattr(cubins, "compile_here", lambda job: pytest.fail("compiled twice"))
+        monkeypatch.setattr(cubins.Workers, "_asked", lambda *args: pytest.fail("compiled twice"))
+        assert gpu.binaries(wanted) == first
     diskcache._caches.clear()
 
 

@@ -100,6 +100,9 @@ class DiskCache:
             self._remove(path)
             excess -= found.st_size
 
+    def is_empty(self) -> bool:
+        return not self._usable or next(iter(self._files(self.suffix)), None) is None
+
     def show(self) -> str:
         """One line for people."""
         sizes = [found.st_size for _, found in self._files(self.suffix)]

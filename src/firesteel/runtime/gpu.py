@@ -5,7 +5,7 @@ driver on the stream that is current at the call, without the GIL.
  - One text is compiled once in a process, and once for a machine where fs.config.cache_dir allows it: cubins are kept under a
    digest of the text, the Triton version, the processor's kind and the settings that change code.  Triton is imported
    only to compile: a process that finds all its kernels in the cache never loads it.
- - Several kernels are compiled at the same time.
+ - Several kernels are compiled at the same time (runtime/cubins.py).
  - Kernels are compiled for addresses that are multiples of 16, which all fresh tensors have.  A launch with another address
    (an input that is a view) runs a twin that assumes nothing, compiled when it is first needed.
  - An index out of range sets a flag in host memory.  A launch does not wait, so neither does the check: IndexError is raised by the
@@ -16,14 +16,11 @@ driver on the stream that is current at the call, without the GIL.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import ctypes
 import functools
 import importlib.metadata
-import inspect
+import itertools
 import json
-import linecache
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,36 +36,17 @@ from firesteel.config import config
 from firesteel.loops.scalars import ITEMSIZE
 from firesteel.native_method import with_fetches
 from firesteel.records import dataclass
-from firesteel.runtime import cpu
+from firesteel.runtime import cpu, cubins
 from firesteel.sym.expr import Size
 from firesteel.targets import CUDA
 
 ALIGNMENT = 16          # of the addresses that kernels are compiled for
 SCRATCH_ALIGNMENT = 256
+EXPECTED = 4            # kernels of a program that is not known yet
 _VERSION = 1            # of what is done to a text before it is code
 
 
 # ---------------------------------------------------------------- Triton text -> cubin
-
-def executed(name: str, text: str, scope: dict[str, Any]) -> dict[str, Any]:
-    """Runs a text whose functions Triton will read: it asks `inspect`, which asks `linecache`, so no file is needed."""
-    file = f"<firesteel {name}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope["__name__"] = f"firesteel.kernels.{name}"
-    exec(compile(text, file, "exec"), scope)
-    return scope
-
-
-@functools.cache
-def _common() -> dict[str, Any]:
-    """What kernels may name: Triton's language, the CUDA math library, and our helpers."""
-    import triton
-    import triton.language as tl
-    from triton.language.extra import libdevice
-    scope = executed("helpers", HELPERS, {"tl": tl, "libdevice": libdevice})
-    scope.update({name: triton.jit(scope[name]) for name in HELPER_NAMES})
-    return {name: scope[name] for name in ("tl", "libdevice", *HELPER_NAMES)}
-
 
 @dataclass(frozen=True, slots=True)
 class Binary:
@@ -78,59 +56,49 @@ class Binary:
     cubin: bytes
 
 
-def compile_pass(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> Binary:
-    """One function of a kernel, by Triton."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+Wanted = tuple[GpuKernel, Pass, bool, int]      # a function of a kernel, whether addresses are aligned, the processor's kind
+
+
+def _job(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> cubins.Job:
+    """What Triton needs to know, as plain values."""
     name = f"{kernel.title}_{kernel.symbol[2:10]}" if kernel.title else kernel.symbol
-    scope = executed(kernel.symbol, kernel.text.replace(kernel.symbol, name), dict(_common()))
-    function = triton.jit(scope[one.function.replace(kernel.symbol, name)])
     pointers = [i for i, kind in enumerate(kernel.signature[:-1]) if kind.startswith("*")]
-    source = ASTSource(function, dict(zip(function.arg_names, kernel.signature)), {},
-                       {(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers} if aligned else {})
     options = {"num_warps": one.warps, "enable_fp_fusion": not config.eager_rounding, "enable_reflect_ftz": False}
-    return _run_stages(source, GPUTarget(CUDA, capability, 32), options)
-
-
-def _run_stages(source: Any, target: Any, options: dict[str, Any]) -> Binary:
-    """What triton.compile does for a source, without its cache: that hashes Triton's own library first (0.3 s) and writes nine files a kernel.
-    A Triton whose stages take other arguments is left to do it itself."""
-    import triton
-    from triton._C.libtriton import ir
-    from triton.compiler.compiler import make_backend
-    if [*inspect.signature(source.make_ir).parameters] != ["target", "options", "codegen_fns", "module_map", "context"]:
-        compiled = triton.compile(source, target=target, options=options)
-        return Binary(compiled.metadata.name, compiled.metadata.shared, compiled.asm["cubin"])
-    backend = make_backend(target)
-    parsed, context, stages = backend.parse_options(options), ir.context(), dict[str, Any]()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    made = source.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
-    facts: dict[str, Any] = {"target": target, **parsed.__dict__}
-    backend.add_stages(stages, parsed, source.language)
-    for stage in stages.values():
-        made = stage(made, facts)
-    return Binary(facts["name"], facts["shared"], made)
+    return {"text": kernel.text.replace(kernel.symbol, name), "function": one.function.replace(kernel.symbol, name),
+            "signature": list(kernel.signature), "pointers": pointers, "alignment": ALIGNMENT if aligned else 0, "target": CUDA,
+            "capability": capability, "options": options, "helpers": HELPERS, "helper_names": list(HELPER_NAMES)}
 
 
 def _cache_key(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> str:
     return repr((_VERSION, kernel.text, kernel.signature, one.function, one.warps, aligned, capability, _triton_version(), config.code_key()))
 
 
-def _cached(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> Binary:
-    """The function out of the disk cache, or compiled."""
-    cache, key = diskcache.kernels(".cubin"), _cache_key(kernel, one, aligned, capability)
-    found = cache.get(key)
-    if found is not None:
-        head, _, cubin = found.partition(b"\n")
-        name, shared = json.loads(head)
-        counters["native"]["cache_hits"] += 1
-        return Binary(name, shared, cubin)
-    binary = compile_pass(kernel, one, aligned, capability)
-    counters["native"]["compiled"] += 1
-    cache.put(key, json.dumps([binary.name, binary.shared]).encode() + b"\n" + binary.cubin)
-    return binary
+def _from_cache(wanted: Wanted) -> Binary | None:
+    found = diskcache.kernels(".cubin").get(_cache_key(*wanted))
+    if found is None:
+        return None
+    counters["native"]["cache_hits"] += 1
+    head, _, cubin = found.partition(b"\n")
+    name, shared = json.loads(head)
+    return Binary(name, shared, cubin)
+
+
+def binaries(wanted: Sequence[Wanted]) -> list[Binary]:
+    """Out of the disk cache, or compiled."""
+    found = {place: _from_cache(one) for place, one in enumerate(wanted)}
+    missing = [place for place, binary in found.items() if binary is None]
+    made = cubins.compile_all([_job(*wanted[place]) for place in missing])
+    counters["native"]["compiled"] += len(made)
+    for place, binary in zip(missing, itertools.starmap(Binary, made)):
+        diskcache.kernels(".cubin").put(_cache_key(*wanted[place]), json.dumps([binary.name, binary.shared]).encode() + b"\n" + binary.cubin)
+        found[place] = binary
+    return [binary for binary in found.values() if binary is not None]
+
+
+def expect_kernels() -> None:
+    """Starts Triton's processes while graphs are traced, where nothing was ever compiled: they take a tenth of a second to load."""
+    if diskcache.kernels(".cubin").is_empty():
+        cubins.workers.start(EXPECTED)
 
 
 @functools.cache
@@ -188,24 +156,19 @@ class Device:
         if not new:
             return
         jobs = [(*job, self.capability) for job in new.values()]
-        if len(jobs) == 1:
-            binaries = [_cached(*jobs[0])]
-        else:
-            with concurrent.futures.ThreadPoolExecutor(min(len(jobs), max(config.compile_threads, os.cpu_count() or 1, 1))) as pool:
-                binaries = list(pool.map(lambda job: _cached(*job), jobs))
-        self.lock.holding(self._keep, new, jobs, binaries)
+        self.lock.holding(self._keep, new, jobs, binaries(jobs))
 
-    def _keep(self, keys: Iterable[tuple], jobs: Sequence[tuple[GpuKernel, Pass, bool, int]], binaries: Sequence[Binary]) -> None:
-        for key, job, binary in zip(keys, jobs, binaries):
+    def _keep(self, keys: Iterable[tuple], jobs: Sequence[Wanted], made: Sequence[Binary]) -> None:
+        for key, job, binary in zip(keys, jobs, made):
             self.loaded.setdefault(key, (self._loaded(job, binary), binary.shared))
 
-    def _loaded(self, job: tuple[GpuKernel, Pass, bool, int], binary: Binary) -> int:
+    def _loaded(self, job: Wanted, binary: Binary) -> int:
         """What came out of the cache may not fit the driver: it is compiled again, once."""
         try:
             return self._function(binary)
         except RuntimeError:
             diskcache.kernels(".cubin").forget(_cache_key(*job))
-            return self._function(_cached(*job))
+            return self._function(*binaries([job]))
 
     def function(self, one: Pass, aligned: bool) -> tuple[int, int]:
         """(handle, bytes of shared memory) of a loaded function."""
