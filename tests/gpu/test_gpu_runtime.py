@@ -121,6 +121,16 @@ def test_triton_compiles_the_text(name):
         assert binary.cubin[:4] == b"\x7fELF" and binary.name == titled
 
 
+def test_threads_have_few_calls_of_the_math_library():
+    def chain(calls):
+        def body(v):
+            for _ in range(calls):
+                v = S.tanh(v)
+            return v
+        return print_nest(*pointwise(body, contiguous("y", (1 << 20,)), contiguous("x", (1 << 20,)))).passes[0].warps
+    assert [chain(calls) for calls in (0, 1, 4, 5, 20)] == [4, 4, 4, 8, 8]
+
+
 @triton_only
 def test_binaries_are_kept_on_disk(tmp_path, monkeypatch):
     kernel = print_nest(*softmax(64, 128))

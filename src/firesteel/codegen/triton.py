@@ -37,6 +37,7 @@ from firesteel.codegen.printer import decompose
 from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, TritonFunction, TritonValue
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
 from firesteel.errors import InternalError
+from firesteel.loops.cost import is_heavy
 from firesteel.loops.ir import Axis, Buffer, Nest, axis
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, make, postorder, rebuild
@@ -49,6 +50,7 @@ PARTS = 4096            # partial results that are combined in one tile
 COLUMNS, LEAST_COLUMNS = 64, 16     # points side by side where memory runs along the points; fewer where the machine would be idle
 PROGRAMS = 264          # fewer than this leave a GPU idle (two for each of 132 processors)
 SLICES = 512            # the most slices of a sweep
+MOST_CALLS = 32         # of the math library in a thread's text
 TITLE = 60              # characters of a kernel's name in profiles, without its number
 
 
@@ -208,6 +210,18 @@ def _row_warps(elements: int, programs: Size) -> int:
     return min(max(elements // (256 if idle else 1024), 1), 16)
 
 
+def _calls(nest: FlatNest) -> int:
+    """Functions of the math library that an element needs."""
+    return sum(is_heavy(node.op) for node in postorder(*(root for phase in nest.phases for root in phase.roots())))
+
+
+def _spread(warps: int, elements: int, calls: int) -> int:
+    """More warps where threads would have many calls: each is written out for each element of a thread, and Triton takes long over such a text."""
+    while warps < 8 and elements * calls > 32 * warps * MOST_CALLS:
+        warps *= 2
+    return warps
+
+
 # ---------------------------------------------------------------- the printer
 
 class _Printer:
@@ -223,6 +237,7 @@ class _Printer:
         self.passes: list[tuple[Size, int]] = []
         self.can_fail = False
         self.total = _extent(nest.axes)
+        self.calls = _calls(nest)
         _check_adds(nest)
 
     def run(self) -> list[str]:
@@ -235,9 +250,9 @@ class _Printer:
     def code(self, flat: bool = False) -> TritonFunction:
         return TritonFunction(self.nest, self.intervals, self.narrow, self.tiling.points, flat, self.symbols)
 
-    def finish(self, w: TritonFunction, programs: Size, warps: int) -> list[str]:
+    def finish(self, w: TritonFunction, programs: Size, elements: int, rows: bool = False) -> list[str]:
         self.can_fail |= w.can_fail
-        self.passes.append((programs, warps))
+        self.passes.append((programs, _spread(_row_warps(elements, programs) if rows else _warps(elements), elements, self.calls)))
         return w.lines
 
     def whole(self) -> list[str]:
@@ -251,7 +266,7 @@ class _Printer:
                 w.barrier()
         programs, elements = _tiles(self.total, self.tiling.points), self.tiling.points * max(self.tiling.blocks)
         rows = any(p.axes for p in self.nest.phases) and all(_one_tile(p, b) for p, b in zip(self.nest.phases, self.tiling.blocks))
-        return self.finish(w, programs, _row_warps(elements, programs) if rows else _warps(elements))
+        return self.finish(w, programs, elements, rows)
 
     # ------------------------------------------------------------ split nests
 
@@ -295,7 +310,7 @@ class _Printer:
                 self._keep(w, r, 1, places)
         combined = [places[name][1] for name in used if name in places]
         most = max([block, *(parts for parts in combined if isinstance(parts, int))])
-        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), _warps(self.tiling.points * most))
+        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), self.tiling.points * most)
 
     def _pieces(self, number: int, phase: FlatPhase) -> Size:
         """Slices of a phase: a map has one for each tile."""
