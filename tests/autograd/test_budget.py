@@ -199,3 +199,34 @@ def test_library_calls_are_measured_once_for_a_shape(monkeypatch):
     wrong.meta["val"] = torch.empty(32, 32, device="meta")
     before = fs.counters["aot"]["unmeasured_operators"]
     assert optimes.seconds(wrong) > 0 and fs.counters["aot"]["unmeasured_operators"] == before + 1
+
+
+def test_what_a_kernel_keeps_in_registers_takes_less_time_than_what_it_writes():
+    graph = Graph()
+    x = graph.placeholder("x")
+    inner = graph.call_function(aten.sin.default, (x,))
+    view = graph.call_function(aten.view.default, (inner, [64]))
+    summed = graph.call_function(aten.add.Tensor, (view, view))
+    operand = graph.call_function(aten.cos.default, (inner,))
+    graph.output((graph.call_function(aten.mm.default, (operand, operand)), summed))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty((64,) if node in (view, summed) else (8, 8), device="meta")
+    assert optimes.seconds(operand) == optimes.seconds(summed) == optimes.REGISTERS * optimes.seconds(inner) > 0
+
+
+@pytest.mark.parametrize("later", [[0.4], [0.2, 0.1], [0.004, 0.002, 0.003, 0.005, 0.009, 0.003, 0.003]])
+def test_neither_setting_a_library_up_nor_interruptions_count(monkeypatch, later):
+    spent = [0.001, *later]
+    monkeypatch.setattr(optimes, "_once", lambda call, wait: spent.pop(0))
+    assert optimes.timed(lambda: None, torch.device("cpu")) == min(later) and not spent
+
+
+def test_less_memory_is_no_gain_of_time_where_convolutions_are_followed_by_cheap_operators():
+    program = programs.PROGRAMS["resnet"](**programs.SMALL["resnet"][0])
+    unlimited = saved_by(fs.compile(program.fn), program)
+    costs = []
+    for share in (1.0, 0.7, 0.4):
+        compiled = fs.checkpoint_budget(program.fn, bytes=share * unlimited)
+        gradients(compiled, program)
+        costs.append(fs.memory_report(compiled).choices[0].seconds)
+    assert costs[0] == 0 and costs == sorted(costs) and costs[1] > 0

@@ -1,14 +1,13 @@
 """How long the operators of a graph take, measured on this machine: for choices between saving and recomputing.
 
 A library call runs a few times on tensors of its real shapes; the time is kept for the process.  What fused kernels compute is told from its
-bytes and the measured speed of memory.  Symbolic sizes count as their hints.
+bytes and the measured speed of memory; what they keep in registers counts for an eighth.  Symbolic sizes count as their hints.
 
     seconds(node)       # of running the operator once more
 """
 from __future__ import annotations
 
 import operator
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +17,14 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from firesteel.artifacts import counters
-from firesteel.autograd.recompute import UNKNOWN_SIZE, bytes_of, op_class
+from firesteel.autograd.recompute import POLICIES, UNKNOWN_SIZE, bytes_of, op_class
 from firesteel.sym.symint import SYMBOLIC, from_sym
 from firesteel.targets import CPU, HOST, KINDS, kind_of
 
-SLOW = 0.02             # seconds: what takes longer is run once only
-RUNS = 5
+RUNS = 7
+ENOUGH = 0.3            # seconds: fewer runs where they take longer together
 PROBE = 1 << 22         # elements copied to find the speed of memory
+REGISTERS = 8           # a value that stays in a kernel takes this fraction of the time that memory would
 _FREE = ("view", "create", "size")
 _times: dict[Any, float] = {}
 
@@ -37,7 +37,14 @@ def seconds(node: Node) -> float:
     if kind == "heavy" and (found := measured(node)) is not None:
         return found
     read = sum(map(bytes_of, node.all_input_nodes)) if kind in ("reduce", "heavy") else 0
-    return (bytes_of(node) + read) / bytes_a_second(_device(node))
+    written = bytes_of(node) / (REGISTERS if all(map(_in_kernel, node.users)) else 1)
+    return (written + read) / bytes_a_second(_device(node))
+
+
+def _in_kernel(reader: Node) -> bool:
+    """Can a fused kernel read a value of its own there?  A view is read by its readers."""
+    kind = op_class(reader)
+    return all(map(_in_kernel, reader.users)) if kind == "view" else POLICIES[kind].fusible
 
 
 def measured(node: Node) -> float | None:
@@ -55,11 +62,15 @@ def measured(node: Node) -> float | None:
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Median of a few runs after a first one, with the user's modes out of the way."""
+    """The least of a few runs after a first one, which sets the library up, with the user's modes out of the way.  What else the machine does
+    makes a run slower, never faster."""
     wait = (kind_of(device) or KINDS[CPU]).wait
     with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        spent = _once(call, wait)
-        return spent if spent > SLOW else statistics.median(_once(call, wait) for _ in range(RUNS))
+        _once(call, wait)
+        runs: list[float] = []
+        while not runs or len(runs) < RUNS and sum(runs) < ENOUGH:
+            runs.append(_once(call, wait))
+        return min(runs)
 
 
 def _once(call: Callable[[], Any], wait: Callable[[], None]) -> float:
