@@ -429,7 +429,7 @@ def test_kernels_of_attention_are_chosen_inside(backend):
         torch.backends.cuda.enable_flash_sdp(True)
 
 
-@pytest.mark.parametrize("call", [lambda: torch.set_num_threads(torch.get_num_threads()), lambda: torch._C._set_cudnn_benchmark(False)],
+@pytest.mark.parametrize("call", [lambda: torch.set_num_threads(torch.get_num_threads()), lambda: torch._C._set_mkldnn_enabled(True)],
                          ids=["set_num_threads", "setter"])
 def test_what_sets_a_state_for_good_breaks(call):
     def f(x):
