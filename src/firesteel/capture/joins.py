@@ -307,8 +307,8 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
         return True
     if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
         return False
-    places = meeting_places(f.code, i.index)
-    return any(_joined_at(m, f, i, condition, meet) for meet in farther(f.code, places, 1 if m.joining else PLACES))
+    places, step = meeting_places(f.code, i.index), m.steps
+    return any(_joined_at(m, f, i, condition, meet, step) for meet in farther(f.code, places, 1 if m.joining else PLACES))
 
 
 def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
@@ -317,8 +317,8 @@ def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
     return [*places[:1], *jumps][:count]
 
 
-def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int) -> bool:
-    mark, step = m.checkpoint(), m.steps
+def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step: int) -> bool:
+    mark = m.checkpoint()
     m.joining += 1
     try:
         before = AtJump(m, f, f.stack[:-1])
