@@ -1,4 +1,4 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bisect SCRIPT | bench | cache {show,clear} | package info FILE | report DIR | replay DUMP`.
+"""The command line: `firesteel doctor | explain SCRIPT | bisect SCRIPT | bench | cache {show,clear,export,import} | package info FILE | report DIR | replay DUMP`.
 
 Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.  What only one of them needs is imported in it.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from firesteel import __version__
 from firesteel.config import config
-from firesteel.errors import UserError
+from firesteel.errors import PackageError, UserError
 from firesteel.runtime import diskcache
 from firesteel.table import Table
 
@@ -58,14 +58,32 @@ def bench(args: argparse.Namespace) -> int:
 
 @COMMANDS.row("cache")
 def cache(args: argparse.Namespace) -> int:
-    """Shows or clears the on-disk cache of compiled kernels: cache show, cache clear."""
+    """The on-disk cache of programs and kernels: cache show, cache clear, cache export FILE, cache import FILE."""
+    if args.target in ("export", "import") and len(args.rest) == 1:
+        return _carry(args.target, args.rest[0])
     if args.target not in (None, "show", "clear"):
-        raise UserError(f"There is no cache {args.target}.", hint="Say cache show or cache clear.")
+        raise UserError(f"There is no cache {args.target}.", hint="Say cache show, cache clear, cache export FILE or cache import FILE.")
     if args.target == "clear":
         for suffix in diskcache.SUFFIXES:
             diskcache.kernels(suffix).clear()
     for suffix in diskcache.SUFFIXES:
         print(f"{suffix:8} {diskcache.kernels(suffix).show()}")
+    return 0
+
+
+def _carry(way: str, path: str) -> int:
+    from firesteel.shipping import caches
+    if way == "export":
+        print(f"{caches.write_cache(path)} entries written to {path}")
+        return 0
+    try:
+        count, others = caches.read_cache(path)
+    except (PackageError, OSError) as error:
+        print(f"firesteel: {error}", file=sys.stderr)
+        return 2
+    print(f"{count} entries read from {path}")
+    for name, value in others.items():
+        print(f"they were made with another {name}, {value!s:.80}: they are found where it is the same")
     return 0
 
 
@@ -105,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"firesteel {__version__}")
     parser.add_argument("command", nargs="?", help="one of these")
-    parser.add_argument("target", nargs="?", help="a script, a folder, or show / clear")
+    parser.add_argument("target", nargs="?", help="a script, a folder, or what to do")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="passed on")
     return parser
 

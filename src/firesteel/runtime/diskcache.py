@@ -72,19 +72,30 @@ class DiskCache:
         self._remove(self._path(key))
 
     def put(self, key: str, payload: bytes) -> None:
+        self.put_hashed(hashed(key), payload)
+
+    def put_hashed(self, key: bytes, payload: bytes) -> None:
         if not self._usable:
             return
-        path = self._path(key)
+        path = self._place(key)
         try:
             _make_folders(path.parent)
             self._check_folders(path.parent)
-            _write_whole(path, _MAGIC + _digest(hashed(key), payload) + payload)
+            _write_whole(path, _MAGIC + _digest(key, payload) + payload)
         except OSError as error:
             self._give_up(error)
             return
         if self._writes % _PRUNE_EVERY == 0:
             self.prune()
         self._writes += 1
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """All that is whole: digests of keys, and payloads."""
+        for path, _ in sorted(self._files(self.suffix)):
+            key = bytes.fromhex(path.parent.name + path.stem)
+            payload = self.get_hashed(key)
+            if payload is not None:
+                yield key, payload
 
     def prune(self) -> None:
         """Removes what a crash left behind, then the least recently used files above the limit."""

@@ -31,11 +31,11 @@ WHEN = (1980, 1, 1, 0, 0, 0)                        # equal programs give equal 
 NOT_OURS = "Packages are written by fs.package; copy the file again, or make it again."
 
 
-def write(path: str | os.PathLike, manifest: Mapping[str, Any], members: Mapping[str, bytes], weights: Sequence[bytes]) -> None:
+def write(path: str | os.PathLike, manifest: Mapping[str, Any], members: Mapping[str, bytes], weights: Sequence[bytes], kind: str = FORMAT) -> None:
     """Under a temporary name first: a reader sees all of the file or nothing."""
     path = pathlib.Path(path)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(members.items())}
-    text = json.dumps({"format": FORMAT, **manifest, "members": digests}, indent=1).encode()
+    text = json.dumps({"format": kind, **manifest, "members": digests}, indent=1).encode()
     file, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:
         with os.fdopen(file, "w+b") as out:
@@ -88,7 +88,7 @@ def _digest(data: Any, start: int, end: int) -> str:
 class Archive:
     """A package that was found to be whole."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, kind: str = FORMAT):
         self.path = os.fspath(path)
         self._file = open(self.path, "rb")      # noqa: SIM115  # a missing file is Python's own error
         try:
@@ -102,10 +102,10 @@ class Archive:
             self._file.close()
             what = f"{type(error).__name__}: {error}"
             raise PackageError(f"{self.path} is no package of firesteel, or it is damaged ({what}).", hint=NOT_OURS) from None
-        if self.manifest.get("format") != FORMAT:
+        if self.manifest.get("format") != kind:
             self._file.close()
-            raise PackageError(f"{self.path} is a {self.manifest.get('format')!r}; this release of firesteel reads a {FORMAT!r}.",
-                               hint="Make the package again with this release.")
+            raise PackageError(f"{self.path} is a {self.manifest.get('format')!r}; what is read here is a {kind!r}.",
+                               hint="Make the file again with this release.")
 
     def __enter__(self) -> Archive:
         return self
