@@ -322,6 +322,63 @@ def test_processes_at_once_and_one_that_is_killed(tmp_path):
     assert last[2] == "False" or (sys.platform, platform.machine()) != ("linux", "x86_64")
 
 
+AT_ONCE = """
+import os, signal, sys, time, torch
+import firesteel as fs
+from firesteel.runtime import diskcache
+def f(x, w):
+    for _ in range(4):
+        x = torch.nn.functional.gelu(x @ w).softmax(-1)
+    return x.sum()
+def run():
+    x, w = torch.ones(4, 8), torch.full((8, 8), 0.5, requires_grad=True)
+    fs.compile(f)(x, w).backward()
+    return fs.counters["native"]["program_hits"], fs.counters["native"]["compiled"]
+fs.compile
+begin, ready = os.pipe(), os.pipe()
+results = os.pipe()
+victim = os.fork() if sys.argv[2] == "killed" else 0
+if sys.argv[2] == "killed" and not victim:
+    put = diskcache.DiskCache.put_hashed
+    def wait(self, key, data):
+        if self.suffix == ".program" and len(data) > 900:       # the program itself
+            os.write(ready[1], b"x")
+            signal.pause()
+        put(self, key, data)
+    diskcache.DiskCache.put_hashed = wait
+    run()
+children = []
+for _ in range(int(sys.argv[1])):
+    if (pid := os.fork()) == 0:
+        os.close(begin[1])
+        os.read(begin[0], 1)
+        os.write(results[1], b"%d %d\\n" % run())
+        os._exit(0)
+    children.append(pid)
+if victim:
+    os.read(ready[0], 1)
+os.close(begin[1])
+if victim:
+    time.sleep(0.5)
+    os.kill(victim, signal.SIGKILL)
+status = [os.waitpid(pid, 0)[1] for pid in children]
+print(status.count(0), *os.read(results[0], 4096).decode().splitlines(), sep="|")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork and the locks of the system")
+@pytest.mark.parametrize("count, how", [(2, "together"), (8, "together"), (3, "killed")])
+def test_processes_that_miss_at_once_compile_once(tmp_path, count, how):
+    env = {**os.environ, "FIRESTEEL_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "FIRESTEEL_VERIFY": "0",
+           "PYTHONPATH": os.pathsep.join([str(pathlib.Path(fs.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", AT_ONCE, str(count), how], env=env, stdout=subprocess.PIPE, text=True, timeout=300)
+    right, *rows = done.stdout.strip().split("|")
+    assert int(right) == len(rows) == count, done.stdout
+    hits = sorted(int(row.split()[0]) for row in rows)
+    assert sum(hits) == 2 * (count - 1), rows        # forward and backward are made once, not always by the same process
+    assert not list(tmp_path.rglob("*.lock"))
+
+
 def test_views_whose_history_may_not_be_asked_for(cache):
     def written_behind_a_view(x):
         view = x.mT

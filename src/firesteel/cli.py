@@ -1,4 +1,5 @@
-"""The command line: `firesteel doctor | explain SCRIPT | bisect SCRIPT | bench | cache {show,clear,export,import} | package info FILE | report DIR | replay DUMP`.
+"""The command line: `firesteel doctor | explain SCRIPT | bisect SCRIPT | bench | cache {show,clear,export,import} | package info FILE | report DIR |
+replay DUMP`.
 
 Commands are rows of a table: a function of the parsed arguments, with a sentence for --help.  What only one of them needs is imported in it.
 """

@@ -7,6 +7,7 @@ their kernels, and the text of its backward graph, so that a second process trac
  - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, has sizes that
    only run time knows, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
  - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is made again.
+ - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
 An entry is a line of JSON, then bytes: the host function's code and the kernels' object code.
@@ -29,7 +30,7 @@ import torch
 from torch.fx import GraphModule
 
 import firesteel
-from firesteel import artifacts, dumps, stages
+from firesteel import artifacts, dumps, stages, transaction
 from firesteel.artifacts import counters, timed
 from firesteel.autograd.outline import Outline
 from firesteel.capture.guards import STATES
@@ -171,6 +172,7 @@ class DiskEntry:
         self.found: dict[str, Callable] = {}
         self.about: dict[str, Any] = {}     # of the forward
         self.kept = False                   # is its forward there?
+        self.let_go: Callable[[], None] = lambda: None      # of the lock that who makes it holds
 
     def _made(self) -> tuple[int, ...]:
         """What a kept program cannot make again: symbols, conditions on them, and sizes that tracing fixed, of which users are told the line."""
@@ -179,12 +181,27 @@ class DiskEntry:
     def outline(self) -> Outline | None:
         """The outline where all is there."""
         with timed("program_cache"):
-            read = self._read("forward")
+            read = self._read("forward") or self._claim("forward")
         if read is not None and self.env is not None:
             names = {**dumps.NAMES, **{info.expr.attr: info.expr for info in self.env.symbols.values()}}
             for text, why in self.about["guards"]:      # what tracing would ask; the hints, which are in the key, answer as they did
                 self.env.decide(eval(text, names), why)
         return None if read is None else read[1]
+
+    def _claim(self, part: str) -> tuple[Callable, Any] | None:
+        """Before it is made here: what another process made meanwhile, if one was about to."""
+        self.let_go, made = diskcache.kernels(SUFFIX).claim(f"{part} {self.key}")
+        transaction.on_failure(self.let_go)
+        if not made:
+            return None
+        artifacts.log("cache", lambda: f"{part}: another process made it meanwhile")
+        read = self._read(part)
+        if read is not None:
+            self.let_go()
+        return read
+
+    def __del__(self) -> None:
+        self.let_go()
 
     def _read(self, part: str) -> tuple[Callable, Any] | None:
         cache = diskcache.kernels(SUFFIX)
@@ -224,6 +241,10 @@ class DiskEntry:
             read = self._read("backward")
         return None if read is None else read[0]
 
+    def claim_backward(self) -> Callable | None:
+        read = self._claim("backward")
+        return None if read is None else read[0]
+
     def backward_graph(self) -> GraphModule:
         read = dumps.read_graph(self.about["backward_graph"])
         read.env.freeze()       # the guards are made
@@ -240,6 +261,7 @@ class DiskEntry:
             about["guards"] = [(dumps.size_text(guard.expr), guard.why) for guard in self.env.recorded[self.asked:]]
         if self._made() != self.before:
             artifacts.log("cache", "forward: is not kept: tracing makes or fixes sizes")
+            self.let_go()
             return
         self._keep("forward", forward, about)
         if self.kept:
@@ -258,6 +280,8 @@ class DiskEntry:
         except NotKept as reason:
             why = str(reason)
             artifacts.log("cache", lambda: f"{part}: is not kept: {why}")
+        finally:
+            self.let_go()
 
 
 # ---------------------------------------------------------------- host functions

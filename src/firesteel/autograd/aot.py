@@ -386,6 +386,8 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: Progra
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
         try:
+            if entry is not None and (found := entry.claim_backward()) is not None:
+                return runtime.boxed_call(found)
             compiled = compilers.backward(bw, inputs)
             if entry is not None:
                 entry.keep_backward(compiled)
@@ -396,6 +398,9 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: Progra
         except Exception as error:
             stages.failed("note_graph", error, bw, inputs)
             raise
+        finally:
+            if entry is not None:
+                entry.let_go()
 
 
 def keep_gradients(bw: GraphModule) -> list[int | None]:

@@ -6,6 +6,7 @@ In: a key (text) and bytes.  Out: the same bytes, later or in another process, o
  - What is read here is run.  A folder that another user owns or can write, or whose place another user can take, is not used, which is said
    once; a file of that kind is a miss.  What is made here is for its user alone.
  - Processes may read and write the same folder at the same time; the last writer of a key wins, with equal bytes.
+ - Who makes an entry may hold its lock (`claim`); others wait for it, but not for ever.  A lock is the system's, which a killed process lets go.
  - A folder that cannot be made or written is reported once in the log and then left alone: no cache is not an error.
  - The folder stays below `LIMIT` bytes: the files that were not used for longest go first.
 
@@ -21,10 +22,15 @@ import pathlib
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from firesteel.artifacts import logger
 from firesteel.config import config
+
+try:
+    import fcntl
+except ImportError:     # another system: nobody waits for anybody
+    fcntl = None        # type: ignore[assignment]  # a module, or nothing
 
 SUFFIXES = (".o", ".cubin", ".program")     # kinds of content: kernels of the CPU, kernels of a GPU, programs
 LIMIT = 512 << 20
@@ -32,7 +38,8 @@ _MAGIC = b"firesteel2\n"
 _DIGEST = 32
 _PRUNE_EVERY = 256          # writes between two looks at the folder's size
 _FRESH = 24 * 3600.0        # a file's time of use is renewed at most once in this many seconds
-_ABANDONED = 3600.0         # temporary files older than this belong to a crashed process
+_ABANDONED = 3600.0         # temporary files and locks older than this belong to a crashed process
+WAIT = 60.0                 # seconds for which an entry is waited for that another process makes
 
 
 class DiskCache:
@@ -89,6 +96,34 @@ class DiskCache:
             self.prune()
         self._writes += 1
 
+    def claim(self, key: str) -> tuple[Callable[[], None], bool]:
+        """Takes the lock of a key; what gives it back, and whether there is an entry now, which another process made meanwhile."""
+        entry = self._path(key)
+        path = entry.with_suffix(".lock")
+        if fcntl is None or not self._usable or path in _claimed:
+            return _nothing, False
+        try:
+            _make_folders(path.parent)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:     # a read-only folder: nothing will be kept in it either
+            return _nothing, False
+        try:
+            _lock(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        _claimed.add(path)
+        held, owner = [handle], os.getpid()
+
+        def let_go() -> None:
+            if held and os.getpid() == owner:       # a forked child leaves it to its parent
+                _claimed.discard(path)
+                self._remove(path)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(held[0], fcntl.LOCK_UN)     # children may have the handle, too
+                os.close(held.pop())
+        return let_go, entry.exists()
+
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """All that is whole: digests of keys, and payloads."""
         for path, _ in sorted(self._files(self.suffix)):
@@ -100,7 +135,7 @@ class DiskCache:
     def prune(self) -> None:
         """Removes what a crash left behind, then the least recently used files above the limit."""
         now = time.time()
-        for path, found in self._files(".tmp"):
+        for path, found in [*self._files(".tmp"), *self._files(".lock")]:
             if now - found.st_mtime > _ABANDONED:
                 self._remove(path)
         files = sorted(self._files(self.suffix), key=lambda f: f[1].st_mtime)
@@ -158,6 +193,32 @@ class DiskCache:
         if self._usable:
             logger.warning("the kernel cache %s is not usable (%s); kernels are compiled anew in each process", self.folder, error)
         self._usable = False
+
+
+# ---------------------------------------------------------------- locks
+
+_claimed: set[pathlib.Path] = set()     # by this process
+
+
+def _nothing() -> None:
+    pass
+
+
+def _lock(handle: int) -> None:
+    """After WAIT seconds it goes on without, as on a file system without locks."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:
+            return
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_claimed.clear)      # they are the parent's
 
 
 # ---------------------------------------------------------------- who may write
