@@ -147,7 +147,7 @@ def test_what_is_put_back_is_no_effect(tmp_path):
     assert Scope.value is None
 
 
-@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("processor", [name for name, row in PROCESSORS.items() if row.machine == platform.machine()])
 @torch.no_grad()
 def test_machine_code_for_named_processors(processor, tmp_path):
     model, x = Mlp(), torch.randn(9, 8)
@@ -200,6 +200,7 @@ REFUSED = {
     "a list": (lambda x, found: found.append(x + 1) or x * 2, (torch.ones(3), []), {}, "changes more than tensors"),
     "nothing": (lambda x: 3, (torch.ones(3),), {}, "nothing to compile"),
     "an unknown argument": (lambda x: x + 1, (torch.ones(3),), {"dynamic": {"y": {0: True}}}, "'y'"),
+    "a processor of another kind": (lambda x: x + 1, (torch.ones(3),), {"processors": ["x86-64-v3", "armv8-a"]}, "is made on"),
     "an unknown processor": (lambda x: x + 1, (torch.ones(3),), {"processors": ["z80"]}, "z80"),
     "an object": (lambda x, o: x + 1, (torch.ones(3), object()), {}, "cannot be written"),
     "no tuple": (lambda x: x + 1, torch.ones(3), {}, "tuple of example arguments"),

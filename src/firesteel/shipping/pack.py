@@ -82,6 +82,9 @@ def checked_processors(names: Sequence[str] | None) -> list[str]:
         return [best_of(list(PROCESSORS))]
     if unknown := [name for name in names if name not in PROCESSORS]:
         raise UserError(f"There is no processor {unknown[0]!r}.", hint=f"Use some of {', '.join(PROCESSORS)}.")
+    if foreign := [name for name in names if PROCESSORS[name].machine != platform.machine()]:
+        raise UserError(f"Machine code for {foreign[0]!r} is made on {PROCESSORS[foreign[0]].machine}, not on {platform.machine()}.",
+                        hint="Make the package there.")
     return list(dict.fromkeys(names))
 
 

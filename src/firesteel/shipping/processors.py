@@ -1,6 +1,7 @@
 """Processors that packages can hold machine code for: a row a name, with what the processor must have.
 
-The levels of x86-64 are those that compilers and Linux distributions use.  What this machine has is read from the system, without LLVM.
+The levels of x86-64 are those that compilers and Linux distributions use; every AArch64 has what its row asks for.  What this machine has is
+read from the system, without LLVM.  Code is made for processors of this machine's kind.
 
     best_of(["x86-64-v3", "x86-64-v4"])     # the greatest that this machine runs
 """
@@ -25,6 +26,7 @@ class Processor:
     masks: bool
     fma: bool
     variant: str                # letter of the vector function ABI
+    machine: str = "x86_64"
 
     def target(self, name: str) -> Target:
         return Target(name, "", self.vector_bytes, self.masks, self.fma, self.variant, vector_math(self.vector_bytes, self.variant))
@@ -35,23 +37,27 @@ _V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "mov
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 PROCESSORS: Table[Processor] = Table("processor", "shipping/processors.py")      # from the least to the greatest
 for _name, _row in {"x86-64-v2": Processor(_V2, 16, False, False, "b"), "x86-64-v3": Processor(_V3, 32, False, True, "d"),
-                    "x86-64-v4": Processor(_V4, 64, True, True, "e")}.items():
+                    "x86-64-v4": Processor(_V4, 64, True, True, "e"),
+                    "armv8-a": Processor(frozenset(["fp", "asimd"]), 16, False, True, "n", "aarch64")}.items():
     PROCESSORS.add(_name, _row)
+
+
+LISTS = {"x86_64": "flags", "aarch64": "Features"}      # what Linux calls them
 
 
 @functools.cache
 def flags() -> frozenset[str]:
     """What this machine's processor has."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise PackageError(f"Packages are made and loaded on Linux on x86-64, not on {sys.platform} on {platform.machine()}.",
+    if sys.platform != "linux" or platform.machine() not in LISTS:
+        raise PackageError(f"Packages are made and loaded on Linux on {' or '.join(LISTS)}, not on {sys.platform} on {platform.machine()}.",
                            hint="Use fs.compile here.")
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as facts:
-        found = re.search(r"^flags\s*:(.*)$", facts.read(), flags=re.MULTILINE)
+        found = re.search(rf"^{LISTS[platform.machine()]}\s*:(.*)$", facts.read(), flags=re.MULTILINE)
     return frozenset(found[1].split()) if found is not None else frozenset()
 
 
 def runs_here(name: str) -> bool:
-    return PROCESSORS[name].flags <= flags()
+    return PROCESSORS[name].machine == platform.machine() and PROCESSORS[name].flags <= flags()
 
 
 def best_of(names: Sequence[str]) -> str:
