@@ -140,17 +140,17 @@ def _branch(memory: memoryview, at: int, place: int, value: int) -> None:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ElfMachine:
     """A kind of processor: its relocations; those of branches, and the code that goes to the address behind it, for what they cannot reach."""
     relocations: dict[int, Write]
     branches: frozenset[int] = frozenset()
     stub: bytes = b""
 
 
-MACHINES: Table[Machine] = Table("machine", "runtime/elf.py")
-MACHINES.add(X86_64, Machine({1: _absolute("<Q"), 2: _relative("<i"), 4: _relative("<i"), 10: _absolute("<I"), 11: _absolute("<i"),
+MACHINES: Table[ElfMachine] = Table("machine", "runtime/elf.py")
+MACHINES.add(X86_64, ElfMachine({1: _absolute("<Q"), 2: _relative("<i"), 4: _relative("<i"), 10: _absolute("<I"), 11: _absolute("<i"),
                               24: _relative("<q")}))
-MACHINES.add(AARCH64, Machine(
+MACHINES.add(AARCH64, ElfMachine(
     {257: _absolute("<Q"), 258: _absolute("<I"), 260: _relative("<q"), 261: _relative("<i"), 264: _sixteen_bits(0), 266: _sixteen_bits(1),
      268: _sixteen_bits(2), 269: _sixteen_bits(3), 275: _page, 277: _in_page(0), 278: _in_page(0), 284: _in_page(1), 285: _in_page(2),
      286: _in_page(3), 299: _in_page(4), 282: _branch, 283: _branch},
@@ -219,7 +219,7 @@ def _fill(file: ObjectFile, number: int, view: memoryview, places: Mapping[tuple
 
 
 def _relocate(file: ObjectFile, number: int, view: memoryview, base: int, places: Mapping[tuple[int, int], int], known: Mapping[str, int],
-              reached: Mapping[str, int], machine: Machine) -> None:
+              reached: Mapping[str, int], machine: ElfMachine) -> None:
     for section, offset, kind, index, addend in file.relocations():
         symbol = file.symbols[index]
         if symbol.section == UNDEFINED:
