@@ -598,6 +598,15 @@ for _op, _lr in [(aten._fused_adam.default, 0.1), (aten._fused_adam.tensor_lr, T
     for _largest in (True, False):
         sample(_op, *([t(3, 4), t(5)] for _ in range(3)), *([t(3, 4, lo=0.1), t(5, lo=0.1)] for _ in range(1 + _largest)), *([[]] * (not _largest)),
                [T((), lo=3.0, hi=3.0)] * 2, table=DECOMPOSED, lr=_lr, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=_largest, maximize=_largest)
+for _lr in (0.1, T((), lo=0.1)):
+    _lists, _kind = [[t(3, 4), t(5)] for _ in range(2)], "tensor_lr" if isinstance(_lr, T) else "default"
+    for _first in (True, False):
+        sample(getattr(aten._fused_sgd, _kind), *_lists, [t(3, 4), t(5)], table=DECOMPOSED, lr=_lr, weight_decay=0.1, momentum=0.9, dampening=0.1,
+               nesterov=_first, maximize=_first, is_first_step=_first)
+    sample(getattr(aten._fused_sgd, _kind), *_lists, [], table=DECOMPOSED, lr=_lr, weight_decay=0.0, momentum=0.0, dampening=0.0,
+           nesterov=False, maximize=False, is_first_step=False)
+    sample(getattr(aten._fused_adagrad, _kind), *_lists, [t(3, 4, lo=0.1), t(5, lo=0.1)], [T((), lo=3.0, hi=3.0)] * 2, table=DECOMPOSED, lr=_lr, lr_decay=0.1,
+           weight_decay=0.1, eps=1e-8, maximize=True)
 LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
     (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)),

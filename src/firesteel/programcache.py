@@ -40,7 +40,6 @@ from firesteel.config import config
 from firesteel.graph.abstract import is_bare_view
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.homes import LIBRARY_OPERATORS, lies_in
-from firesteel.loops.scalars import DTYPES
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, diskcache
 from firesteel.stages import STAGES
@@ -303,7 +302,7 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
         raise NotKept("a kernel of it is not in the cache")
     code = marshal.dumps(call.__code__)
     head = {**about, "source": call.source, "boxed": call._boxed_call, "scope": scope, "launches": launches, "counts": call.counts,
-            "dtypes": [name for name, value in own.items() if isinstance(value, torch.dtype)], "code": len(code),
+            "dtypes": {name: str(value).removeprefix("torch.") for name, value in own.items() if isinstance(value, torch.dtype)}, "code": len(code),
             "kernels": [(kept.symbol, kept.key.hex(), len(kept.code)) for kept in codes]}
     return b"".join([json.dumps(head).encode(), b"\n", code, *(kept.code for kept in codes)])
 
@@ -341,7 +340,7 @@ def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
         codes.append(cpu.KeptCode(symbol, bytes.fromhex(key), payload[at:at + size]))
         at += size
     addresses = cpu.load_codes(codes)
-    scope = {**hosted.SCOPE, **eval(about["scope"], {**dumps.NAMES}), **{name: DTYPES[name.removeprefix("d_")] for name in about["dtypes"]}}
+    scope = {**hosted.SCOPE, **eval(about["scope"], {**dumps.NAMES}), **{name: dumps.DTYPES[text] for name, text in about["dtypes"].items()}}
     for name, rows in about["launches"].items():
         scope[name] = hosted.launcher(recipe_of(rows, addresses, scope), cpu.compile_text)
     call = scope["call"] = types.FunctionType(code, scope)

@@ -19,6 +19,9 @@ OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"foreach": False, "amsgrad": True}),
     "adamw_fused": (torch.optim.AdamW, {"fused": True}),
     "sgd_fused": (torch.optim.SGD, {"fused": True, "momentum": 0.9}),
+    "sgd_fused_nesterov": (torch.optim.SGD, {"fused": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
+    "sgd_fused_plain": (torch.optim.SGD, {"fused": True, "weight_decay": 0.1}),
+    "adagrad_fused": (torch.optim.Adagrad, {"fused": True, "lr_decay": 0.1, "weight_decay": 0.1}),
     "adamw_foreach": (torch.optim.AdamW, {"foreach": True, "weight_decay": 0.1}),
 }
 

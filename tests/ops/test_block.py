@@ -30,7 +30,8 @@ NO_REFUSAL = {
     SIZES: "empty.memory_format new_empty new_ones new_zeros ones zeros _efficientzerotensor",
     BROADCAST: "huber_loss_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward",
     "called by torch's own code for the GPU, which has checked": "cudnn_batch_norm cudnn_batch_norm_backward",
-    "called by optimisers, which have made the lists": "_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr",
+    "called by optimisers, which have made the lists": """_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr
+        _fused_sgd _fused_sgd.tensor_lr _fused_adagrad _fused_adagrad.tensor_lr""",
 }
 
 
@@ -41,6 +42,7 @@ NO_SAMPLES = {
     "complex numbers": "_conj view_as_real view_as_complex",
     "called by decompositions of other packages": "prims::iota",
     "the library computes it on this device": "embedding_dense_backward scatter_add mm addmm",
+    "numbers are drawn": "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal",
     "on a GPU only": "cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward",
 }
 COMPUTED = [op for op in {**dict.fromkeys(LOWERINGS), **core_decompositions()} if op.namespace != "_c10d_functional"]     # tests/distributed has collectives

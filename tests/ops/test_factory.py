@@ -36,3 +36,21 @@ def test_filling_is_guarded(deterministic):
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
     assert compiled(x).isnan().all()
+
+
+def test_drawn_numbers_need_no_memory_filled_before():
+    """Dropout: a mask is drawn into memory that holds nothing, and multiplied in one kernel, each way."""
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Dropout(), torch.nn.Linear(8, 8, bias=False), torch.nn.Dropout())
+    x = torch.randn(4, 8)
+    torch.manual_seed(0)
+    want = layers(x)
+    gradients = torch.autograd.grad(want.sum(), list(layers.parameters()))
+    kept, fs.config.cache_dir = fs.config.cache_dir, ""
+    try:
+        before = fs.counters["native"]["kernels"]
+        torch.manual_seed(0)
+        got = fs.compile(lambda x: layers(x), fullgraph=True)(x)
+        torch.testing.assert_close((got, *torch.autograd.grad(got.sum(), list(layers.parameters()))), (want, *gradients))
+    finally:
+        fs.config.cache_dir = kept
+    assert fs.counters["native"]["kernels"] - before == 4

@@ -43,6 +43,7 @@ values is restored around it, by these rules.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -323,10 +324,11 @@ def raise_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
 
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Rule 7 for the writes that autograd does not see; called with recording off."""
-    made = [w for w in writes if values[w.value] is inputs[w.input]]        # the graph wrote there itself
-    if made:
-        raise_versions([(inputs[w.input], 1) for w in made if w.how == "no_grad"])
-        writes = [w for w in writes if values[w.value] is not inputs[w.input]]
+    left = [w for w in writes if values[w.value] is not inputs[w.input]]
+    if len(left) < len(writes):         # the graph wrote there itself
+        made = [inputs[w.input] for w in writes if w.how == "no_grad" and values[w.value] is inputs[w.input]]
+        torch.autograd.graph.increment_version([tensor for tensor in made if not tensor.is_inference()])
+        writes = left
     seen = [w for w in writes if w.how == "no_grad"]
     if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
         torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])
@@ -345,9 +347,24 @@ def write_recorded(writes: Sequence[Write], inputs: Sequence[Any], values: Seque
             inputs[w.input].copy_(values[w.value])
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_identity = operator.attrgetter("_cdata")
+
+
 def overlaps(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     """Rule 9: does a mutated input share its storage with another input?"""
-    written = set(mutated)
+    return not _lie_apart(inputs) and _share(inputs, set(mutated))
+
+
+def _lie_apart(inputs: Sequence[Any]) -> bool:
+    """Have plain tensors a storage each, of torch's own?  This runs at every call that writes inputs, over all parameters of an optimiser."""
+    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, inputs)) - _PLAIN):
+        return False
+    storages = [value.untyped_storage() for value in inputs if type(value) in _PLAIN]
+    return len(set(map(_identity, storages))) == len(storages) and all(map(torch.UntypedStorage.resizable, storages))
+
+
+def _share(inputs: Sequence[Any], written: set[int]) -> bool:
     owner: dict[int, tuple[int, int]] = {}
     foreign: list[tuple[int, int, bool]] = []       # start, end, written; memory that is not torch's (an array of NumPy) may have two storages
     for index, value in enumerate(inputs):

@@ -12,9 +12,13 @@ from firesteel.graph.random_state import ZEROS_AND_ONES
 from firesteel.graph.rules.base import RULES, broadcast, check, elementwise, floating, result_dtype
 from firesteel.graph.rules.refusals import known, within
 from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
-from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule
+from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.value import Operand
+from firesteel.operators import find
+from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, rule
 from firesteel.ops.factory import default_device, zeros, zeros_like
 from firesteel.sym.expr import Size
+from firesteel.targets import on_host
 
 operator("rand.* randn.* randint.* randperm.* rand_like.* randn_like.* randint_like.* bernoulli.* uniform.* normal.* "
          "normal_functional.* exponential.* geometric.* cauchy.* log_normal.* multinomial.* poisson.* native_dropout.* "
@@ -53,6 +57,26 @@ rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")
 @rule("bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to")
 def draw(x: Spec, *args: Any, generator: Any = None, **kwargs: Any) -> Spec:
     return like(x)
+
+
+DRAWS = {"bernoulli.p": "bernoulli_.float", "uniform": "uniform_", "normal_functional": "normal_", "exponential": "exponential_",
+         "geometric": "geometric_", "cauchy": "cauchy_", "log_normal": "log_normal_"}
+
+
+def _drawn_in_place(op: Any) -> Any:
+    """The layout of x is all that counts: numbers are drawn into memory that holds nothing yet.  Only where x was made for that: the
+    operator that returns a fresh tensor does not count a write."""
+    def lower(b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
+        if not on_host(out) or x.body is None:
+            return NotImplemented
+        made = b.call(torch.ops.aten.empty_strided.default, (list(out.shape), list(out.strides)), {"dtype": out.dtype}, out)
+        b.call(op, (made, *args), kwargs, None, written=[made])
+        return made
+    return lower
+
+
+for _functional, _op_name in DRAWS.items():
+    lowering(_functional)(_drawn_in_place(find(_op_name)))
 
 
 for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):
