@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import firesteel as fs
+from firesteel.backends import native
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +253,14 @@ def test_a_static_forward_may_be_wrapped_too():
     set_bound(compiled)
     torch.testing.assert_close(compiled(x), x * 6)
     torch.testing.assert_close(compiled.forward(x), x * 6)
+
+
+def test_a_graph_that_takes_nested_containers():
+    class Nested(torch.nn.Module):
+        def forward(self, a, others):
+            return {"sum": a + others[0], "rest": [others[1] * 2]}
+    tracer = torch.fx.Tracer()
+    root, leaf = Nested(), torch.fx.PH
+    gm = torch.fx.GraphModule(root, tracer.trace(root, {"others": [leaf, leaf]}))
+    inputs = [torch.randn(3), [torch.randn(3), torch.randn(2)]]
+    torch.testing.assert_close(native(gm, inputs)(*inputs), root(*inputs))

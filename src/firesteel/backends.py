@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx
+from torch.fx.graph import _PyTreeCodeGen
 
 from firesteel import pipeline
 from firesteel.autograd import aot
@@ -37,8 +38,14 @@ def rewrite(gm: torch.fx.GraphModule) -> None:
 
 @BACKENDS.row("native")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-    """Ahead-of-time autograd, then our code generator."""
-    return _native(gm, example_inputs, cache=kept_programs)
+    """Ahead-of-time autograd, then our code generator.  A graph traced elsewhere may take and give nested containers."""
+    shape = gm.graph._codegen
+    if not isinstance(shape, _PyTreeCodeGen):
+        return _native(gm, example_inputs, cache=kept_programs)
+    flat = torch.fx.GraphModule(gm, torch.fx.Graph())
+    flat.graph.output(flat.graph.graph_copy(gm.graph, {}))
+    compiled = native(flat, shape.process_inputs(*example_inputs))
+    return lambda *inputs: shape.process_outputs(compiled(*shape.process_inputs(*inputs)))
 
 
 def native_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:

@@ -1,5 +1,6 @@
 """States of torch around and inside compiled code (random generators, autocast, inference mode, determinism, anomaly detection), and what
 the runtime does with saved tensors and tangents: as eager."""
+import operator
 import warnings
 import weakref
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 
 import firesteel as fs
 from firesteel.autograd import aot
+from firesteel.backends import native
 from firesteel.graph.decomp import core_decompositions
 
 BACKENDS = ("aot_eager", "native")
@@ -292,3 +294,21 @@ def test_an_operator_whose_backward_cannot_be_traced_is_refused_under_fullgraph(
         x = torch.ones(3, requires_grad=True)
         fs.compile(f, backend="aot_eager")(x).sum().backward()
         torch.testing.assert_close(x.grad, 2 * torch.ones(3).cos())
+
+
+def test_operators_that_save_and_set_the_random_state():
+    """torch's own operators of higher order, as they stand in graphs that other tracers made."""
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    saved = graph.call_function(run_and_save_rng_state, (torch.ops.aten.rand_like.default, x))
+    state, drawn = (graph.call_function(operator.getitem, (saved, k)) for k in range(2))
+    other = graph.call_function(torch.ops.aten.rand.default, ([3],))
+    again = graph.call_function(run_with_rng_state, (state, torch.ops.aten.rand_like.default, x))
+    graph.output((drawn, other, again))
+    compiled = native(torch.fx.GraphModule({}, graph), [torch.zeros(4)])
+    torch.manual_seed(0)
+    drawn, other, again = compiled(torch.zeros(4))
+    behind = torch.rand(2)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, again) and torch.equal(drawn, torch.rand(4)) and torch.equal(other, torch.rand(3)) and torch.equal(behind, torch.rand(2))

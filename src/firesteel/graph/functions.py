@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
 from firesteel.table import Table
@@ -29,13 +29,15 @@ def symbolic_form(fn: Any, symbols: bool = True) -> Any:
     if isinstance(owner, torch.Tensor):
         row = FUNCTIONS.get(getattr(torch.Tensor, fn.__name__, None))
         return fn if row is None else partial(_either, partial(row, owner), fn)
-    row = FUNCTIONS.get(_function_of(fn) if isinstance(fn, (OpOverload, OpOverloadPacket)) else fn)
+    row = FUNCTIONS.get(_function_of(fn) if isinstance(fn, (OpOverload, OpOverloadPacket, HigherOrderOperator)) else fn)
     plain = partial(_under_mode, fn) if symbols and isinstance(fn, FunctionType) else fn
     return plain if row is None else partial(_either, row, plain)
 
 
 def _function_of(op: Any) -> Any:
-    """The function of the same name, whose row an operator shares."""
+    """The function of the same name, whose row an operator shares; the name of one of higher order, whose module few programs import."""
+    if isinstance(op, HigherOrderOperator):
+        return op.name()
     packet = op.overloadpacket if isinstance(op, OpOverload) else op
     namespace, _, name = packet._qualified_op_name.partition("::")
     return getattr(torch, name, op) if namespace == "aten" and op not in FUNCTIONS else op

@@ -62,6 +62,26 @@ def operators() -> Operators:
     return made
 
 
+@FUNCTIONS.row("run_and_save_rng_state")
+def run_and_save_rng_state(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return operators().read(_device_of(args, kwargs)), op(*args, **kwargs)
+
+
+@FUNCTIONS.row("run_with_rng_state")
+def run_with_rng_state(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
+    device = _device_of(args, kwargs)
+    now = operators().swap(state, device)
+    result = op(*args, **kwargs)
+    operators().put_back(now, device)
+    return result
+
+
+def _device_of(args: tuple, kwargs: dict[str, Any]) -> torch.device:
+    """Where a draw takes its numbers from."""
+    tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
+    return torch.device(kwargs.get("device") or (HOST if tensor is None else tensor.device))
+
+
 def state_spec(device: Any) -> Spec:
     return make_spec((_size(torch.device(device).type),), torch.uint8, HOST)
 
