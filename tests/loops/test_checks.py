@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 
 import firesteel as fs
+from firesteel.loops import fuse as fuse_module
+from firesteel.loops.ir import CHECKING
+from firesteel.loops.simplify import split_axes
 
 PROGRAMS = {
     "a constant": lambda x, i: torch.zeros(4, 6)[i],
@@ -40,3 +43,37 @@ def test_indices_along_a_dimension_wrap_as_often_as_it_takes():
     x, places = torch.rand(4, 6), torch.tensor([[7], [-9], [-1]])
     program = lambda x, places: torch.take_along_dim(x, places, 0)      # noqa: E731
     assert torch.equal(fs.compile(program, dynamic=True)(x, places), program(x, places))
+
+
+def repeated(x):
+    return x[torch.arange(x.shape[0] * 3) % x.shape[0]]
+
+
+def reflected(x):
+    return x[(torch.arange(x.shape[0] + 3) - 3).abs()]
+
+
+def from_the_end(x):
+    return x[torch.arange(-1, -x.shape[0] - 1, -1)]
+
+
+def turned(x):
+    return x[torch.arange(x.shape[0] - 1, -1, -1)]
+
+
+def beyond(x):
+    return x[torch.arange(x.shape[0]) - 3]
+
+
+@pytest.mark.parametrize("fn", [repeated, reflected, from_the_end, turned, beyond], ids=lambda fn: fn.__name__)
+def test_an_index_known_to_be_inside_is_not_checked(fn, monkeypatch):
+    programs = []
+    monkeypatch.setattr(fuse_module, "split_axes", lambda program: programs.append(program) or split_axes(program))
+    kept, fs.config.cache_dir = fs.config.cache_dir, ""
+    try:
+        x = torch.randn(8)
+        torch.testing.assert_close(fs.compile(fn, fullgraph=True, dynamic=False)(x), fn(x))
+    finally:
+        fs.config.cache_dir = kept
+    checked = any(expr.holds & CHECKING for program in programs for step in program.steps for expr in step.nest.exprs())
+    assert checked is (fn is beyond)        # which counts from the end for a part of the points

@@ -97,7 +97,7 @@ class _Inliner:
         self.origins: dict[str, tuple[str, ...]] = {}
         self.results: dict[Expr, Expr] = {}         # load -> the value in its place
         self.loaded: list[list[Expr]] = []          # step -> its loads
-        self.moved = False                          # did a value change its indices in the step at hand?
+        self.moved = False                          # did a value change its indices in the step at hand, or may it stand in one?
         self._scan()
 
     def _scan(self) -> None:
@@ -206,13 +206,14 @@ class _Inliner:
         if found is None:
             found = self.results[load] = self._substitute(load, definition)
         else:
-            self.moved |= found is not definition.value
+            self.moved |= found is not definition.value or found.dtype == "i64"
         return found
 
     def _substitute(self, load: Expr, definition: Definition) -> Expr:
         index = access.load_index(load)
         changed = {old: new for old, new in zip(definition.index, index) if old.op == "axis" and old is not new}
         value = definition.value
+        self.moved |= value.dtype == "i64"
         if changed:
             self.moved = True
             value = rebuild(value, lambda node, args: changed.get(node), {}, AXES)

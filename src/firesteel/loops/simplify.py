@@ -118,11 +118,14 @@ class Simplifier:
         return make("where", node.dtype, (condition, *args[1:]))
 
     def _check_index(self, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        """What is known to be inside needs no check."""
+        """What is known to be inside needs no check, and what is known to be counted from the end no choice."""
         if not _of_axes(args[0]):
             return None
-        index, size = self.context.simplify(as_size(args[0])), as_size(args[1])
-        return as_expr(index) if self.context.nonneg(index) and self.context.less(index, size) else None
+        context = self.context
+        index, size = context.simplify(as_size(args[0])), as_size(args[1])
+        if node.attr is None and context.less(index, 0):
+            index = context.simplify(index + size)
+        return as_expr(index) if context.nonneg(index) and context.less(index, size) else None
 
 
 _CHANGES = {"load": Simplifier._load, "masked": Simplifier._masked, "where": Simplifier._where, "check_index": Simplifier._check_index}
