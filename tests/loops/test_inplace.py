@@ -151,3 +151,20 @@ def test_a_failed_write_by_data_leaves_the_rest_as_it_was():
     assert not cache[[0, 2, 3]].any()
     compiled(cache, torch.tensor([1, 2]), row)
     assert cache.sum(1).tolist() == [0, 3, 3, 0]
+
+
+def test_an_earlier_error_leaves_the_input_as_it_was(monkeypatch):
+    """The lookup has nothing to do with the write, and its kernel is launched together with that one."""
+    monkeypatch.setattr(fs.config, "verify", False)     # guard zones end launches
+
+    def step(table, at, cache, row):
+        found = table[at] * 2
+        cache[1:3].mul_(2).add_(row)
+        return found
+    cache, compiled = torch.ones(4, 3), fs.compile(step, fullgraph=True)
+    table, row = torch.randn(5, 3), torch.ones(3)
+    compiled(table, torch.tensor([1, 2]), cache, row)
+    assert cache.tolist() == [[1] * 3, [3] * 3, [3] * 3, [1] * 3]
+    with pytest.raises(IndexError):
+        compiled(table, torch.tensor([1, 9]), cache, row)
+    assert cache.tolist() == [[1] * 3, [3] * 3, [3] * 3, [1] * 3]

@@ -125,6 +125,7 @@ def as_word(value: int | float) -> int:
 
 # What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
 # of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
+# Behind a kernel that found an error none runs: it might write an input.
 LAUNCHER = with_fetches(r"""
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
@@ -146,7 +147,10 @@ entry:
 kernel:
   %k = phi i64 [0, %entry], [%k_next, %launched]
   %at = phi ptr [%first, %entry], [%slot_at, %launched]
-  %more = icmp slt i64 %k, %kernels
+  %left = icmp slt i64 %k, %kernels
+  %so_far = load i64, ptr %error
+  %right = icmp eq i64 %so_far, 0
+  %more = and i1 %left, %right
   br i1 %more, label %arguments, label %done
 arguments:
   %address = load ptr, ptr %at
@@ -254,6 +258,8 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
         for function, slots in kernels:
             values = [ctypes.addressof(error) if slot == -1 else addend if slot == -2 else frame[slot] + addend for slot, addend in slots]
             function((ctypes.c_int64 * len(values))(*values))
+            if error.value:
+                break
         return error.value
     return run
 

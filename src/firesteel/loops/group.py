@@ -33,6 +33,7 @@ from firesteel.loops.inline import Fuel
 from firesteel.loops.ir import CHECKING, Axis, Buffer, Nest, Program, ProgramStep, Reduce, Store
 from firesteel.loops.match import Group, Match, Renaming, group_of, joined_by, matched, unused
 from firesteel.loops.phases import Statement, arrange
+from firesteel.loops.plan import may_fail
 from firesteel.loops.scalars import ITEMSIZE
 from firesteel.loops.simplify import has_indices_to_simplify, simplify_nest
 from firesteel.operators import collective
@@ -182,6 +183,7 @@ class Grouper:
         self.readers: dict[str, list[int]] = {}
         self.told: dict[str, int] = {}              # symbol that only run time knows -> the step after which it may be used
         self.last_in_order: int | None = None       # the last step that draws random numbers or starts a collective
+        self.failing: list[int] = []                # steps that may raise
         self.dead = 0                               # bits of the steps whose results nobody reads
 
     def run(self) -> Program:
@@ -209,6 +211,10 @@ class Grouper:
             direct.update(() if self.last_in_order is None else (self.last_in_order,))
             self.last_in_order = number
         self.told.update(dict.fromkeys(step.bound_symbols(self.program.buffers), number))
+        if any(self.program.buffers[name].kind == "input" for name in writes if name in self.program.buffers):
+            direct.update(self.failing)     # after an error inputs are as they were, for eager to run the program again
+        if may_fail(step):
+            self.failing.append(number)
         for name in writes:
             if name in self.rewritten:
                 direct.update(n for n in (self.writer.get(name), *self.readers.get(name, ())) if n is not None)

@@ -12,7 +12,8 @@ Of results that the caller copies (`write_to_inputs`, behind inlining), these sa
  4. The first writer may change a box of x: where(lo <= i <= hi, v, load(x, i)) becomes a nest over the box.  v reads x at its own place alone.
  5. Other readers of x stand before the first writer.
  6. A call that fails is run again by eager, on its inputs: behind the first write only stores into b may fail, and then nothing that
-    is written depends on x, so that writing it again changes nothing.
+    is written depends on x, so that writing it again changes nothing.  (What may fail before it stays before it: `group.py`, and a launch
+    ends with the first kernel that fails.)
 
     b[i, j] = load(x, i, j);  b[k, j] = v[j];  y = sum(load(b, i, j));  copy_(x, b)      ->      x[k, j] = v[j];  y = sum(load(x, i, j))
 """
@@ -206,6 +207,8 @@ def _difference(value: Expr, place: Place, given: frozenset[Expr]) -> tuple[froz
         return given, None
     if value.op in ("where", "masked"):
         condition, otherwise = value.args[0], value.args[2 if value.op == "where" else 1]
+        while otherwise.op == "where" and _terms(otherwise.args[0]) >= _terms(condition):       # the same condition, or a stricter one
+            otherwise = otherwise.args[2]
         if _difference(otherwise, place, given)[1] is None:
             return _difference(value.args[1] if value.op == "where" else value, place, given | _terms(condition))
     return given, value
