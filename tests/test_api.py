@@ -134,7 +134,7 @@ def test_explain_names_breaks_and_times(tmp_path, capsys):
 def test_settings_are_typed_and_patched():
     with pytest.raises(AttributeError, match="no setting 'unknown'"):
         fs.config.unknown = 1
-    with pytest.raises(TypeError, match="takes a int"):
+    with pytest.raises(TypeError, match="takes an int"):
         fs.config.recompile_limit = "many"
     before = fs.config.recompile_limit
     with fs.config.patch(recompile_limit=3):

@@ -229,6 +229,7 @@ ELSEWHERE = {
     "whole training steps in one function": "backward_inside requires_grad_inside training_inside",
     "which changes of a program are noticed": "bits dynamic guard_fuzz handed_on stale states",
     "every operator of torch": "torch_surface result_dtypes graph_symbolic graph_gpu",
+    "what a user meets": "bad_programs bad_environments",
     "a package as a whole": "properties tables fork house tiny goldens walk docs examples",
 }
 

@@ -36,7 +36,8 @@ def explain(args: argparse.Namespace) -> int:
     from firesteel.tools.scripts import run_script
     with collecting() as found:
         status = run_script([args.target, *args.rest])
-    print(found())
+    encoding = sys.stdout.encoding or "utf-8"
+    print(str(found()).encode(encoding, "backslashreplace").decode(encoding))       # names of the program may be of another alphabet
     return status
 
 

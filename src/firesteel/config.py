@@ -12,6 +12,9 @@ unknown name is an error.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +29,17 @@ class Knob:
     default: Any
     text: str
     generates: bool = False     # does it change generated code?
+    least: float = -math.inf
+    most: float = math.inf
+
+    def refuses(self, value: Any) -> bool:
+        """Is it of another type, or out of range?"""
+        return not isinstance(value, self.type) or isinstance(value, (int, float)) and not self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        """What it takes."""
+        bounds = [f"{word} {bound:g}" for word, bound in (("from", self.least), ("to", self.most)) if math.isfinite(bound)]
+        return " ".join(["an" if self.type is int else "a", self.type.__name__, *bounds])
 
 
 def _default_cache_dir() -> str:
@@ -38,7 +52,7 @@ def _default_cache_dir() -> str:
 
 KNOBS: Table[Knob] = Table("knob", "config.py")
 for _name, _knob in {
-    "recompile_limit": Knob(int, 8, "How many variants of one function or resume point are compiled before the limit rule applies."),
+    "recompile_limit": Knob(int, 8, "How many variants of one function or resume point are compiled before the limit rule applies.", least=1),
     "error_on_recompile": Knob(bool, False, "Raise RecompileError instead of compiling a second variant."),
     "assume_static_by_default": Knob(bool, True, "With dynamic=None, sizes are constants until they change."),
     "automatic_dynamic_shapes": Knob(bool, True, "With dynamic=None, a size, int or float that changes between calls becomes a symbol."),
@@ -47,19 +61,20 @@ for _name, _knob in {
     "capture_scalar_outputs": Knob(bool, False, "Capture Tensor.item() and friends as fresh symbols instead of breaking."),
     "capture_dynamic_output_shape_ops": Knob(bool, False, "Capture operators such as nonzero, whose output size depends on data."),
     "suppress_errors": Knob(bool, False, "Run eagerly, with a warning and a counter, when the compiler itself fails."),
-    "memory_budget": Knob(float, 1.0, "Share of the activations that the backward may keep; below 1.0 more is recomputed.", True),
+    "memory_budget": Knob(float, 1.0, "Share of the activations that the backward may keep; below 1.0 more is recomputed.", True, 0.0, 1.0),
     "eager_rng": Knob(bool, True, "Random numbers follow eager's for the same seed.", True),
     "eager_rounding": Knob(bool, False, "Round to bf16/f16 after every operator, as eager does, instead of once per kernel.", True),
-    "fusion_fuel": Knob(int, -1, "How many fusions may be made (for bisecting a wrong result); -1 is no limit.", True),
-    "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads."),
-    "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time."),
+    "fusion_fuel": Knob(int, -1, "How many fusions may be made (for bisecting a wrong result); -1 is no limit.", True, -1),
+    "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads.", least=0),
+    "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time.", least=1),
     "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
     "compiled_autograd": Knob(bool, False, "Capture the backwards that compiled callables start from the autograd engine; read by fs.compile."),
-    "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with other ranks', once a function; 0: never."),
+    "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with others', once a function; 0: never.", least=0.0),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
     "progress": Knob(bool, True, "Show a line on a terminal while a compilation takes more than a second."),
     "profile": Knob(bool, False, "Launch kernels one by one, named by what they compute in torch.profiler's traces and in perf's map.", True),
+    "internal_frames": Knob(bool, False, "Show the compiler's own frames in tracebacks of the program's errors."),
     "report": Knob(str, "", "Write an HTML report about everything that is compiled into this folder when the process ends."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),
 }.items():
@@ -73,9 +88,22 @@ TRUTHS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0
 
 def _parse(name: str, knob: Knob, text: str) -> Any:
     try:
-        return TRUTHS[text.strip().lower()] if knob.type is bool else knob.type(text)
+        value = TRUTHS[text.strip().lower()] if knob.type is bool else knob.type(text)
     except (KeyError, ValueError):
-        raise ValueError(f"FIRESTEEL_{name.upper()}={text!r}: the setting takes a {knob.type.__name__}. {knob.text}") from None
+        value = None
+    if knob.refuses(value):
+        raise ValueError(f"FIRESTEEL_{name.upper()}={text!r}: the setting takes {knob}. {knob.text}")
+    return value
+
+
+def _say_what_nothing_reads() -> None:
+    """Variables that look like settings: a slip of the keyboard is ignored else."""
+    known = [*(f"FIRESTEEL_{name.upper()}" for name in KNOBS), *OTHER_VARIABLES]
+    for name in os.environ:
+        if name.startswith("FIRESTEEL_") and name not in known and (meant := difflib.get_close_matches(name, known, 1, 0.8)):
+            logging.getLogger("firesteel").warning("There is no setting %s; %s?", name, meant[0])
+    if (installs := os.environ.get("FIRESTEEL_INSTALL", "")).strip().lower() not in TRUTHS:
+        logging.getLogger("firesteel").warning("FIRESTEEL_INSTALL=%r is neither 0 nor 1: nothing is installed", installs)
 
 
 class Config:
@@ -104,8 +132,8 @@ class Config:
             raise AttributeError(f"firesteel has no setting {name!r}; see fs.config.describe()")
         if knob.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, knob.type):
-            raise TypeError(f"fs.config.{name} takes a {knob.type.__name__}, not {value!r}")
+        if knob.refuses(value):
+            raise TypeError(f"fs.config.{name} takes {knob}, not {value!r}")
         self._values[name] = value
         self._tell(name)
 
@@ -144,3 +172,4 @@ class Config:
 
 
 config = Config()
+_say_what_nothing_reads()

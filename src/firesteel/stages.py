@@ -9,6 +9,7 @@ What always holds: without such a wish nothing is kept, and a product's text is 
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import pathlib
@@ -71,7 +72,10 @@ class Compilation:
         record = Record(stage, product, before, f"{len(self.records) + 1:02d}-{stage.name}.{stage.extension}")
         self.records.append(record)
         if config.dump_dir:
-            self._write(record)
+            try:
+                self._write(record)
+            except OSError as error:
+                _say_once(f"stages are not dumped to {config.dump_dir}: {error.strerror}")
         if stage.name == self.until:
             raise StageReached(stage.name)
 
@@ -82,6 +86,11 @@ class Compilation:
         made_of = record.made_of.file if record.made_of is not None else "-"
         head = f"{comment_of(record.file)} {record.stage.name} from {made_of}\n"
         (folder / record.file).write_text(f"{head}{record}\n", encoding="utf-8")
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    artifacts.logger.warning(text)
 
 
 def comment_of(file: str) -> str:

@@ -43,16 +43,24 @@ class ProgressLine:
     def show(self, what: str = "") -> None:
         """`what` is done so far of the stage."""
         seconds = time.perf_counter() - self.begun
-        if self.owner and seconds > AFTER and config.progress and sys.stderr is not None and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Kfiresteel: compiling, {self.stage}{f', {what}' if what else ''}, {seconds:.1f} s")
-            sys.stderr.flush()
-            self.shown = True
+        if self.owner and seconds > AFTER and config.progress:
+            self.shown = self._write(f"\r\x1b[Kfiresteel: compiling, {self.stage}{f', {what}' if what else ''}, {seconds:.1f} s") or self.shown
 
     def clear(self) -> None:
         if self.shown:
             self.shown = False
-            sys.stderr.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> bool:
+        """Is there a terminal that shows it?  It may have been closed."""
+        try:
+            if sys.stderr is None or not sys.stderr.isatty():
+                return False
+            sys.stderr.write(text)
             sys.stderr.flush()
+            return True
+        except (OSError, ValueError):
+            return False
 
 
 progress = ProgressLine()

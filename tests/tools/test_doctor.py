@@ -60,7 +60,7 @@ def test_a_kernel_that_fails_decides_the_exit_status(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name, value, told", [
-    ("FIRESTEEL_RECOMPILE_LIMIT", "many", "FIRESTEEL_RECOMPILE_LIMIT='many': the setting takes a int. How many variants"),
+    ("FIRESTEEL_RECOMPILE_LIMIT", "many", "FIRESTEEL_RECOMPILE_LIMIT='many': the setting takes an int from 1. How many variants"),
     ("FIRESTEEL_VERIFY", "perhaps", "FIRESTEEL_VERIFY='perhaps': the setting takes a bool."),
     ("FIRESTEEL_LOGS", "everything", "FIRESTEEL_LOGS: there is no log everything; there are graph_breaks,"),
 ])

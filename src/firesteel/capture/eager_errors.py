@@ -6,6 +6,7 @@ is the one that its user knows, so it is raised where eager raises one too; noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -55,5 +56,5 @@ class _Steps(torch.fx.Interpreter):
 def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    copy = value.detach().clone()
+    copy = deepcopy(value.detach()) if 0 in value.stride() else value.detach().clone()      # self-overlapping as it is
     return copy.requires_grad_().clone() if value.requires_grad else copy      # no leaf: the graph may write it

@@ -39,7 +39,7 @@ from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
 from firesteel.capture.resume import resume_function
 from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
-from firesteel.capture.tracebacks import is_ours
+from firesteel.capture.tracebacks import is_ours, without_ours
 from firesteel.capture.translate import Jump, RegionCode, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
@@ -279,7 +279,7 @@ class Region:
             if isinstance(error, FiresteelError) and not isinstance(error, (BackendError, InternalError)):
                 raise
             if not config.suppress_errors:
-                if is_ours(error):
+                if is_ours(error) and getattr(error, "ours", True):
                     stages.failed("note_capture", error, self.root.fn, inputs)
                 raise
             counters["suppressed"][self.name] += 1
@@ -538,8 +538,10 @@ def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
         while type(out) is Jump:
             out = out.go()
         return out
-    except BaseException:
+    except BaseException as error:
         torch._C._set_grad_enabled(grad)     # a block that set it was left by the exception
+        if not config.internal_frames:
+            without_ours(error)
         raise
 
 

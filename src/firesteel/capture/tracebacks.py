@@ -15,6 +15,7 @@ import re
 import types
 from collections.abc import Iterable
 
+from firesteel.errors import FiresteelError, InternalError
 from firesteel.homes import lies_in
 
 CodeLine = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
@@ -34,6 +35,31 @@ def is_ours(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and lies_in(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
+
+
+def without_ours(error: BaseException) -> None:
+    """Takes this project's frames out of the traceback of an error that is the program's, or ends with a hint; a bug of ours keeps them."""
+    trace, kept = error.__traceback__, []
+    while trace is not None:
+        kept.append(trace)
+        trace = trace.tb_next
+    if not kept or _is_bug(error, kept[-1]):
+        return
+    for one in reversed([one for one in kept if not _is_hidden(one)]):
+        trace = types.TracebackType(trace, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = trace
+
+
+def _is_bug(error: BaseException, innermost: types.TracebackType) -> bool:
+    if isinstance(error, FiresteelError):
+        return isinstance(error, InternalError) or getattr(error, "ours", False)
+    anywhere = isinstance(error, (KeyboardInterrupt, RecursionError))
+    return not anywhere and _is_hidden(innermost) and innermost.tb_frame.f_code.co_name != "eager"      # which calls the program
+
+
+def _is_hidden(trace: types.TracebackType) -> bool:
+    code = trace.tb_frame.f_code
+    return code.co_filename.startswith("<firesteel ") or lies_in(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
 
 
 def located(error: BaseException, places: Iterable[CodeLine]) -> BaseException:

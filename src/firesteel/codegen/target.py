@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+from typing import Any
 
+from firesteel.errors import UserError
 from firesteel.records import dataclass
 from firesteel.transaction import aside
 
@@ -77,8 +79,18 @@ def this_machine() -> Target:
     return aside(_look)
 
 
+def llvm_binding() -> Any:
+    """llvmlite, which compiles the kernels of the CPU: loaded at the first that is not in the cache."""
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        raise UserError(f"Kernels of the CPU need llvmlite, which cannot be imported: {error}.",
+                        hint='pip install llvmlite; backend="aot_eager" needs none.') from None
+    return llvmlite.binding
+
+
 def _look() -> Target:
-    import llvmlite.binding as llvm
+    llvm = llvm_binding()
     features = llvm.get_host_cpu_features()
     width, masks, variant = _register_kind(features)
     fma = variant == "n" or bool(features.get("fma"))

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import firesteel.runtime.diskcache as diskcache
 from firesteel import transaction
 from firesteel.artifacts import counters, timed
-from firesteel.codegen.target import Target, this_machine, vector_library
+from firesteel.codegen.target import Target, llvm_binding, this_machine, vector_library
 from firesteel.config import config
 from firesteel.errors import PackageError
 from firesteel.runtime import elf, threads
@@ -79,7 +79,7 @@ class Jit:
     """The one JIT of a process."""
 
     def __init__(self) -> None:
-        import llvmlite.binding as llvm
+        llvm = llvm_binding()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.llvm = llvm
@@ -283,7 +283,11 @@ def _key(text: str) -> str:
 @functools.cache
 def machine_key() -> str:
     """What object code depends on besides its text, in which the rest of the target is.  Asked of the system where it says, without LLVM."""
-    return repr((_VERSION, importlib.metadata.version("llvmlite"), platform.machine(), _processor()))
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        version = llvm_binding().__name__       # or the error that says what is missing
+    return repr((_VERSION, version, platform.machine(), _processor()))
 
 
 def _processor() -> Any:

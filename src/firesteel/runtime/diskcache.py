@@ -42,6 +42,9 @@ _ABANDONED = 3600.0         # temporary files and locks older than this belong t
 WAIT = 60.0                 # seconds for which an entry is waited for that another process makes
 
 
+_given_up: set[pathlib.Path] = set()
+
+
 class DiskCache:
     """The files below one folder; `suffix` tells kinds of content apart."""
 
@@ -190,7 +193,8 @@ class DiskCache:
             path.unlink()
 
     def _give_up(self, error: OSError) -> None:
-        if self._usable:
+        if self._usable and self.folder not in _given_up:
+            _given_up.add(self.folder)          # caches of several kinds are in it
             logger.warning("the kernel cache %s is not usable (%s); kernels are compiled anew in each process", self.folder, error)
         self._usable = False
 

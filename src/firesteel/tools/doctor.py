@@ -19,6 +19,7 @@ from firesteel import support
 from firesteel.artifacts import LOG_NAMES
 from firesteel.capture.versions import PYTHON, SUPPORTED
 from firesteel.config import KNOBS, OTHER_VARIABLES, config
+from firesteel.errors import UserError
 from firesteel.records import dataclass
 from firesteel.runtime import diskcache
 from firesteel.table import Table
@@ -74,7 +75,7 @@ def check_processor() -> Found:
     try:
         from firesteel.codegen.target import this_machine, vector_library  # needs llvmlite
         machine = this_machine()
-    except ImportError:
+    except (ImportError, UserError):
         return Found(platform.processor() or "unknown")
     slow = vector_library() is None
     return Found(f"{machine.cpu}, vectors of {machine.vector_bytes} bytes, {'no ' if slow else ''}vector math library",
@@ -102,8 +103,9 @@ def check_cache() -> Found:
         return Found("off", "Kernels are compiled anew in each process; set FIRESTEEL_CACHE_DIR to a folder of yours.")
     folder = pathlib.Path(config.cache_dir)
     there = next(f for f in (folder, *folder.parents) if f.exists())
-    if not os.access(there, os.W_OK):
-        return Found(f"{folder}, which cannot be written", "Set FIRESTEEL_CACHE_DIR to a folder that you can write.")
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written" if there.is_dir() else f"is no folder: {there} is a file"
+        return Found(f"{folder}, which {why}", "Set FIRESTEEL_CACHE_DIR to a folder that you can write.")
     free = shutil.disk_usage(there).free
     shown = "; ".join(diskcache.kernels(suffix).show().split(": ", 1)[1] + f" {suffix}" for suffix in diskcache.SUFFIXES)
     return Found(f"{folder}: {shown}", f"Only {free / 1e6:.0f} MB are free there." if free < ENOUGH else "")
