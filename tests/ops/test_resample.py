@@ -11,10 +11,12 @@ import firesteel as fs
 
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-@pytest.mark.parametrize("how", [{"scale_factor": 2.0}, {"size": (16, 12)}, {"scale_factor": 1.5}, {"size": (7, 13)}, {"scale_factor": (3.0, 2.0)}, {"size": (4, 3)}])
-def test_nearest(how, mode, layout):
+@pytest.mark.parametrize("how, whole", [({"scale_factor": 2.0}, True), ({"size": (16, 12)}, True), ({"scale_factor": (3.0, 2.0)}, True),
+                                        ({"scale_factor": 1.5}, False), ({"size": (7, 13)}, False), ({"size": (4, 3)}, False)])
+def test_nearest(how, whole, mode, layout):
+    """By other than whole factors the gradient is the library's."""
     torch.manual_seed(0)
-    check(lambda x: F.interpolate(x * 2, mode=mode, **how).sin(), torch.randn(2, 4, 8, 6).contiguous(memory_format=layout))
+    check(lambda x: F.interpolate(x * 2, mode=mode, **how).sin(), torch.randn(2, 4, 8, 6).contiguous(memory_format=layout), 0 if whole else 1)
 
 
 def test_nearest_of_other_shapes():
