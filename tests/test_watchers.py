@@ -68,6 +68,7 @@ def test_traces_name_kernels_and_stages():
         fs.compile(lambda x: (x.sin() @ x).exp())(torch.randn(8, 8))
     names = {event.name for event in trace.events()}
     assert {"firesteel compiles: capture", "firesteel compiles: fuse"} <= names
+    assert any(name.startswith("firesteel graph of test_traces_name_kernels_and_stages") for name in names), names
     assert any(re.fullmatch(r"firesteel exp <- .*exp.*", name) for name in names), names
     path = os.path.join(tempfile.gettempdir(), f"perf-{os.getpid()}.map")
     rows = [line.split(" ", 2) for line in pathlib.Path(path).read_text().splitlines()]

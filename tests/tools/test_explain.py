@@ -21,8 +21,19 @@ def test_a_page_has_everything(capsys):
     assert page.saved_bytes > 0 and page.compile_times["capture"] > 0
     lines = {line for kernel in page.kernels for line in kernel.lines}
     assert f"{__file__}:{program.__code__.co_firstlineno + 1} in program" in lines
-    assert [call.lines for call in page.library_calls] == [(f"{__file__}:{program.__code__.co_firstlineno + 3} in program",)]
+    assert [call.lines for call in page.library_calls if call.phase == "forward"] == [(f"{__file__}:{program.__code__.co_firstlineno + 3} in program",)]
     assert all(f"{name}:\n" in str(page) for name in ("breaks", "specialised", "guards", "kernels", "library calls", "time"))
+
+
+def test_the_backward_is_told_before_it_runs():
+    def f(x, w):
+        y = (x @ w).relu()
+        return y.square().sum()
+    page = fs.explain(f)(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True))
+    lines = {line for kernel in page.kernels if kernel.phase == "backward" for line in kernel.lines}
+    assert lines and lines <= {f"{__file__}:{f.__code__.co_firstlineno + n} in test_the_backward_is_told_before_it_runs.<locals>.f" for n in (1, 2)}, lines
+    assert any(call.phase == "backward" for call in page.library_calls)
+    assert fs.explain(f, backend="aot_eager")(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)).kernels == []
 
 
 def test_recompiles_have_the_value_that_changed():

@@ -67,6 +67,41 @@ def test_of_a_whole_process(tmp_path):
     assert [c["kernels"][0]["phase"] for c in data_of(path)["compilations"]] == ["forward"]
 
 
+RANKS = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp, firesteel as fs
+
+def train(rank, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    def step(x):
+        dist.all_reduce(x)
+        return x.sin() + 1
+    fs.compile(step)(torch.ones(3))
+    if rank:
+        fs.compile(lambda x: (print(end=""), x * 2))(torch.ones(3))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), 2)
+"""
+
+
+def test_ranks_stand_side_by_side(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "reports"
+    script.write_text(RANKS)
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "meeting")], text=True, capture_output=True, timeout=300,
+                          env={**os.environ, "FIRESTEEL_REPORT": str(folder), "FIRESTEEL_CACHE_DIR": "", "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and f"the report is {folder / 'ranks.html'}" in done.stderr, done.stderr
+    assert sorted(path.name for path in folder.glob("*.html")) == ["ranks.html", "report-rank0.html", "report-rank1.html"]
+    data = data_of(folder / "ranks.html")
+    facts = [rank["facts"] for rank in data["ranks"]]
+    assert [rank["rank"] for rank in data["ranks"]] == [0, 1] and [f["breaks"] for f in facts] == ["0", "1"]
+    assert all(f["collectives"].startswith("all_reduce") for f in facts) and all(rank["events"] for rank in data["ranks"])
+    assert {c["name"].split(":")[0] for c in data["compilations"]} == {"rank 0", "rank 1"}
+    if BROWSER is not None:
+        page = dom(folder / "ranks.html", tmp_path)
+        assert page.count("<th>rank ") == 2 and '<tr class="differs"><td>breaks</td><td>0</td><td>1</td>' in page
+
+
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     done = subprocess.run([sys.executable, "-c", "import torch, firesteel as fs; fs.compile(lambda x: x.sin())(torch.ones(3))"], text=True,
@@ -74,15 +109,18 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     assert done.returncode == 0 and done.stderr.startswith("firesteel: the report could not be written") and done.stderr.count("\n") == 1
 
 
+def dom(path, folder, hash=""):
+    """The page as a browser has it once it is loaded."""
+    done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}", "--virtual-time-budget=5000",
+                           "--dump-dom", f"file://{path}{hash}"], text=True, capture_output=True, timeout=120)
+    return html.unescape(done.stdout)
+
+
 @pytest.mark.skipif(BROWSER is None, reason="there is no browser")
 def test_a_browser_shows_the_code_of_a_node(report, tmp_path):
-    def dom(hash):
-        done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000",
-                               "--dump-dom", f"file://{report}{hash}"], text=True, capture_output=True, timeout=120)
-        return html.unescape(done.stdout)
     place = next(n for n, c in enumerate(data_of(report)["compilations"]) if any(node["name"] == "gelu" for node in c["graphs"][0]["nodes"]))
     assert place == 0
-    page = dom("#open=1/gelu")
+    page = dom(report, tmp_path, "#open=1/gelu")
     aside = page.split("<aside")[1].split("</aside>")[0]
     assert "gelu = torch._C._nn.gelu(" in aside and "return torch.nn.functional.gelu(y) + x" in aside and __file__ in aside
     assert page.count('class="node') > 4 and "captured graph" in page.split("<main")[1].split("</main>")[0]

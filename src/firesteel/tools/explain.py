@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from firesteel import api, artifacts, dumps, stages
+from firesteel import api, artifacts, dumps, pipeline, stages
 from firesteel.capture.guards import Guard
 from firesteel.loops.plan import Run
 from firesteel.records import dataclass
@@ -117,10 +117,21 @@ def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
     """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and tells what became of it."""
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         compiled = api.compile(fn, isolate_recompiles=True, **settings)
-        with collecting(own_names(fn)) as found:
+        with (collected := collecting(own_names(fn))):
             compiled(*args, **kwargs)
-        return found()
+            for compilation in collected.compilations:
+                compile_backwards(compilation)
+        return collected.explanation()
     return explained
+
+
+def compile_backwards(compilation: Compilation) -> None:
+    """Kernels of backwards that nothing has run yet: they are compiled at their first use."""
+    made = {id(record.made_of) for record in compilation.records if record.stage.name == "program"}
+    if made:                        # by our backend, not by torch or another
+        with stages.kept_by(compilation):
+            for record in [r for r in compilation.records if r.stage.name == "backward" and id(r) not in made]:
+                pipeline.compile_native(record.product, [node.meta["val"] for node in record.product.graph.find_nodes(op="placeholder")])
 
 
 class collecting:

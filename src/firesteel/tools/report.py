@@ -4,11 +4,13 @@
     FIRESTEEL_REPORT=folder python train.py     # everything that is compiled, as it is, written when the process ends
 
 Timeline of stages; captured, joint, forward and backward graphs as pictures, whose nodes lead to source lines; kernels with their loops and
-code; the memory plan; guards, breaks, recompiles.
+code; the memory plan; guards, breaks, recompiles.  Ranks of torch.distributed write a file each into the folder, and ranks.html, which shows
+them side by side.
 """
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import linecache
 import os
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.fx import GraphModule, Node
 
 from firesteel import artifacts, dumps, pipeline, stages
@@ -28,7 +31,7 @@ from firesteel.config import config
 from firesteel.errors import FiresteelError
 from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.stages import Compilation, Record
-from firesteel.tools.explain import explanation_of, graph_of, in_words, lines_of, phase_of
+from firesteel.tools.explain import Explanation, compile_backwards, explanation_of, graph_of, in_words, lines_of, phase_of
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 TITLES = {"graph": "captured graph", "joint": "joint graph", "forward": "forward graph", "backward": "backward graph"}
@@ -53,8 +56,7 @@ def report(path: str | pathlib.Path | None = None) -> pathlib.Path:
 
 def file_name() -> str:
     """One of its own for each process of several."""
-    rank = os.environ.get("RANK", "")
-    return f"report-{f'rank{rank}-' if rank else ''}{os.getpid()}.html"
+    return f"report-rank{_rank[0]}.html" if _rank else f"report-{os.getpid()}.html"
 
 
 # ---------------------------------------------------------------- collecting
@@ -74,11 +76,14 @@ class watching:
 
 _collected: list[Compilation] | None = None
 _events: list[tuple[str, float, float, int]] = []
+_rank: tuple[int, int] | None = None        # and how many there are, where something was compiled in a process group
 
 
 def begin() -> None:
     """Collects from now on, and writes when the process ends: fs.config.report asks for it."""
-    global _collected
+    global _collected, _rank
+    if distributed.is_available() and distributed.is_initialized():
+        _rank = distributed.get_rank(), distributed.get_world_size()
     if _collected is None:
         _collected = []
         stages.COLLECTORS.append(_collected)
@@ -90,9 +95,28 @@ def _write_at_exit() -> None:
     try:
         folder = pathlib.Path(config.report)
         folder.mkdir(parents=True, exist_ok=True)
-        print(f"firesteel: the report is {report(folder / file_name())}", file=sys.stderr)
+        path = report(folder / file_name())
+        print(f"firesteel: the report is {write_ranks(folder) if _rank else path}", file=sys.stderr)
     except OSError as error:
         print(f"firesteel: the report could not be written: {error}", file=sys.stderr)
+
+
+def write_ranks(folder: pathlib.Path) -> pathlib.Path:
+    """The reports of all ranks that are there, in one; the last rank to end finds all."""
+    with open(folder / "ranks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)        # given back as the file is closed
+        found = [read(path) for path in folder.glob("report-rank*.html")]
+        ranks = sorted((data for data in found if data["rank"][1] == found[0]["rank"][1]), key=lambda data: data["rank"])
+        compilations = [{**c, "name": f"rank {data['rank'][0]}: {c['name']}"} for data in ranks for c in data["compilations"]]
+        sources: dict[str, dict[str, str]] = {}
+        for data in ranks:
+            for file, lines in data["sources"].items():
+                sources.setdefault(file, {}).update(lines)
+        fill(folder / "ranks.html", {
+            "title": f"firesteel report: {len(ranks)} of {ranks[0]['rank'][1]} ranks", "headline": "", "note": "", "events": [], "sections": [],
+            "compilations": compilations, "sources": sources,
+            "ranks": [{"rank": data["rank"][0], "events": data["events"], "facts": data["facts"]} for data in ranks]})
+    return folder / "ranks.html"
 
 
 def run_again() -> Iterator[Compilation]:
@@ -119,8 +143,7 @@ def _compile_again(graph: GraphModule) -> None:
         native(read.gm, read.example_inputs)
     compilation = stages.current()
     assert compilation is not None
-    for record in [r for r in compilation.records if r.stage.name == "backward"]:
-        pipeline.compile_native(record.product, [node.meta["val"] for node in record.product.graph.find_nodes(op="placeholder")])
+    compile_backwards(compilation)
 
 
 def with_lines(graph: GraphModule, again: GraphModule) -> None:
@@ -137,12 +160,34 @@ def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Seque
     shown: dict[str, Any] = {
         "title": f"firesteel report: {len(compilations)} compilation(s)", "headline": page.headline(), "note": note,
         "events": timeline(events), "sections": [[name, rows] for name, rows in page.sections() if rows],
-        "compilations": [compilation_data(c) for c in compilations],
+        "compilations": [compilation_data(c) for c in compilations], "rank": _rank,
     }
     shown["sources"] = source_lines(shown)
+    shown["facts"] = facts(page, shown)
+    return fill(path, shown)
+
+
+def fill(path: pathlib.Path, shown: dict[str, Any]) -> pathlib.Path:
     text = json.dumps(shown, default=str).replace("</", "<\\/")
     path.write_text(TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/", text), encoding="utf-8")
     return path
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """What a report shows."""
+    before, after = TEMPLATE.read_text(encoding="utf-8").split("/*DATA*/")
+    return json.loads(path.read_text(encoding="utf-8").removeprefix(before).removesuffix(after))
+
+
+def facts(page: Explanation, shown: dict[str, Any]) -> dict[str, str]:
+    """What is compared between ranks."""
+    graphs = [g for c in shown["compilations"] for g in c["graphs"] if g["title"] in ("forward graph", "backward graph")]
+    collectives = [node["target"].split(".")[1] for g in graphs for node in g["nodes"] if "c10d_functional" in node["target"]]
+    counts = {"graphs": page.graph_count, "breaks": page.graph_break_count, "recompiles": len(page.recompiles), "kernels": len(page.kernels),
+              "library calls": len(page.library_calls), "bytes saved for the backward": page.saved_bytes,
+              "collectives": ", ".join(collectives) or "none"}
+    times = {f"{stage}, ms": f"{s * 1e3:.1f}" for stage, s in sorted(page.compile_times.items(), key=lambda row: -row[1]) if s >= 1e-3}
+    return {name: str(value) for name, value in {**counts, **times}.items()}
 
 
 def timeline(events: Sequence[tuple[str, float, float, int]]) -> list[dict[str, Any]]:
