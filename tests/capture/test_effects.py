@@ -496,3 +496,42 @@ def test_generators_are_closed_where_the_last_reference_goes(program):
     for _ in range(2):
         torch.testing.assert_close(compiled(ours, torch.ones(2)), program(theirs, torch.ones(2)))
     assert ours == theirs
+
+
+REFUSED = {
+    "index": lambda x, i: x[i], "index_select": lambda x, i: x.index_select(0, i), "gather": lambda x, i: x.gather(0, i), "embedding": lambda x, i: torch.embedding(x[:, None], i),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_effects_before_an_operator_that_refuses_its_data_are_made(name, capsys):
+    """Those behind it are not, and the program runs once, up to the error."""
+    def program(thing, x, i):
+        thing.n += 1
+        thing.items.append(x.shape[0])
+        print("before")
+        y = REFUSED[name](x * 2, i)
+        thing.log.append("behind")
+        return y + 1
+    seen = []
+    for function in (program, fs.compile(program)):
+        for i in ([1], [7]):
+            thing = Thing()
+            error = None
+            try:
+                function(thing, torch.ones(3), torch.tensor(i))
+            except (IndexError, RuntimeError) as raised:
+                error = type(raised), str(raised)
+            seen.append((thing.n, thing.items, thing.log, error, capsys.readouterr().out))
+    assert seen[:2] == seen[2:] and seen[1][3] is not None
+
+
+def test_effects_of_a_program_that_writes_its_input_are_not_made_twice():
+    def program(thing, x, i):
+        thing.items.append(1)
+        x.add_(1)
+        return x[i]
+    compiled, thing, x = fs.compile(program), Thing(), torch.ones(3)
+    with pytest.raises(IndexError):
+        compiled(thing, x, torch.tensor([7]))
+    assert float(x.max()) <= 2 and thing.items.count(1) <= 2

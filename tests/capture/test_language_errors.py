@@ -9,6 +9,8 @@ import pytest
 import torch
 from harness import capture, check, make_test
 
+import firesteel as fs
+
 one = functools.partial(make_test, fullgraph=True)
 
 
@@ -362,3 +364,34 @@ def test_context_decorator_class(x):
     with Switch():
         y = run(x)
     return y, Switch.depth
+
+
+def test_an_exception_that_the_caller_handles():
+    def asked(x):
+        return x + 1, sys.exception(), sys.exc_info()[0]
+
+    def raised_again(x):
+        y = x + 1
+        if y.shape[0] == 2:
+            raise
+        return y
+
+    def program(function):
+        found = [function(torch.ones(2))[1:] if function is not again else None]
+        try:
+            raise Custom(3)
+        except Custom as error:
+            try:
+                found += [one is error or one for one in function(torch.ones(2))[1:]]
+            except Custom as same:
+                found.append(same is error)
+        try:
+            found.append(function(torch.ones(2))[1:])
+        except RuntimeError as error:
+            found.append(str(error))
+        return found
+    again = raised_again
+    want = program(asked), program(again)
+    compiled = fs.compile(asked)
+    again = fs.compile(raised_again)
+    assert (program(compiled), program(again)) == want

@@ -269,3 +269,18 @@ def test_random_numbers_of_python(name, backend):
     torch.manual_seed(0)
     torch.testing.assert_close(observed_of_python(fs.compile(fn, backend=backend, fullgraph=whole), 4), expected)
     assert not whole or fs.counters["stats"]["unique_graphs"] == graphs + 1
+
+
+DRAWN = {
+    "rand": lambda x: torch.rand(3), "randn": lambda x: torch.randn(x.shape), "randint": lambda x: torch.randint(5, (3,)), "randint low": lambda x: torch.randint(2, 5, (3,)),
+    "randperm": lambda x: torch.randperm(5), "rand_like": torch.rand_like, "bernoulli": torch.bernoulli, "normal": lambda x: torch.normal(x, x), "generator": lambda x: draw(generator(3)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_draw_is_no_write(name):
+    found = []
+    for function in (DRAWN[name], fs.compile(DRAWN[name])):
+        torch.manual_seed(0)
+        found.append(function(torch.full((3,), 0.5)))
+    assert torch.equal(found[1], found[0]) and found[1]._version == found[0]._version and found[1].dtype is found[0].dtype

@@ -102,3 +102,19 @@ step()
 assert (p < 1).all()
 """
     assert subprocess.run([sys.executable, "-c", text], timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_writes_are_counted(name):
+    """So that a backward of before, which reads what the step wrote, is refused as in eager."""
+    counts = []
+    for compiled in (False, True):
+        kind, settings = OPTIMIZERS[name]
+        optimizer = kind(parameters(), lr=0.1, **settings)
+        step = fs.compile(optimizer.step) if compiled else optimizer.step
+        for n in range(2):
+            set_step(optimizer, n)
+            step()
+        counts.append([[p._version, p.grad._version, {k: v._version for k, v in optimizer.state[p].items() if isinstance(v, torch.Tensor)}]
+                       for p in optimizer.param_groups[0]["params"]])
+    assert counts[1] == counts[0]

@@ -251,12 +251,14 @@ class AliasPlan:
         scope: dict[str, Any] = {"calls": [view.call.function() for view in self.views],
                                  "recording": torch.is_grad_enabled, "record": torch._C._set_grad_enabled,
                                  "writes": recorded, "write_recorded": write_recorded, "rise": raise_versions, "constants": constants,
-                                 "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}
+                                 "raise_all": raise_all, "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}
         early = [k for k, view in enumerate(self.views) if view.early]
         lines = ["v = with_spent(spent, v)"] if self.spent else []
         lines += [*self._rewind(early), *self._view_lines(early), *(["record(before)"] if early else [])]
         lines += ["write_recorded(writes, i, v)"] * bool(recorded)
-        lines += [f"rise([{''.join(f'(i[{k}], {by}), ' for k, by in self.rises.items())}])"] * bool(self.rises) + self._wind(early)
+        for by in sorted(set(self.rises.values())):
+            lines.append(f"raise_all([{', '.join(f'i[{k}]' for k, rise in self.rises.items() if rise == by)}], {by})")
+        lines += self._wind(early)
         lines += self._view_lines([k for k, view in enumerate(self.views) if not view.early])
         numbers = iter(range(len(constants)))
         body = "".join(f"constants[{next(numbers)}], " if isinstance(r, Constant) else f"{r.text()}, " for r in self.results)
@@ -322,12 +324,18 @@ def raise_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
     set_versions([(tensor, tensor._version + by) for tensor, by in pairs if not tensor.is_inference()])
 
 
+def raise_all(tensors: Sequence[torch.Tensor], by: int) -> None:
+    """The same by one number, in a tenth of the time: an optimiser writes thousands."""
+    kept = [tensor for tensor in tensors if not tensor.is_inference()]
+    for _ in range(by):
+        torch.autograd.graph.increment_version(kept)
+
+
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Rule 7 for the writes that autograd does not see; called with recording off."""
     left = [w for w in writes if values[w.value] is not inputs[w.input]]
     if len(left) < len(writes):         # the graph wrote there itself
-        made = [inputs[w.input] for w in writes if w.how == "no_grad" and values[w.value] is inputs[w.input]]
-        torch.autograd.graph.increment_version([tensor for tensor in made if not tensor.is_inference()])
+        raise_all([inputs[w.input] for w in writes if w.how == "no_grad" and values[w.value] is inputs[w.input]], 1)
         writes = left
     seen = [w for w in writes if w.how == "no_grad"]
     if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):

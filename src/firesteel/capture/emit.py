@@ -238,12 +238,16 @@ def boxed_graph_call(e: RunEmitter, callable_: Any, inputs: list[GraphInput], st
             f"{results_text(e)}{e.constants.bind(callable_, 'graph')}(graph_inputs)"]
 
 
-def careful_graph_call(e: RunEmitter, callable_: Any, inputs: list[GraphInput], region: Any) -> list[str]:
+def careful_graph_call(e: RunEmitter, callable_: Any, captured: Any, inputs: list[GraphInput], region: Any) -> list[str]:
     """The same for a graph that may raise in its midst, after calls whose effects eager would have made: nothing has happened yet, so the
-    region runs again for real, effect by effect, up to the error."""
+    region runs again for real, effect by effect, up to the error.  Where its inputs are there still, eager is asked first whether there is one."""
     everything = ", ".join([*(e.source(Local(name)) for name in region.arg_names), ""])
-    return ["failed = False", "try:", f"    {results_text(e)}{e.constants.bind(callable_, 'graph')}({', '.join(e.source(i.source) for i in inputs)})",
-            "except Exception:", "    failed = True", "if failed:", f"    return {e.constants.bind(region, 'region')}.eager(({everything}))"]
+    arguments = ", ".join(e.source(i.source) for i in inputs)
+    told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
+    handler = ["except Exception:", "    failed = True"] if region.owns_inputs else \
+        ["except (IndexError, RuntimeError) as error:", f"    if {told}(error, [{arguments}]) is error: raise", "    failed = True"]
+    return ["failed = False", "try:", f"    {results_text(e)}{e.constants.bind(callable_, 'graph')}({arguments})", *handler,
+            "if failed:", f"    return {e.constants.bind(region, 'region')}.eager(({everything}))"]
 
 
 def results_text(e: RunEmitter) -> str:

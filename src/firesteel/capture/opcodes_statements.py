@@ -19,7 +19,7 @@ from firesteel.capture.values.base import PENDING, HandledValue, UserRaise, Valu
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.containers import Sequence, TupleValue
-from firesteel.capture.values.exceptions import ExceptionValue
+from firesteel.capture.values.exceptions import ExceptionValue, handled_exception
 from firesteel.capture.values.generators import let_go, send_into
 from firesteel.capture.values.groups import prepare_reraise, split_group
 from firesteel.capture.values.iterators import IteratorValue
@@ -215,7 +215,7 @@ def op_call_intrinsic_1(m: Machine, f: Frame, i: Instr) -> None:
 @OPCODES.row("RAISE_VARARGS")
 def op_raise_varargs(m: Machine, f: Frame, i: Instr) -> None:
     if i.arg == 0:
-        if is_none(m.handling):
+        if handled_exception(m, "raise") is NONE:
             raise m.raise_real(RuntimeError("No active exception to reraise"))
         raise UserRaise(m.handling)
     exception = f.stack[-i.arg]

@@ -15,6 +15,7 @@ import torch
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
+from firesteel.autograd.seams import runs_users_code
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.collectives import HAND_ON
 from firesteel.capture.eager_errors import eager_error
@@ -278,11 +279,12 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     written = written_groups(m.record.inputs)
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
+        again = not lines and may_begin_again(m, graph, used)
         as_given(m.world, used)
         if stop is not None or region.resumes:
             mark_held(used)
         if m.record.call_count():
-            careful = region.owns_inputs and bool(m.effects.entries) and any(map(may_refuse_data, graph.graph.nodes))
+            careful = bool(m.effects.entries) and (region.owns_inputs or again) and any(map(may_refuse_data, graph.graph.nodes))
             if not region.resumes and config.rank_wait > 0 and torch.distributed.is_available() and torch.distributed.is_initialized():
                 graph.meta["ranks"] = place_text(region, inputs), stop is None
             graph.meta["hands_on"] = any(frame.code in HAND_ON for frame in m.frames)
@@ -290,7 +292,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             compiled = _compile_graph(region, graph, used)
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
             called = boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
-                careful_graph_call(e, compiled, used, region) if careful and not m.modes.outer else \
+                careful_graph_call(e, compiled, graph, used, region) if careful and not m.modes.outer else \
                 graph_call(e, run_without_modes(compiled) if m.modes.outer else compiled, graph, used)
             lines += with_exits(e, graph, called)
         else:
@@ -329,6 +331,12 @@ REFUSING = ("linalg", "cholesky", "inverse", "multinomial")
 def is_integer(node: torch.fx.Node) -> bool:
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and not (val.dtype.is_floating_point or val.dtype.is_complex or val.dtype is torch.bool)
+
+
+def may_begin_again(m: SymbolicMachine, graph: torch.fx.GraphModule, used: list[GraphInput]) -> bool:
+    """Has nothing that the program can see happened when the graph fails?"""
+    written = any(isinstance(one.abstract, torch.Tensor) and one.abstract._version for one in used)
+    return not written and not m.world.draws and not any(map(runs_users_code, graph.graph.nodes))
 
 
 def as_given(world: TensorWorld, used: list[GraphInput]) -> None:

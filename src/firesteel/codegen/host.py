@@ -84,6 +84,9 @@ _functions: dict[Any, Callable] = {
     _aten.convolution.default: torch.convolution, _aten.concat.default: torch.cat, _aten._assert_scalar.default: check_number,
     _aten._local_scalar_dense.default: torch.Tensor.item, _aten.normal_functional.default: draw_normal,
 }
+for _factory in (torch.rand, torch.randn, torch.randint, torch.randperm):       # an overload of these counts its own write as the caller's
+    _packet = getattr(_aten, _factory.__name__)
+    _functions |= {getattr(_packet, name): _factory for name in _packet.overloads() if not name.endswith(("out", "names"))}
 for _overload, _function in _functions.items():
     QUICK_CALLS.add(_overload, _function)
 

@@ -40,6 +40,8 @@ def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) ->
             if op._overloadname == "Tensor" and name in VALUES:
                 given[-1] = given[-1][n]        # one tensor with a number for each
             results.append(single(*given, **kwargs))
+    if name.endswith("_"):      # torch counts a write to each, in its kernels
+        torch.autograd.graph.increment_version([x for x in args[0] if not x.is_inference()])
     return results if op._schema.returns else None
 
 

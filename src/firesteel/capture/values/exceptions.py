@@ -4,14 +4,16 @@
 """
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import Source
+from firesteel.capture.source import Call, Fixed, Source
 from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import Value
@@ -20,6 +22,20 @@ from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
+
+
+def is_handled(module: Any) -> bool:
+    """Is the compiled function called where an exception is handled?"""
+    return module.exception() is not None
+
+
+def handled_exception(m: Machine, asker: str) -> Value:
+    """The exception that is being handled here; one that a caller handles is asked for where the program continues."""
+    if m.handling is NONE:
+        if is_handled(sys):
+            raise Break("introspection", name=asker)
+        m.guard(Guard(Call(Fixed(sys), is_handled), "equals", False))
+    return m.handling
 
 
 class ExceptionValue(ObjectValue):

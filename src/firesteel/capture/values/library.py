@@ -23,6 +23,7 @@ from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
+from firesteel.capture.values.exceptions import handled_exception
 from firesteel.capture.values.functions import Args, FunctionValue, Handler, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
 from firesteel.capture.values.objects import InstanceDict, ObjectValue
@@ -265,12 +266,12 @@ def call_weakref(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(sys.exc_info)
 def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if m.handling is not NONE:
+    if handled_exception(m, "sys.exc_info") is not NONE:
         raise Break("introspection", name="sys.exc_info")
     return TupleValue([NONE, NONE, NONE])
 
 
-CALLS.row(sys.exception)(lambda m, args, kwargs: m.handling)
+CALLS.row(sys.exception)(lambda m, args, kwargs: handled_exception(m, "sys.exception"))
 
 
 def context_variable(variable: contextvars.ContextVar) -> Any:
