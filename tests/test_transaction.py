@@ -268,3 +268,19 @@ def test_loading_leaves_nothing_young_and_keeps_what_a_program_froze():
         assert 0 < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
+
+
+def test_an_interrupt_leaves_no_exception_behind():
+    @contextlib.contextmanager
+    def context():
+        yield
+
+    def program():
+        with context(), contextlib.suppress(KeyError):
+            raise KeyError
+    for stop in range(1, 100):
+        found = interrupted(program, stop)
+        assert sys.exception() is None
+        if found is None:
+            break
+    assert 10 < stop < 99
