@@ -81,11 +81,14 @@ def _rarely_collecting(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
+FROZEN_BY_PYTHON = 1000     # Python 3.12 begins with some hundreds of frozen objects; a program that freezes has thousands
+
+
 def loaded(function: Callable[..., Any], *args: Any) -> Any:
     """`atomic`, of loading parts of the compiler: all objects are old then, unless a program keeps some apart itself.  Else collections of the
     young would look through what `import torch` and the compiler made, 40 ms of a first call."""
     result = atomic(function, *args)
-    if not gc.get_freeze_count():
+    if gc.get_freeze_count() < FROZEN_BY_PYTHON:
         gc.freeze()
         gc.unfreeze()
     return result
