@@ -6,12 +6,14 @@
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from firesteel.graph.functions import FUNCTIONS
 from firesteel.graph.schemas import Facts
 
 aten = torch.ops.aten
@@ -43,6 +45,18 @@ def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) ->
     if name.endswith("_"):      # torch counts a write to each, in its kernels
         torch.autograd.graph.increment_version([x for x in args[0] if not x.is_inference()])
     return results if op._schema.returns else None
+
+
+def numbers_of_tensors(function: Callable[..., Any], xs: Any, a: Any, b: Any, scalars: Any = 1, **more: Any) -> Any:
+    """Numbers that are tensors while compiling, as the steps of an optimiser are: one tensor of all of them."""
+    if not isinstance(scalars, (list, tuple)) or not any(isinstance(number, Tensor) for number in scalars):
+        return NotImplemented
+    return function(xs, a, b, torch.stack([torch.as_tensor(number) for number in scalars]), **more)
+
+
+for _name in VALUES:
+    _function = getattr(torch, f"_foreach_{_name}")
+    FUNCTIONS.add(_function, functools.partial(numbers_of_tensors, _function))
 
 
 def single_operator(name: str) -> Callable[..., Any]:
