@@ -305,6 +305,25 @@ def test_a_phase_reads_what_an_earlier_one_stored():
     near(z, (x * 2).sum(1), 1e-5)
 
 
+@pytest.mark.parametrize("points,known", [(3, True), (3, False), (16, False)])
+def test_a_sweep_over_nothing_holds_up_no_other_phase(points, known):
+    """Those before it store, and those behind it read their accumulators.  It loads nothing itself, also at a place that is the same for all of it."""
+    n, m, i, k = symbol("s0"), 0 if known else symbol("s1"), axis("i"), axis("k")
+    X, V, Y, Z, W = contiguous("x", (points, n)), contiguous("v", (m,)), contiguous("y", (points, m)), contiguous("z", (points,)), contiguous("w", (points,))
+    total = Reduce("t", "sum", load(X, (i, axis("r"))), "f32")
+    twice = Reduce("u", "max", S.mul(acc(total), 2.0), "f32")
+    phases = (Phase("reduce", (Axis("r", n),), (total,)), Phase("reduce", (), (twice,), (Store("z", (i,), acc(total)),)),
+              Phase("map", (Axis("k", m),), (), (Store("y", (i, k), S.add(S.add(load(V, (k,)), load(V, (m - 1,))), acc(twice))),)),
+              Phase("map", (), (), (Store("w", (i,), acc(twice)),)))
+    r = Runner(Nest("n", (Axis("i", points),), phases), {b.name: b for b in (X, V, Y, Z, W)})
+    for size in (0,) if known else (0, 1, 63, 64, 1023, 1024, 1025, 2048):
+        x, v, y, z, w = randn(points, 70), randn(size), torch.full((points, size), 99.0), torch.full((points,), 99.0), torch.full((points,), 99.0)
+        assert r({"x": x, "v": v, "y": y, "z": z, "w": w}, {"s0": 70, "s1": size}) == 0
+        near(z, x.sum(1), 1e-5)
+        near(w, 2 * x.sum(1), 1e-5)
+        near(y, v + v[-1:] + 2 * x.sum(1, keepdim=True), 1e-5)
+
+
 # ---------------------------------------------------------------- scans
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -11,6 +11,7 @@ from native_nests import buffer, contiguous, layernorm, pointwise, reduction, so
 from test_llvm_nests import (  # noqa: F401
     test_a_float_symbol_and_a_size_as_value,
     test_a_phase_reads_what_an_earlier_one_stored,
+    test_a_sweep_over_nothing_holds_up_no_other_phase,
     test_add_with_collisions,
     test_an_axis_as_a_value,
     test_argmax_as_two_reductions,

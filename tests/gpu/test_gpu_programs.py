@@ -227,6 +227,27 @@ def test_ties(name):
     check_ties(name, "cuda")
 
 
+def check_nothing_between(device: str) -> None:
+    """Differences of a single mean are none: what else is made of it is computed all the same."""
+    def program(x):
+        mean = x.mean(1, keepdim=True)
+        return torch.softmax(mean, -1, dtype=torch.float32), mean.diff(dim=-1), mean
+    x = torch.randn(1, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    with fs.config.patch(eager_rounding=True):
+        for got, want in zip(fs.compile(program, dynamic=True)(x), program(x), strict=True):
+            assert got.dtype is want.dtype and got.shape == want.shape
+            torch.testing.assert_close(got, want)
+
+
+def test_emulated_nothing_between(emulation):
+    check_nothing_between("cpu")
+
+
+@gpu_only
+def test_nothing_between():
+    check_nothing_between("cuda")
+
+
 @gpu_only
 def test_an_index_out_of_range_is_an_index_error_of_the_next_call():
     table = torch.randn(10, 4, device="cuda")

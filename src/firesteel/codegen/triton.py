@@ -288,7 +288,7 @@ class _Printer:
         """The function of one phase; `waiting` run before it, their stores in the first slice alone."""
         w = self.code()
         block: int = 1 if number is None else self.tiling.blocks[number]
-        slices: Size = 1 if number is None or phase is None else self._pieces(number, phase)
+        tiles, slices = (False, 1) if number is None or phase is None else self._pieces(number, phase, bool(waiting))
         w.line("pid = tl.program_id(0)")
         if slices != 1:
             w.line(f"cut = pid % {w.size(slices)}")
@@ -302,7 +302,7 @@ class _Printer:
             _phase(w, early, 1, None)
         w.once = ""
         if phase is not None:
-            _phase(w, phase, block, None if slices == 1 else (slices, phase.kind == "map"))
+            _phase(w, phase, block, None if slices == 1 else (slices, tiles))
             for r in phase.reduces:
                 self._keep(w, r, slices, places)
         for early in waiting:       # read again by later functions
@@ -312,11 +312,14 @@ class _Printer:
         most = max([block, *(parts for parts in combined if isinstance(parts, int))])
         return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), self.tiling.points * most)
 
-    def _pieces(self, number: int, phase: FlatPhase) -> Size:
-        """Slices of a phase: a map has one for each tile."""
-        if phase.kind == "map":
-            return _tiles(_extent(phase.axes), self.tiling.blocks[number])
-        return self.tiling.slices[number]
+    def _pieces(self, number: int, phase: FlatPhase, waited_for: bool) -> tuple[bool, Size]:
+        """(is each one tile, how many) slices of a phase: a map has one for each tile.  One that may be empty has a slice more, which may
+        be empty, where others wait for its function to run."""
+        if phase.kind != "map":
+            return False, self.tiling.slices[number]
+        extent = _extent(phase.axes)
+        spare = waited_for and not (isinstance(extent, int) and extent > 0)
+        return not spare, _tiles(extent + 1 if spare else extent, self.tiling.blocks[number])
 
     def _keep(self, w: TritonFunction, r: FlatReduce, slices: Size, places: dict) -> None:
         """The accumulator of this slice into scratch memory."""
