@@ -555,6 +555,33 @@ def _copy_of_an_overwritten_input(x, negated):
     return t
 
 
+@found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
+def _stacked_beside_detached(x):
+    t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])
+    return t.detach(), t
+
+
+@found("result that a decomposition ends with a view, before its detached part", (MATRIX, f64, "contiguous", "inner"))
+def _stacked_before_detached(x):
+    t = torch.stack([x, x * 2])
+    return t, t[0], t.detach().mul_(2)
+
+
+@found("detached tensor written with a history, behind one detached of it", (MATRIX, f64, "contiguous", "leaf"))
+def _written_behind_detached(x):
+    t = x.sin().detach()
+    t.copy_(x * 2)
+    return t.detach(), t
+
+
+@found("view of a detached tensor written with a history, behind one detached of it", (MATRIX, f64, "contiguous", "leaf"))
+def _view_behind_detached(x):
+    y = x.sin()
+    t = y.detach()
+    t.copy_(y * 2)
+    return t.detach()[0], t[0], y
+
+
 def _window_under_no_grad(x):
     t = x.as_strided((2, 2), (1, 1))
     x.transpose(-3, 0)[0].add_(-0.75)

@@ -277,11 +277,12 @@ class TraceOutcome:
         return all(self.world.env.known(eq(a, b)) is True for a, b in ((part.offset, whole.offset), (part.numel(), whole.numel())))
 
     def _root(self, cell: StorageValue) -> None:
-        """Lets the graph return what the outputs in a storage are made from: the one tensor that they are views of, or what the storage began as."""
+        """Lets the graph return what the outputs in a storage are made from: the tensor that all come of, or what the storage began as (inside of a
+        decomposition, say, which autograd does not see)."""
         self.rooted.add(cell)
         owners = {owner.record: (owner, place, owner is t) for place, t in reversed(self.members[cell]) for owner in [owner_of(t)]}
         start = root_of(self.members[cell][0][1].record)
-        place = next(iter(owners)) if len(owners) == 1 and self._fills(next(iter(owners.values()))[0]) else start
+        place = next((p for p, (t, *_) in owners.items() if self._fills(t) and all(p in way_to(other) for other in owners)), start)
         if place in owners:
             tensor, output, shown = owners[place]
             self.rebuilt[place] = self._fresh(tensor, Origin("output" if shown else "base", output))
@@ -292,15 +293,13 @@ class TraceOutcome:
                 self.plan.versions[value] = version
 
     def _view_of(self, base: AbstractTensor, output: AbstractTensor, origin: Origin) -> Result:
-        if base.record not in self.rebuilt:
-            self._with_history(base, Origin("base", origin.place))
+        self._with_history(base, Origin("base", origin.place))
         return self._rebuild(output.record)
 
     def _with_history(self, tensor: AbstractTensor, origin: Origin) -> Result:
         """A tensor that is no view.  One that shares memory and was written with a history of its own receives the graph's value (rule 6)."""
-        known = tensor.record in self.rebuilt
         made = self._rebuild(tensor.record)
-        if known or not isinstance(made, Replay):
+        if not isinstance(made, Replay) or self.views[made.index].own >= 0:
             return made
         if is_tracked(tensor):
             self.views[made.index].own = self._add(self.world.to_node(tensor), tensor, origin)
@@ -441,7 +440,13 @@ def calls_to(place: Alias) -> list[MadeBy]:
     return found[::-1]
 
 
+def way_to(place: Alias) -> list[Alias]:
+    """The place, and those that it was made from, one of the other."""
+    way = [place]
+    while (via := way[-1].via) is not None:
+        way.append(via.parent)
+    return way
+
+
 def root_of(place: Alias) -> Alias:
-    while place.via is not None:
-        place = place.via.parent
-    return place
+    return way_to(place)[-1]
