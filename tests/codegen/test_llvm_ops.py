@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from native_nests import buffer, contiguous, pointwise, run
+from native_nests import Runner, buffer, contiguous, pointwise, run
 
 from firesteel.loops.ir import Axis, Nest, Phase, Store
 from firesteel.loops.scalars import DTYPES, FLOATS, OPS, S, literal, to
@@ -58,6 +58,19 @@ def test_operator(name, dtype):
     got = apply(name, inputs, want.dtype)
     exact = name in ("add", "sub", "mul", "div", "neg", "abs", "recip", "floor", "ceil", "round", "trunc", "where", "max", "min", "copysign")
     assert_near(got, want, 0.0 if exact else tolerance(dtype) * LOOSE.get(name, 1.0))
+
+
+@pytest.mark.parametrize("name,dtype", [case for case in CASES if case[1] in ("f32", "f64")], ids=lambda v: str(v))
+def test_scalars_have_the_bits_of_lanes(name, dtype):
+    """Whatever lies in the lanes beside: a value that another kernel computes again must be equal to itself."""
+    inputs = [torch.cat((t, t[:14] if t.dtype is torch.bool else torch.tensor(SPECIAL, dtype=t.dtype), t)) for t in tensors_of(name, dtype, 83)]
+    lanes = apply(name, inputs, OPS[name].meaning(*inputs).dtype)
+    scalars = torch.empty_like(lanes)
+    names = [f"x{k}" for k in range(len(inputs))]
+    runner = Runner(*pointwise(lambda *v: getattr(S, name)(*v), buffer("y", scalars[0]), *(buffer(n, t[0]) for n, t in zip(names, inputs))))
+    for k in range(len(lanes)):
+        assert runner({"y": scalars[k], **{n: t[k] for n, t in zip(names, inputs)}}) == 0
+    assert ((scalars == lanes) | lanes.isnan() & scalars.isnan()).all()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])

@@ -59,6 +59,7 @@ def test_masks_and_gathers():
 @pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "sin", "log1p", "pow", "expm1"])
 def test_functions(name, dtype):
     test_llvm_ops.test_operator(name, dtype)
+    test_llvm_ops.test_scalars_have_the_bits_of_lanes(name, dtype)
     if name != "pow":
         test_llvm_ops.test_special_values(name, dtype)
 

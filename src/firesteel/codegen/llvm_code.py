@@ -139,7 +139,8 @@ class LlvmFunction:
         return self.new(f"call {ty} {full}({', '.join(f'{ty} {a}' for a in args)})")
 
     def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
-        """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none."""
+        """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none.  A scalar takes
+        the way that a lane takes: the variants differ in the last bit, and a value that is computed twice must be equal to itself."""
         lanes = self.lanes_of(node)
         scalar = REGISTER[node.dtype]
         c_name = name + "f" if scalar == "float" else name
@@ -148,9 +149,7 @@ class LlvmFunction:
             inline = INLINE_OTHER.get((name, "f32" if scalar == "float" else "f64"))
         if inline is not None:
             return inline(self, node.dtype, lanes, args[0])
-        if not lanes:
-            return self._call(f"@{c_name}", scalar, args)
-        piece = self.target.lanes(BYTES[node.dtype])
+        piece = self.target.lanes(4 if scalar == "float" else 8)
         if c_name not in self.target.vector_math:
             return self.by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
         function = "@" + self.target.vector_function(c_name, VECTOR_FUNCTIONS[name], piece)
@@ -161,9 +160,12 @@ class LlvmFunction:
         return self.new(f"call {ty} {function}({', '.join(f'{ty} {a}' for a in args)})")
 
     def by_pieces(self, args: Sequence[str], scalar: str, lanes: int, piece: int, call) -> str:
-        """Applies `call` to runs of `piece` lanes; a vector shorter than a piece is padded."""
-        if piece == lanes:
+        """Applies `call` to runs of `piece` lanes; a vector shorter than a piece is padded, and so is a scalar."""
+        if piece == (lanes or 1):
             return call(args)
+        if not lanes:
+            wide = [self.splat(LlvmValue(a, 0, self.level), scalar, piece) for a in args]
+            return self.new(f"extractelement <{piece} x {scalar}> {call(wide)}, i64 0")
         whole = f"<{lanes} x {scalar}>"
         if piece == 1:
             result = "poison"
