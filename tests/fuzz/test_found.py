@@ -533,6 +533,36 @@ def _window_that_gets_a_history(x, y):
     x.as_strided((3,), (2,), 7).mul_(y)
 
 
+@found("window over memory between the elements of an input, which is written", (((6, 16), (6, 1)), f64, "window", "inner"), (((4, 3), (5, 6)), f64, "stepped"))
+def _window_between_elements(x, y):
+    t = y.as_strided((2, 2), (1, 1))[1]
+    x.flatten()[0] = -0.75
+    y.mul_(2)
+    return x.as_strided((2, 2), (1, 1)) + 1, t + 1
+
+
+@found("window over memory before an input, which is written", (((4, 6), (3, 5)), f64, "offset", "inner"), (((4, 6), (3, 5)), torch.complex128, "offset"))
+def _window_before_an_input(x, z):
+    x.add_(1)
+    z.real.as_strided((2,), (1,), 0).mul_(2)
+    return x.as_strided((2,), (1,), 0) * 2, z * 1
+
+
+@found("window over memory between the elements of an input, written", (((4, 6), (3, 5)), f64, "stepped", "inner"),
+       (((4, 6), (3, 5)), torch.complex128, "window", "inner"))
+def _written_between_elements(x, z):
+    x.add_(1)
+    x.as_strided((2,), (1,)).mul_(2)
+    z.imag.as_strided((2, 2), (2, 1))[1].mul_(2)
+    return x * 2, z * 1
+
+
+@found("neighbours in an input with holes, written", (((4, 6), (6, 4)), f64, "window", "inner"))
+def _written_neighbours(x):
+    x.unfold(1, 2, 2).mul_(2)
+    return x * 2
+
+
 @found("mask made of an input that is overwritten, beside a reader of it that no gradient reaches", (MATRIX, f64, "contiguous", "inner"))
 def _mask_of_an_overwritten_input(x):
     t = torch.softmax(x.masked_fill(x > 1, -1e4), -1) + 2 * x
@@ -594,6 +624,21 @@ def _window_under_no_grad(x):
     for i in range(t.shape[0] % 4):
         t[i] *= i - 0.25
     return pooled, t
+
+
+def test_neighbours_in_inputs_that_begin_elsewhere():
+    """One compiled program for all places at which an input may begin in its storage."""
+    def program(z):
+        x = z.imag
+        x.unfold(1, 2, 2).mul_(2)
+        return x * 1
+
+    compiled = fs.compile(program)
+    for start in (1, 0, 2):
+        memories = [torch.complex(torch.arange(40.0), torch.arange(40.0)) for _ in range(2)]
+        want, got = [function(memory[start:start + 36].view(6, 6)[:, :4]) for function, memory in zip((program, compiled), memories)]
+        assert torch.equal(got, want)
+        assert torch.equal(*memories)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -18,7 +18,7 @@ from torch.fx import Node
 from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.schemas import EMPTY_VIEWS
-from firesteel.graph.sizes import same
+from firesteel.graph.sizes import less, same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, is_dense, sort_dims
 from firesteel.records import dataclass
 from firesteel.sym.expr import Size
@@ -83,6 +83,8 @@ def show(place: Alias, emit: Emit) -> Node:
     """The node of a tensor's present value; views of a cell that was written since are replayed."""
     if place.version != place.cell.version:
         node = place.cell.node
+        if node.op == "call_function":
+            _check_strides(place.cell, place.steps)
         for step in place.steps:
             node = apply(step, node, emit)
         place.node, place.version = node, place.cell.version
@@ -93,6 +95,14 @@ def apply(step: ViewStep, node: Node, emit: Emit) -> Node:
     if step.op is aten.as_strided.default:
         return emit(step.op, node, *_shifted(step, node))
     return emit(step.op, viewable(node, step.op, step.args, emit), *step.args, **step.kwargs)
+
+
+def _check_strides(cell: StorageValue, steps: Sequence[ViewStep]) -> None:
+    """A value holds the elements of its tensor, and so does what is written back to an input: memory before the first of them or between
+    them, which strides may name, is known of an input alone, and only until that is written."""
+    for step in steps:
+        if step.op is aten.as_strided.default and (not is_dense(cell.spec) or less(step.args[2], step.before.offset)):
+            raise Unfollowable("strided_writes", "strides look beside the elements of a tensor, and it or what they show is written")
 
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -119,6 +129,7 @@ def write(place: Alias, value: Node, emit: Emit) -> None:
     cell, steps = place.cell, place.steps
     if steps and steps[-1].op in EMPTY_VIEWS:
         steps = tuple(s for s in steps if s.op not in EMPTY_VIEWS)
+    _check_strides(cell, steps)
     bases = [cell.node]
     for step in steps[:-1]:
         bases.append(apply(step, bases[-1], emit))
@@ -207,25 +218,24 @@ PUT_BACK.add(aten.diagonal.default, _scatter(aten.diagonal_scatter.default))
 SCATTERED = frozenset({aten.slice.Tensor, aten.select.int, aten.diagonal.default, aten.as_strided.default, aten.unfold.default})
 
 
-def _apart(base: Node, emit: Emit) -> Node:
+def _apart(base: Node, emit: Emit, layout: torch.memory_format) -> Node:
     """The base as a tensor with a storage of its own, whose elements can be addressed by strides: that of an input begins elsewhere, and torch
     refuses to scatter into one that requires grad."""
-    if base.op != "placeholder":
+    spec = spec_of_node(base)
+    if base.op != "placeholder" and is_dense(spec) and type(spec.offset) is int and spec.offset == 0:
         return base
-    if not is_dense(spec_of_node(base)):
-        raise Unfollowable("strided_writes", "an input with holes is written through strides")
-    return emit(aten.clone.default, base)
+    return emit(aten.clone.default, base, memory_format=layout)
 
 
 @PUT_BACK.row(aten.as_strided.default)
 def _strided(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    base = _apart(base, emit)
+    base = _apart(base, emit, torch.preserve_format)
     return emit(aten.as_strided_scatter.default, base, value, *_shifted(step, base))
 
 
 @PUT_BACK.row(aten.unfold.default)
 def _unfolded(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    base = _apart(base, emit)
+    base = _apart(base, emit, torch.contiguous_format)
     spec = spec_of_node(base)
     dim, size, stride = step.args
     d = wrap_dim(dim, len(spec.shape))
