@@ -166,6 +166,27 @@ def test_gradients_that_are_not_asked_for_need_no_saved_tensor(way, create_graph
             gradient(function)
 
 
+@pytest.mark.parametrize("of", ["a", "b", "ab"])
+def test_leaves_that_are_asked_for_beside_an_overwritten_result(of):
+    def program(a, b):
+        y = b @ b
+        return a.sin().sum() + (y @ y).sum(), y
+
+    def gradients(function):
+        leaves = {"a": torch.linspace(0, 1, 3).requires_grad_(), "b": torch.eye(3).requires_grad_()}
+        loss, y = function(*leaves.values())
+        with torch.no_grad():
+            y.add_(1)
+        return torch.autograd.grad(loss, [leaves[name] for name in of])
+    compiled = fs.compile(program)
+    if of == "a":
+        torch.testing.assert_close(gradients(compiled), gradients(program))
+        return
+    for function in (program, compiled):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(function)
+
+
 def test_a_second_backward_of_a_freed_graph_is_refused_where_one_leaf_is_asked_for():
     a, b = torch.ones(3).requires_grad_(), torch.ones(3).requires_grad_()
     loss, _ = fs.compile(apart)(a, b)

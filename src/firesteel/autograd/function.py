@@ -339,7 +339,14 @@ def unpack_saved(graph: TrainingGraph, ctx: Any, arrived: int) -> tuple[PartialB
 def asked_for(ctx: Any) -> frozenset[int]:
     """The inputs whose gradients the running backward needs."""
     places = [i for i, value in enumerate(ctx.inputs) if isinstance(value, torch.Tensor)]
-    return frozenset(i for i, (fn, _) in zip(places, ctx.next_functions) if fn is not None and torch._C._will_engine_execute_node(fn))
+    return frozenset(i for i, (fn, _) in zip(places, ctx.next_functions) if fn is not None and is_asked_for(fn))
+
+
+def is_asked_for(fn: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(fn)
+    except RuntimeError:        # of a leaf whose gradient `torch.autograd.grad` returns
+        return True
 
 
 class PartialBackward:
