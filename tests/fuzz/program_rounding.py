@@ -41,6 +41,8 @@ SUMS |= dict.fromkeys(["_scaled_dot_product_flash_attention_for_cpu", "_scaled_d
 ADDITIONS = {"index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce", "embedding_dense_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward"}
 # kernels of many roundings in which nothing cancels
 CHAINS = {"var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod", "cumprod"}
+# kernels that subtract a mean -> the power of its rounding error that is left where all elements are equal
+DEVIATIONS = {"var": 2, "var_mean": 2, "std": 1, "std_mean": 1}
 # gradients of a scaled value -> the places of gradient, scale and weight, whose product cancels
 SCALED = {"native_layer_norm_backward": (0, 4, 5), "native_group_norm_backward": (0, 3, 4), "native_batch_norm_backward": (0, 6, 2)}
 
@@ -83,7 +85,7 @@ class Noise(TorchDispatchMode):
                 chain = doublings(given) * inner_eps(t) / EPS[t.dtype] if name in CHAINS else 0.0
                 self.rounded(torch.as_strided(t, *zip(*kept)) if kept else t.as_strided((), ()), 1.0 + chain)
                 if isinstance(error, torch.Tensor) and 0 not in t.stride():
-                    t.add_((error * self.drawn(t)).to(t.dtype))
+                    t.add_((error * (self.drawn(t).abs() if name in DEVIATIONS else self.drawn(t))).to(t.dtype))
         return out
 
     def errors(self, name: str, func: Any, args: tuple, kwargs: dict, given: list[torch.Tensor]) -> list[Any]:
@@ -91,6 +93,9 @@ class Noise(TorchDispatchMode):
         if name in SCALED:
             parts = [args[place] for place in SCALED[name] if isinstance(args[place], torch.Tensor)]
             return [torch.tensor(inner_eps(args[0]) * math.prod(map(largest, parts)), dtype=torch.float64, device=args[0].device)]
+        if name in DEVIATIONS:
+            off = (doublings(given) * inner_eps(args[0]) * largest(args[0])) ** DEVIATIONS[name]
+            return [torch.tensor(off, dtype=torch.float64, device=args[0].device)]
         if name not in SUMS and name not in ADDITIONS:
             return []
         linear = SUMS.get(name)

@@ -97,6 +97,9 @@ def storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
+UNITS = {0: 0, 1: 4}        # depth of a variable -> how many of its `eps` it may be off; one operator, such as a norm, may round in several places
+
+
 @dataclass(eq=False)
 class Variable:
     """A variable with its value for both sets of sizes.  `depth`: how many roundings made it; `eps`: the coarsest of them."""
@@ -122,11 +125,11 @@ class Variable:
         return [t.detach().double() for t in self.tensors]
 
     def _margin(self, t: torch.Tensor) -> float:
-        return 64 * self.eps * max(1.0, float(t.abs().max())) if self.depth > 1 else 0.0
+        return UNITS.get(self.depth, 64) * self.eps * max(1.0, float(t.abs().max()))
 
     def apart(self, c: Any) -> bool:
         """No element is within rounding errors of c."""
-        return self.depth < 2 or all(not t.numel() or float((t - float(c)).abs().min()) > self._margin(t) for t in self._values())
+        return self.depth < 1 or all(not t.numel() or float((t - float(c)).abs().min()) > self._margin(t) for t in self._values())
 
     def apart_from_halves(self) -> bool:
         return all(not t.numel() or float(((t * 2).round() - t * 2).abs().min()) > self._margin(t) for t in self._values())
