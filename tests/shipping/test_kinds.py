@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", 
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.last = torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 3, bias=False)
+        self.first, self.norm = torch.nn.Linear(6, 12, bias=False), torch.nn.BatchNorm1d(12)     # of a bias before a norm the gradient is noise
+        self.last = torch.nn.Linear(12, 3)
         self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
         self.unused = torch.nn.Parameter(torch.ones(2))
 
@@ -51,6 +52,7 @@ USES = {"the first result": lambda r: r[0].square().sum(), "two results": lambda
 
 @pytest.mark.parametrize("use", USES)
 def test_gradients_are_eagers(use, tmp_path):
+    torch.manual_seed(0)        # two rows may lie so close that their norm is mostly rounding
     model = Net()
     program = packaged(model, (torch.randn(5, 6, requires_grad=True),), tmp_path / "p", dynamic={"x": {0: (2, 40)}})
     assert [p.requires_grad for p in program.parameters()] == [p.requires_grad for p in model.parameters()]
