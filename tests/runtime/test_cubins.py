@@ -41,10 +41,12 @@ def test_nothing_to_compile_starts_nothing(workers):
     assert cubins.compile_all([]) == [] and not workers.count
 
 
-def test_a_job_whose_worker_dies_is_compiled_here_and_others_go_on(workers):
-    jobs = [{"name": "a"}, {"name": "b", "exit": 1}, *({"name": str(k)} for k in range(6))]
+def test_a_job_whose_worker_dies_is_compiled_here_and_others_go_on(workers, caplog):
+    caplog.set_level("INFO", "firesteel")
+    jobs = [{"name": "a"}, {"name": "b", "exit": 1, "function": "b_0"}, *({"name": str(k)} for k in range(6))]
     made = {name: code for name, _, code in cubins.compile_all(jobs)}
     assert made.pop("b") == b"here" and set(made.values()) == {b"code"} and len(made) == 7
+    assert [record.getMessage() for record in caplog.records] == ["no process to compile b_0: it is compiled in this one"]
 
 
 def test_a_worker_that_ended_is_replaced(workers):
@@ -65,7 +67,7 @@ def test_what_triton_refuses_is_an_error_here(workers):
 
 def test_where_no_process_can_be_started_this_one_compiles(workers, monkeypatch):
     monkeypatch.setattr(cubins.sys, "executable", "/nowhere/python")
-    assert cubins.compile_all([{"name": "a"}, {"name": "b"}]) == [("a", 0, b"here"), ("b", 0, b"here")]
+    assert cubins.compile_all([{"name": "a", "function": "a"}, {"name": "b", "function": "b"}]) == [("a", 0, b"here"), ("b", 0, b"here")]
 
 
 def test_a_fork_has_no_workers(workers):

@@ -4,7 +4,7 @@ In: a Job, a dict of plain values.  Out: (name, bytes of shared memory, cubin). 
 so kernels are compiled by a few processes side by side.  This file is their program too: it imports neither torch nor firesteel, and a
 worker is ready in a tenth of a second.  What always holds:
  - A worker ends when its owner does (its input is closed) or after IDLE seconds without a job; the next job starts another.
- - A job whose worker dies is compiled in this process.  A text that Triton refuses is the same RuntimeError from both.
+ - A job whose worker dies is compiled in this process, which the log tells.  A text that Triton refuses is the same RuntimeError from both.
  - Jobs and results are lines of JSON.
 
     workers.start(4); compile_all([job, ...])
@@ -17,6 +17,7 @@ import functools
 import inspect
 import json
 import linecache
+import logging
 import os
 import queue
 import signal
@@ -175,6 +176,7 @@ class Workers:
     def compiled(self, job: Job) -> Made:
         answer = self._asked(job) if self.count else None
         if answer is None:
+            logging.getLogger("firesteel").info("no process to compile %s: it is compiled in this one", job["function"])
             return compile_here(job)
         if "error" in answer:
             raise RuntimeError(answer["error"])
