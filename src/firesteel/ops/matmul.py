@@ -1,4 +1,4 @@
-"""Matrix products and distances: library calls."""
+"""Matrix products and distances: library calls, but for one row on a GPU, which is a loop of ours."""
 from __future__ import annotations
 
 from collections.abc import Sequence
