@@ -30,7 +30,7 @@ from firesteel import torchstate, transaction
 from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation, DataAccess
-from firesteel.graph import composites, factories, fourier, products, recurrent, resampling  # noqa: F401  # their rows
+from firesteel.graph import composites, factories, float_arguments, fourier, products, recurrent, resampling  # noqa: F401  # their rows
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs

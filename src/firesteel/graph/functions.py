@@ -43,9 +43,27 @@ def _function_of(op: Any) -> Any:
     return getattr(torch, name, op) if namespace == "aten" and op not in FUNCTIONS else op
 
 
-def _under_mode(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _under_mode(fn: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    body = fn
+    if _asks(fn):
+        body = FunctionType(fn.__code__, {**fn.__globals__, **_ASKED}, fn.__name__, fn.__defaults__, fn.__closure__)
+        body.__kwdefaults__ = fn.__kwdefaults__
     with SymbolicFunctions():
-        return fn(*args, **kwargs)
+        return body(*args, **kwargs)
+
+
+def _asks(fn: Any) -> bool:
+    return isinstance(fn, FunctionType) and not _ASKED.keys().isdisjoint(fn.__code__.co_names) and _ASKED.keys() <= fn.__globals__.keys()
+
+
+def _has_override(values: Any) -> bool:
+    """What torch's Python functions ask before they do anything, without modes: to the mode here they would hand themselves."""
+    plain = torch._C._disabled_torch_function_impl
+    return any(type(v) is not torch.Tensor and getattr(type(v), "__torch_function__", plain) is not plain for v in values)
+
+
+_ASKED = {"has_torch_function": _has_override, "has_torch_function_unary": lambda value: _has_override((value,)),
+          "has_torch_function_variadic": lambda *values: _has_override(values)}
 
 
 def _either(row: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,4 +93,4 @@ class SymbolicFunctions(TorchFunctionMode):
     """Calls the symbolic form of every function."""
 
     def __torch_function__(self, fn: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        return symbolic_form(fn, symbols=False)(*args, **(kwargs or {}))
+        return symbolic_form(fn, symbols=_asks(fn))(*args, **(kwargs or {}))

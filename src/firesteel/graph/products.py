@@ -114,12 +114,12 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
         return NotImplemented
     factor = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
     scores = _times(query * (-factor if scale is not None and scale < 0 else factor), key.transpose(-2, -1) * factor)
-    scores = _masked(scores, query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril() if is_causal else attn_mask)
+    scores = masked(scores, query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril() if is_causal else attn_mask)
     weights = aten._safe_softmax(scores, -1)
     return _times(F.dropout(weights, dropout_p) if dropout_p > 0 else weights, value)
 
 
-def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return scores
     return scores + (torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(mask.logical_not(), -math.inf) if mask.dtype is torch.bool else mask)

@@ -1,5 +1,5 @@
-"""Random numbers drawn a second time when a region is recomputed: the operators that read and set the state of a generator.  And a dropout whose
-chance is a symbol: operators of torch take it as a plain number.
+"""Random numbers drawn a second time when a region is recomputed: the operators that read and set the state of a generator.  And noise
+whose chance is a symbol: operators of torch take it as a plain number.
 
     state = firesteel::random_state("cpu");  mask = aten::bernoulli.p(x, 0.5)              # in the forward
     now = firesteel::swap_random_state(state, "cpu");  mask = aten::bernoulli.p(x, 0.5)    # in the backward: the same numbers
@@ -14,29 +14,16 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from firesteel.graph.autofunctional import library
 from firesteel.graph.functions import FUNCTIONS
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.spec import Spec, make_spec
-from firesteel.targets import HOST, on_host
+from firesteel.targets import HOST
 
 library.define("zeros_and_ones(Tensor like, Scalar chance) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 library.impl("zeros_and_ones", lambda like, chance: torch.empty_like(like).bernoulli_(float(chance)), "CompositeExplicitAutograd")
 ZEROS_AND_ONES = torch.ops.firesteel.zeros_and_ones.default
-
-
-@FUNCTIONS.row(F.dropout, torch.dropout)
-def dropout(input: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:        # noqa: A002
-    """As eager's on the CPU."""
-    if not isinstance(p, torch.SymFloat) or not training or inplace or not 0 < p < 1 or not on_host(input):
-        return NotImplemented
-    chance: Any = p
-    kept = 1 - chance
-    with torch.no_grad():
-        noise = ZEROS_AND_ONES(input, kept)
-    return input * noise.div_(kept)
 
 
 class Operators(NamedTuple):

@@ -175,7 +175,7 @@ def decompose_log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> T
 
 @pointwise("logit", unary(floating))
 def compute_logit(x, eps=None):
-    x = x if eps is None else S.min(S.max(x, eps), 1.0 - eps)
+    x = x if eps is None else S.where(S.lt(x, eps), eps, S.where(S.gt(x, 1.0 - eps), 1.0 - eps, x))        # in this order: eps may be above 0.5
     return S.log(S.div(x, S.sub(1.0, x)))
 
 
