@@ -148,3 +148,27 @@ def test_what_comes_out_of_a_seam_has_no_bit_for_kernels(program):
         sum(t.imag.sum() + 2 * t.real.sum() for t in out).backward()
         return out, z.grad
     torch.testing.assert_close(run(fs.compile(program)), run(program))
+
+
+class Scaled(torch.nn.Module):
+    """Overwrites its parameter behind a result that the program continues with."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+
+    def forward(self, data):
+        t = torch.tanh(self.w)
+        with torch.no_grad():
+            (self.w.data if data else self.w).mul_(1.5)
+        return t, t.mean()
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_later_stretch_may_overwrite_a_parameter(data):
+    grads = []
+    for make in (lambda module: module, fs.compile):
+        module = Scaled()
+        sum(t.sum() for t in make(module)(data)).backward()
+        grads.append(module.w.grad)
+    torch.testing.assert_close(grads[1], grads[0])

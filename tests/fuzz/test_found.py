@@ -585,6 +585,29 @@ def _copy_of_an_overwritten_input(x, negated):
     return t
 
 
+@found("leaf overwritten behind a result that the program continues with", (MATRIX, f64, "stepped", "leaf"))
+def _overwritten_leaf(x):
+    t = torch.tanh(x)
+    with torch.no_grad():
+        x.mul_(1.5)
+    return t, t.mean()
+
+
+@found("leaf overwritten behind a break", (MATRIX, f64, "contiguous", "leaf"))
+def _overwritten_leaf_behind_a_break(x):
+    t = seen(torch.tanh(x))
+    with torch.no_grad():
+        x.mul_(1.5)
+    return t
+
+
+@found("leaf overwritten through its data", (MATRIX, f64, "contiguous", "leaf"))
+def _overwritten_data_of_a_leaf(x):
+    t = torch.tanh(x)
+    x.data.mul_(1.5)
+    return t, t.mean()
+
+
 @found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
 def _stacked_beside_detached(x):
     t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])

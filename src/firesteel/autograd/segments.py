@@ -26,14 +26,14 @@ from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, i
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
+from firesteel.graph.abstract import memory_of
 from firesteel.graph.build import results_of
 from firesteel.graph.sizenodes import sizes_in
-from firesteel.graph.tensor import AbstractTensor
+from firesteel.graph.tensor import AbstractTensor, tensors_in
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym
-from firesteel.torchstate import has_history
 
 
 def is_seam(node: Node) -> bool:
@@ -65,6 +65,7 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
                         seams: Callable[[Node], bool] = is_seam) -> Callable[..., tuple]:
     """A graph with seams as a callable: every stretch between seams, and behind a node of `cuts`, is compiled by `backend`; seams are
     called as they are."""
+    mark_held(gm)
     parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
     tell_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
@@ -83,6 +84,16 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
                 del values[node]
         return tuple([values[node] if isinstance(node, Node) else node for node in results])
     return run
+
+
+def mark_held(gm: GraphModule) -> None:
+    """Marks what a later stretch may overwrite before the backward of an earlier one runs.  Of parameters only those that the graph writes, under
+    whatever name: `.data` has a version of its own."""
+    written = {id(memory_of(val)) for node in gm.graph.nodes for val in tensors_in(node.meta.get("val")) if val._version}
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor) and (node.op != "placeholder" or not getattr(val, "_is_param", False) or id(memory_of(val)) in written):
+            node.meta["held"] = True
 
 
 def stretches(gm: GraphModule, cuts: Collection[Node], seams: Callable[[Node], bool]) -> list[list[Node]]:
@@ -312,19 +323,13 @@ def example(node: Node, literal: torch.Tensor | None, tracked: bool) -> Any:
     return made.requires_grad_(val.requires_grad)
 
 
-def may_be_written(node: Node) -> bool:
-    """May a later stretch overwrite it, before the backward of an earlier one runs?  Not a leaf, as parameters are."""
-    val = node.meta.get("val")
-    return isinstance(val, torch.Tensor) and not (node.op == "placeholder" and val.requires_grad and not has_history(val))
-
-
 def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequence[Callable]]) -> GraphModule:
     """The stretch as a graph of its own, which gives the values of `writes`.  Of `flips` it is given the flipped tensors."""
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     for node in stretch.reads:
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta) | ({"held": True} if may_be_written(node) else {})
+        copies[node].meta = dict(node.meta)
     for n, size in enumerate(stretch.sizes):
         graph.placeholder(f"size_{n}").meta["val"] = size.example()
     for node, functions in flips.items():

@@ -347,9 +347,9 @@ def as_given(world: TensorWorld, used: list[GraphInput]) -> None:
 
 
 def mark_held(used: list[GraphInput]) -> None:
-    """Marks the tensors that the program continues with before or behind a break: it may overwrite them before the backward runs."""
+    """Marks the tensors that the program continues with before or behind a break, but parameters: it may overwrite them before the backward runs."""
     for one in used:
-        if isinstance(one.real, torch.Tensor) and not (one.real.requires_grad and not torchstate.has_history(one.real)) and is_local(one.source):
+        if isinstance(one.real, torch.Tensor) and not isinstance(one.real, torch.nn.Parameter) and is_local(one.source):
             one.node.meta["held"] = True
 
 
