@@ -608,6 +608,14 @@ def _overwritten_data_of_a_leaf(x):
     return t, t.mean()
 
 
+@found("one of many views, read by a branch before its base is written", (MATRIX, f64, "contiguous", "inner"))
+def _stale_view(x):
+    t = x.unbind(-1)[-1]
+    t = t + 1 if t.sum() > 2 else t * 2
+    x.diagonal(0, 1, 0).mul_(2)
+    return t, x.roll(1, -2)
+
+
 @found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
 def _stacked_beside_detached(x):
     t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, inside_bodies
+from firesteel.autograd.outcome import is_stale
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
@@ -276,7 +277,7 @@ def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphMo
             return body.forward
         flips = {place: found for place, node in enumerate(inputs) if (found := bits_of(node.meta["val"]))}
         body = with_flips(body, flips) if flips else body
-        compiled = compile_in_segments(body, backend) if has_seams(body) else backend(body, [node.meta["val"] for node in inputs])
+        compiled = compile_in_segments(body, backend) if has_seams(body) else backend(body, [example(node, None, False) for node in inputs])
         return (lambda *args: compiled(*flipped(args, flips.items()))) if flips else compiled
     bare = Stretch([], stretch.nodes, [])       # the bodies set the states of torch themselves
     bare.sizes = stretch.sizes
@@ -311,8 +312,9 @@ def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
 
 
 def example(node: Node, literal: torch.Tensor | None, tracked: bool) -> Any:
+    """The value of a node as a stretch reads it.  `tracked`: a write has given it a history.  A view that is stale when capture ends was not yet."""
     val = node.meta["val"]
-    if tracked and type(val) is AbstractTensor and not val.requires_grad:
+    if type(val) is AbstractTensor and (tracked and not val.requires_grad or is_stale(val)):
         fresh = functools.partial(val.world.make, val.spec)
         with torch.enable_grad():
             return ResultOfOperator.apply(fresh().requires_grad_(True), fresh)
