@@ -43,6 +43,8 @@ ADDITIONS = {"index_add", "index_put", "_index_put_impl", "scatter_add", "scatte
 CHAINS = {"var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod", "cumprod"}
 # kernels that subtract a mean -> the power of its rounding error that is left where all elements are equal
 DEVIATIONS = {"var": 2, "var_mean": 2, "std": 1, "std_mean": 1}
+# kernels that add 1 to an error function or a hyperbolic tangent, which cancels where that is near -1 -> what half of the sum is multiplied by
+CANCELLING: dict[str, Callable[..., torch.Tensor]] = {"gelu": lambda x, **_: x / 2, "gelu_backward": lambda grad, x, **_: grad / 2}
 # gradients of a scaled value -> the places of gradient, scale and weight, whose product cancels
 SCALED = {"native_layer_norm_backward": (0, 4, 5), "native_group_norm_backward": (0, 3, 4), "native_batch_norm_backward": (0, 6, 2)}
 
@@ -96,6 +98,8 @@ class Noise(TorchDispatchMode):
         if name in DEVIATIONS:
             off = (doublings(given) * inner_eps(args[0]) * largest(args[0])) ** DEVIATIONS[name]
             return [torch.tensor(off, dtype=torch.float64, device=args[0].device)]
+        if name in CANCELLING:
+            return [CANCELLING[name](*args, **kwargs).abs().double() * inner_eps(args[0])]
         if name not in SUMS and name not in ADDITIONS:
             return []
         linear = SUMS.get(name)

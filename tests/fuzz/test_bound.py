@@ -43,6 +43,7 @@ EXPLAINED = {
     "product among denormals": (lambda x: (x * 0.2).prod(), lambda x: in_turn((x * 0.2).flip(0)), ((42,), f32, "contiguous", "leaf", "", 4)),
     "deviation": (lambda x: torch.diag_embed(x).std(), lambda x: torch.diag_embed(x).flatten().flip(0).std(), ((8, 9), f64)),
     "deviation of equal elements": (lambda x: x.var(), lambda x: (x - x[0]).var(), ((17,), f64, "repeated", "", "", 522)),
+    "tail of gelu": (lambda x: F.gelu(x - 4), lambda x: (x - 4) / 2 * torch.erfc((4 - x) / 2 ** 0.5), ((50,), f32, "contiguous", "leaf")),
     "norm of one element": (lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), normalised, ((17, 1), f64, "contiguous", "inner"), ((1,), f64), ((1,), f64)),
 }
 
