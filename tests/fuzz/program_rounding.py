@@ -37,8 +37,9 @@ INSIDE = {"native_group_norm", "native_layer_norm", "native_batch_norm", "_nativ
 SUMS = dict.fromkeys(["sum", "mean", "mm", "bmm", "mv", "dot", "addmm", "addmv", "baddbmm", "addbmm", "convolution", "convolution_backward", "cumsum", "trace", "avg_pool2d",
                       "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward"])
 SUMS |= dict.fromkeys(["_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"], 2)
-# kernels that add to memory, one term at a time: each addition may round
+# kernels that add to memory, one term at a time: each addition may round, half a unit in the same direction
 ADDITIONS = {"index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce", "embedding_dense_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward"}
+MANY = 2 * FACTOR       # additions to one element: from there on their half units are more than FACTOR times the unit of the result
 # kernels of many roundings in which nothing cancels
 CHAINS = {"var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod", "cumprod"}
 # kernels that subtract a mean -> the power of its rounding error that is left where all elements are equal
@@ -58,12 +59,27 @@ def magnitude(t: Any) -> Any:
     return (t.abs().to(t.dtype) if t.dtype in EPS else t.clone()) if isinstance(t, torch.Tensor) else t
 
 
+def one_for_each(value: Any) -> Any:
+    """An argument with which a kernel of ADDITIONS counts what it adds to each element."""
+    if isinstance(value, torch.Tensor):
+        return torch.ones(value.shape, dtype=WIDER.get(value.dtype, value.dtype), device=value.device) if value.dtype in EPS else value.clone()
+    return "sum" if value == "mean" else value
+
+
 def inner_eps(t: torch.Tensor) -> float:
     return EPS[WIDER.get(t.dtype, t.dtype)]
 
 
 def doublings(given: list[torch.Tensor]) -> float:
     return 1 + math.log2(max([1, *(t.numel() for t in given)]))
+
+
+def parameters_of_layer_norm(grad: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor, *_: Any) -> list[torch.Tensor]:
+    """The errors of the gradients of weight and bias, to which eager adds row by row in the dtype of these."""
+    rows = tuple(range(x.dim() - len(shape)))
+    unit = EPS[weight.dtype] * max(1, math.prod(x.shape[:len(rows)]) / MANY)
+    terms = [grad.double() * (x.double() - mean) * rstd, grad.double()]
+    return [unit * (t.abs().sum(rows) if rows else t.abs()) for t in terms]
 
 
 class Noise(TorchDispatchMode):
@@ -94,7 +110,8 @@ class Noise(TorchDispatchMode):
         """How far each result may be off by what is rounded before it."""
         if name in SCALED:
             parts = [args[place] for place in SCALED[name] if isinstance(args[place], torch.Tensor)]
-            return [torch.tensor(inner_eps(args[0]) * math.prod(map(largest, parts)), dtype=torch.float64, device=args[0].device)]
+            of_input = torch.tensor(inner_eps(args[0]) * math.prod(map(largest, parts)), dtype=torch.float64, device=args[0].device)
+            return [of_input, *(parameters_of_layer_norm(*args) if name == "native_layer_norm_backward" and args[5] is not None else ())]
         if name in DEVIATIONS:
             off = (doublings(given) * inner_eps(args[0]) * largest(args[0])) ** DEVIATIONS[name]
             return [torch.tensor(off, dtype=torch.float64, device=args[0].device)]
@@ -103,10 +120,12 @@ class Noise(TorchDispatchMode):
         if name not in SUMS and name not in ADDITIONS:
             return []
         linear = SUMS.get(name)
-        args = tuple(tree_map(magnitude, a) if linear in (None, place) else a for place, a in enumerate(args))
-        units = doublings(given) if name in SUMS else 1.0
-        return [t.abs().double() * units * (inner_eps(t) if name in SUMS else EPS[t.dtype]) if isinstance(t, torch.Tensor) and t.dtype in EPS else None
-                for t in tree_leaves(func(*args, **tree_map(magnitude, kwargs)))]
+        sizes = [t.abs() if isinstance(t, torch.Tensor) and t.dtype in EPS else None for t in tree_leaves(
+            func(*(tree_map(magnitude, a) if linear in (None, place) else a for place, a in enumerate(args)), **tree_map(magnitude, kwargs)))]
+        if name in SUMS:
+            return [None if t is None else t.double() * doublings(given) * inner_eps(t) for t in sizes]
+        counts = func(*tree_map(one_for_each, args), **tree_map(one_for_each, kwargs))
+        return [None if t is None else t.double() * EPS[t.dtype] * (counts.double() / MANY).clamp(min=1) for t in sizes]
 
     def drawn(self, like: torch.Tensor) -> torch.Tensor:
         """From a half to one, of either sign."""

@@ -31,6 +31,11 @@ def in_turn(x):
     return total
 
 
+def added(x):
+    """One and a half, two hundred times, to each element."""
+    return x.index_put((torch.arange(1200) % 6,), torch.tensor(1.5, dtype=x.dtype), accumulate=True)
+
+
 def normalised(x, weight, bias):
     """layer_norm whose gradient leaves rounding errors of its terms where they cancel."""
     y = F.layer_norm(x, x.shape[-1:], weight, bias)
@@ -44,6 +49,9 @@ EXPLAINED = {
     "deviation": (lambda x: torch.diag_embed(x).std(), lambda x: torch.diag_embed(x).flatten().flip(0).std(), ((8, 9), f64)),
     "deviation of equal elements": (lambda x: x.var(), lambda x: (x - x[0]).var(), ((17,), f64, "repeated", "", "", 522)),
     "tail of gelu": (lambda x: F.gelu(x - 4), lambda x: (x - 4) / 2 * torch.erfc((4 - x) / 2 ** 0.5), ((50,), f32, "contiguous", "leaf")),
+    "many additions in bfloat16": (added, lambda x: added(x.float()).bfloat16(), ((6,), bf16)),
+    "weight of a norm of many rows": (lambda x, w, b: F.layer_norm(x, (4,), w, b) * 7, lambda x, w, b: F.layer_norm(x, (4,), w.float(), b.float()).bfloat16() * 7,
+                                      ((512, 4), bf16), ((4,), bf16, "contiguous", "leaf"), ((4,), bf16, "contiguous", "leaf")),
     "norm of one element": (lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), normalised, ((17, 1), f64, "contiguous", "inner"), ((1,), f64), ((1,), f64)),
 }
 
