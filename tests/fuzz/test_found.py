@@ -616,6 +616,13 @@ def _stale_view(x):
     return t, x.roll(1, -2)
 
 
+@found("product that is stored, less itself", (MATRIX, f64, "contiguous", "inner"))
+def _product_less_itself(x):
+    with torch.no_grad():
+        x.mul_(1.1)
+    return F.mse_loss(x, x)
+
+
 @found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
 def _stacked_beside_detached(x):
     t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])

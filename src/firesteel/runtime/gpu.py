@@ -43,7 +43,7 @@ from firesteel.targets import CUDA
 ALIGNMENT = 16          # of the addresses that kernels are compiled for
 SCRATCH_ALIGNMENT = 256
 EXPECTED = 4            # kernels of a program that is not known yet
-_VERSION = 1            # of what is done to a text before it is code
+_VERSION = 2            # of what is done to a text before it is code
 
 
 # ---------------------------------------------------------------- Triton text -> cubin
@@ -63,7 +63,8 @@ def _job(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> cubins
     """What Triton needs to know, as plain values."""
     name = f"{kernel.title}_{kernel.symbol[2:10]}" if kernel.title else kernel.symbol
     pointers = [i for i, kind in enumerate(kernel.signature[:-1]) if kind.startswith("*")]
-    options = {"num_warps": one.warps, "enable_fp_fusion": not config.eager_rounding, "enable_reflect_ftz": False}
+    # a product is not contracted into a sum: where the same product is stored too, their difference would not be 0, as it is in eager
+    options = {"num_warps": one.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     return {"text": kernel.text.replace(kernel.symbol, name), "function": one.function.replace(kernel.symbol, name),
             "signature": list(kernel.signature), "pointers": pointers, "alignment": ALIGNMENT if aligned else 0, "target": CUDA,
             "capability": capability, "options": options, "helpers": HELPERS, "helper_names": list(HELPER_NAMES)}
