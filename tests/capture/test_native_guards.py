@@ -113,6 +113,16 @@ class Plain:
     def __init__(self):
         self.v = 3
 
+    def method(self):
+        return self.v
+
+
+class Slotted:
+    __slots__ = ("v",)
+
+    def __init__(self):
+        self.v = 3
+
 
 class Guarded(Plain):
     def __getattribute__(self, name):
@@ -146,6 +156,9 @@ READS = {
     "closure": (CellContents(Item(Attr(box, "__closure__"), 0)), [closure(), closure(), function]),
     "class": (Attr(box, "word"), [Derived, Plain, type("Mine", (Derived,), {}), type("Mine", (), {"word": 1}), Derived(), None]),
     "type": (Type(box), [Plain(), Other(), 3, guarded()]),
+    "attribute": (Attr(box, "v"), [Plain(), Plain(), Other(), Slotted(), 3, Derived(), guarded(), object.__new__(Plain)]),
+    "method's object": (Attr(box, "__self__"), [Plain().method, Plain().method, len, function, types.SimpleNamespace(__self__=1)]),
+    "method's function": (Attr(box, "__func__"), [Plain().method, Derived().method, len, function]),
 }
 
 
@@ -177,6 +190,20 @@ def test_class_attributes_that_change_are_seen():
     assert machine(1) == ()
     del cls.f
     assert machine(1) is python(1) is None
+
+
+def test_attributes_that_a_class_takes_over_are_seen():
+    cls = type("Cls", (), {})
+    made = cls()
+    made.v = 3
+    machine, python = both([Guard(Attr(box, "v"), "equals", 3)], [Attr(box, "v")], box=made)
+    assert machine(made) == python(made) == (3,)
+    cls.v = property(lambda self: 4)
+    assert machine(made) is python(made) is None
+    del cls.v
+    assert machine(made) == (3,)
+    made.v = 5
+    assert machine(made) is python(made) is None
 
 
 def test_descriptors_of_the_users_are_left_to_python():

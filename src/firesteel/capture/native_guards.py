@@ -40,8 +40,8 @@ MOST = 1 << 14          # slots: they live on the C stack, and a step has 16 bit
 POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) == (16, 24, 8)
             and getattr(sys, "_is_gil_enabled", lambda: True)())
 
-END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS = range(13)
-TYPE_AT, CONTENT_AT = 8, 16         # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict
+END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR = range(14)
+TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24      # offsets in an object: its type; a cell's content, a float's value, a length, a method's function; its self
 
 WALK = with_fetches("""
 %step = type { i8, i8, i16, i16, i16, ptr }                     ; what to do, function, type of x or -1, slot of x, slot of the result, operand
@@ -56,6 +56,7 @@ declare void @PyErr_Clear()
 declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare ptr @_PyObject_GetDictPtr(ptr)
+declare ptr @_PyType_Lookup(ptr, ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 
 define ptr @firesteel_walk(ptr %self, ptr %objects, i64 %count) {
@@ -118,7 +119,8 @@ do:
                                i8 9, label %own
                                i8 10, label %member
                                i8 11, label %found
-                               i8 12, label %keys ]
+                               i8 12, label %keys
+                               i8 13, label %attr ]
 go_on:
   br label %step
 
@@ -137,8 +139,24 @@ member:
   %m_offset = ptrtoint ptr %operand to i64
   %m_value = fetch ptr, i8, ptr %x, i64 %m_offset
   br label %found
+attr:
+  %d_type = fetch ptr, i8, ptr %x, i64 8
+  %d_of_class = call ptr @_PyType_Lookup(ptr %d_type, ptr %operand)
+  %d_plain = icmp eq ptr %d_of_class, null
+  br i1 %d_plain, label %attr_owner, label %unsure
+attr_owner:
+  %d_dict_at = call ptr @_PyObject_GetDictPtr(ptr %x)
+  %d_none = icmp eq ptr %d_dict_at, null
+  br i1 %d_none, label %trouble, label %attr_owned
+attr_owned:
+  %d_dict = load ptr, ptr %d_dict_at
+  %d_empty = icmp eq ptr %d_dict, null
+  br i1 %d_empty, label %trouble, label %attr_get
+attr_get:
+  %d_value = call ptr @PyDict_GetItemWithError(ptr %d_dict, ptr %operand)
+  br label %found
 found:
-  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned], [%m_value, %member]
+  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned], [%m_value, %member], [%d_value, %attr_get]
   %lost = icmp eq ptr %value, null
   br i1 %lost, label %trouble, label %keep
 keep:
@@ -300,7 +318,7 @@ class GuardWalk:
 
 @dataclass(frozen=True)
 class Read:
-    """How a source is read of its base: by a function of Python's, by `OWN`, or as a member."""
+    """How a source is read of its base: by a function of Python's, by `OWN`, as a member, or as an attribute that its class does not have."""
     op: int
     operand: Any = 0        # an object, or a number
     function: str = ""
@@ -310,6 +328,7 @@ READS: Table[Callable[[Any, Any], Read | None]] = Table("native read", "capture/
 _BY_INDEX: dict[type, str] = {tuple: "PyTuple_GetItem", list: "PyList_GetItem"}
 _OF_FUNCTION = {"__code__": "PyFunction_GetCode", "__defaults__": "PyFunction_GetDefaults", "__kwdefaults__": "PyFunction_GetKwDefaults",
                 "__closure__": "PyFunction_GetClosure"}
+_OF_METHOD = {"__func__": CONTENT_AT, "__self__": SECOND_AT}
 DICTS = (dict, OrderedDict)
 MISSING = object()
 SEEN_AS_THEY_ARE = (types.FunctionType, property, types.WrapperDescriptorType)      # descriptors that a class hands out themselves
@@ -320,10 +339,13 @@ def _find(cls: type, name: str) -> Any:
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), MISSING)
 
 
-@READS.row(OwnDict)
-def _own_dict(source: OwnDict, base: Any) -> Read | None:
-    plain = isinstance(_find(type(base), "__dict__"), types.GetSetDescriptorType) and _find(type(base), "__getattribute__") is object.__getattribute__
-    return Read(OWN) if plain and not issubclass(type(base), type) else None
+def _is_plain(base: Any) -> bool:
+    """Is it an object whose attributes lie in a dictionary, read as all objects' are?"""
+    own, read = (_find(type(base), name) for name in ("__dict__", "__getattribute__"))
+    return isinstance(own, types.GetSetDescriptorType) and read is object.__getattribute__ and not issubclass(type(base), type)
+
+
+READS.row(OwnDict)(lambda source, base: Read(OWN) if _is_plain(base) else None)
 
 
 READS.row(HiddenDict)(lambda source, base: None if issubclass(type(base), type) or type(base).__dictoffset__ == 0 else Read(OWN))
@@ -342,6 +364,10 @@ def _item(source: Item, base: Any) -> Read | None:
 def _attr(source: Attr, base: Any) -> Read | None:
     if type(base) is types.FunctionType:
         return Read(READ, None, _OF_FUNCTION[source.key]) if source.key in _OF_FUNCTION else None
+    if type(base) is types.MethodType and source.key in _OF_METHOD:
+        return Read(MEMBER, ctypes.c_void_p(_OF_METHOD[source.key]))
+    if _is_plain(base):
+        return Read(ATTR, sys.intern(source.key)) if _find(type(base), source.key) is MISSING and source.key in base.__dict__ else None
     meta = type(base)
     if not issubclass(meta, type) or meta.__getattribute__ is not type.__getattribute__ or hasattr(_find(meta, source.key), "__set__"):
         return None
