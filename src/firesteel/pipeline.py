@@ -43,24 +43,24 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: getattr(importlib.import_module(f"firesteel.{module}"), name)(*args, **kwargs)
 
 
-def compile_native(gm: torch.fx.GraphModule, example_inputs: list,
-                   finish: Callable[[Plan, Callable], Callable] | None = None) -> Callable[..., tuple]:
-    """A graph compiler for `autograd.aot`: native code for the graph's device.  `finish` may put something around the host function."""
+def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool = False) -> Callable[..., tuple]:
+    """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with few launches."""
     before = {name: counters["native"][name] for name in COUNTED}
     product = stages.run("program", gm, example_inputs)
-    if target_of(product) is None:
+    target = target_of(product)
+    if target is None:
         return _run_by_torch(gm)
     for name in LOOP_STAGES:
         product = stages.run(name, product)
-    call = stages.run("host", product, stages.run("kernels", product))
+    kernels = stages.run("kernels", product)
+    call = stages.run("host", product, target.gather(product, kernels) if recorded else kernels)
     call.counts = {name: counters["native"][name] - count for name, count in before.items()}
-    return call if finish is None else finish(product, call)
+    return later("runtime.graphs", "recorded")(product, call) if recorded else call
 
 
 def compile_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
-    """The same, each program one CUDA graph where that is safe and pays."""
-    from firesteel.runtime import graphs  # asked for by few
-    return compile_native(gm, example_inputs, graphs.recorded)
+    """The same with small kernels side by side, and each program one CUDA graph where that is safe and pays."""
+    return compile_native(gm, example_inputs, recorded=True)
 
 
 COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters that tell of a program, not of its making
@@ -76,6 +76,7 @@ class CodeTarget:
     print_nest: Callable[..., Any]
     load: Callable[[Plan, Sequence[Any]], tuple[dict[str, Any], Any]]
     zone: int = 0           # bytes of guard zones, where verifiers run
+    gather: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels      # to fewer launches
 
 
 def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
@@ -86,13 +87,14 @@ def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], A
 def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
     from firesteel.runtime import gpu
     buffers = plan.program.buffers
-    devices = [buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)]
-    return gpu.load(list(zip(kernels, devices))), gpu.setup(devices)
+    devices = {nest.name: buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)}
+    launches: dict[str, Any] = dict.fromkeys(devices, ())       # of those that another's launch runs too
+    return launches | gpu.load([(kernel, devices[kernel.name]) for kernel in kernels]), gpu.setup(list(devices.values()))
 
 
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
-TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda))
+TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side")))
 
 
 def target_of(program: Program) -> CodeTarget | None:

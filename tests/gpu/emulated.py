@@ -72,6 +72,10 @@ class T:
     def __index__(self) -> int:
         return int(self.t)
 
+    def __bool__(self) -> bool:
+        assert self.t.ndim == 0, "a block decides nothing"
+        return bool(self.t)
+
     def __getitem__(self, index: tuple) -> T:
         return T(self.t[index])
 
@@ -281,7 +285,7 @@ class Library:
 def _scope() -> dict[str, Any]:
     scope = {"tl": Language, "libdevice": Library()}
     exec(HELPERS, scope)
-    return {name: scope[name] for name in ("tl", "libdevice", *HELPER_NAMES)}
+    return {"jit": lambda function: function, **{name: scope[name] for name in ("tl", "libdevice", *HELPER_NAMES)}}
 
 
 def check_carried(text: str) -> None:

@@ -5,6 +5,7 @@ import copy
 import ctypes
 import pathlib
 import sys
+from dataclasses import replace
 
 import emulated
 import pytest
@@ -14,11 +15,13 @@ import torch.nn.functional as F
 import firesteel as fs
 from firesteel import pipeline
 from firesteel.codegen import host, triton
+from firesteel.codegen.side_by_side import side_by_side
 from firesteel.codegen.zones import ZONE
 from firesteel.loops.plan import Plan, extent
 from firesteel.loops.scalars import DTYPES
-from firesteel.ops import index, scatter
+from firesteel.ops import index, matmul, scatter
 from firesteel.sym.expr import evaluate
+from firesteel.targets import KINDS
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
@@ -161,6 +164,62 @@ def test_terms_are_added_in_float32(name, dtype, request, monkeypatch):
     x, v, i = torch.zeros(3, 4, dtype=dtype, device=device), torch.ones(count, 4, dtype=dtype, device=device), torch.zeros(count, dtype=torch.long, device=device)
     got = fs.compile(ADDED[name], fullgraph=True)(x, i, v)
     assert got.dtype is dtype and torch.equal(got[0], torch.full((4,), float(count), device=device).to(dtype)) and not got[1:].any()
+
+
+# ---------------------------------------------------------------- kernels side by side
+
+class Decoder(torch.nn.Module):
+    """Three products of one vector, of which two are written to a cache and read again, and what no other kernel waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(64, n, bias=False, dtype=torch.bfloat16) for n in (64, 32, 32))
+
+    def forward(self, x, keys, values, at, more):
+        x = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        keys.index_copy_(0, at, k)
+        values.index_copy_(0, at, v)
+        weights = torch.softmax((q[0, :32].float() * keys.float()).sum(-1), 0)
+        return (weights[:, None] * values.float()).sum(0), more.sin() + 1, q.relu()
+
+
+def decoding(device: str) -> tuple:
+    torch.manual_seed(0)
+    tensors = torch.randn(1, 64), torch.randn(16, 32), torch.randn(16, 32)
+    return *(t.to(device, torch.bfloat16) for t in tensors), torch.tensor([3], device=device), torch.randn(5000, device=device)
+
+
+def decodes_as_eager(model: torch.nn.Module, compiled, device: str) -> None:
+    mine, eager = decoding(device), decoding(device)
+    with torch.no_grad():
+        for got, want in zip((*compiled(*mine), *mine), (*model(*eager), *eager), strict=True):
+            close(got, want, 2e-2)
+
+
+def test_emulated_kernels_side_by_side(monkeypatch, emulation):
+    """Memory is a tensor each, as on a GPU, where no arena shares bytes; products of one row are kernels, as there."""
+    def load(plan, kernels):
+        joint = side_by_side(plan, kernels)
+        launched.append((len(kernels), len(joint)))
+        launches, _ = load_emulated(plan, joint)
+        return dict.fromkeys((kernel.name for kernel in kernels), ()) | launches, None
+    launched: list[tuple[int, int]] = []
+    monkeypatch.setitem(pipeline.TARGETS._rows, "cpu", pipeline.CodeTarget(triton.print_nest, load))
+    monkeypatch.setitem(KINDS._rows, "cpu", replace(KINDS["cpu"], arena=False))
+    monkeypatch.setattr(matmul, "on_gpu", lambda x: True)
+    with fs.config.patch(verify=False):
+        model = Decoder()
+        decodes_as_eager(model, fs.compile(model, fullgraph=True), "cpu")
+    assert launched[0][0] >= launched[0][1] + 3, launched
+
+
+@gpu_only
+def test_kernels_side_by_side():
+    model = Decoder().cuda()
+    compiled = fs.compile(model, mode="reduce-overhead")
+    for _ in range(6):
+        decodes_as_eager(model, compiled, "cuda")
 
 
 @gpu_only

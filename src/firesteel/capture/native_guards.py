@@ -41,7 +41,8 @@ POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_v
             and getattr(sys, "_is_gil_enabled", lambda: True)())
 
 END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR = range(14)
-TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24      # offsets in an object: its type; a cell's content, a float's value, a length, a method's function; its self
+# offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict, a method's function; a method's object
+TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24
 
 WALK = with_fetches("""
 %step = type { i8, i8, i16, i16, i16, ptr }                     ; what to do, function, type of x or -1, slot of x, slot of the result, operand

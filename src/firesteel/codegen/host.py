@@ -105,6 +105,13 @@ def write(plan: Plan, launches: Mapping[str, Launch | tuple[DeviceLaunch, ...]],
     return _Writer(plan, launches, setup or Setup()).write()
 
 
+def rows_of(plan: Plan) -> list[list[Nest]]:
+    """The nests whose kernels stand in a row: each row is one native call."""
+    writer = _RowFinder(plan, {}, Setup())
+    writer.write()
+    return writer.rows
+
+
 class _Writer:
     """Writes the function line by line; a builder."""
 
@@ -417,6 +424,20 @@ class _Writer:
             return f"view({variable}, {layout}, {self._size(distance)})"
         self.makes_views = True
         return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {self._size(distance)})"
+
+
+class _RowFinder(_Writer):
+    """Writes all but the launches, and keeps what they would run."""
+
+    def __init__(self, plan: Plan, launches: Mapping[str, Any], setup: Setup):
+        super().__init__(plan, launches, setup)
+        self.rows: list[list[Nest]] = []
+
+    def _flush(self) -> None:
+        if self.group:
+            self.rows.append(self.group)
+            self.group = []
+            self._let_go()
 
 
 def _slot(text: str, frame: dict[str, int]) -> int:

@@ -49,13 +49,13 @@ def executed(name: str, text: str, scope: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _common(helpers: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """What kernels may name: Triton's language, the CUDA math library, and our helpers."""
+    """What kernels may name: Triton's language, the CUDA math library, our helpers, and `jit` for functions that they call."""
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
     scope = executed("helpers", helpers, {"tl": tl, "libdevice": libdevice})
     scope.update({name: triton.jit(scope[name]) for name in names})
-    return {name: scope[name] for name in ("tl", "libdevice", *names)}
+    return {"jit": triton.jit, **{name: scope[name] for name in ("tl", "libdevice", *names)}}
 
 
 def compile_here(job: Job) -> Made:
