@@ -291,6 +291,19 @@ def test_a_later_write_of_what_may_be_the_input():
     splits(f, (X,), (-X,))
 
 
+def test_a_later_write_behind_flags_that_differ():
+    """Joined at the second place, where the flag is not read any more; then found unjoinable: the branch is not tried again for ever."""
+    def f(x):
+        if x.sum() > 0:
+            large, y = True, x
+        else:
+            large, y = False, x * 2
+        z = y + 1 if large else y - 1
+        y.mul_(2)
+        return y, z
+    splits(f, (X,), (-X,))
+
+
 def test_a_write_in_one_way():
     def f(x):
         y = x * 1
