@@ -20,7 +20,8 @@ from torch import Tensor
 
 from firesteel.graph.decomp import DECOMPOSITIONS
 from firesteel.graph.functions import FUNCTIONS
-from firesteel.graph.products import masked
+from firesteel.graph.products import attention as attention_of_sizes
+from firesteel.graph.products import in_older, left_alone, masked
 from firesteel.graph.random_state import ZEROS_AND_ONES
 from firesteel.graph.schemas import facts
 from firesteel.graph.tensor import to_spec
@@ -30,13 +31,13 @@ aten = torch.ops.aten
 NONE, MEAN = 0, 1       # reductions, as the C++ code of losses counts them
 
 
-def float_row(*functions: Any) -> Callable[[Callable], Callable]:
-    """Rows that are used where an argument is a symbolic float."""
+def float_row(*functions: Any, otherwise: Callable = left_alone) -> Callable[[Callable], Callable]:
+    """Rows that are used where an argument is a symbolic float; `otherwise`: the row for plain numbers."""
     def add(row: Callable) -> Callable:
         @wraps(row)
         def where_symbolic(*args: Any, **kwargs: Any) -> Any:
             symbolic = any(type(v) is torch.SymFloat for v in args) or any(type(v) is torch.SymFloat for v in kwargs.values())
-            return row(*args, **kwargs) if symbolic else NotImplemented
+            return (row if symbolic else otherwise)(*args, **kwargs)
         for function in functions:
             FUNCTIONS.add(function, where_symbolic)
         return where_symbolic
@@ -104,7 +105,7 @@ def instance_norm(input: Tensor, weight: Any, bias: Any, mean: Any, var: Any, us
 
 # ---------------------------------------------------------------- attention, dropout, random numbers
 
-@float_row(F.scaled_dot_product_attention)
+@float_row(F.scaled_dot_product_attention, otherwise=in_older(attention_of_sizes))
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: bool = False, scale: Any = None,
               enable_gqa: bool = False) -> Any:
     """The scale goes into the query; half precision would round it there.  Dropping needs the scores, which eager's CPU makes then too."""

@@ -33,6 +33,15 @@ def row(*functions: Any) -> Callable[[Callable], Callable]:
     return add
 
 
+def left_alone(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+def in_older(product: Callable) -> Callable:
+    """The row in older versions."""
+    return product if _version() < TAKES_SYMBOLS else left_alone
+
+
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -104,10 +113,9 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:       # noqa: A002
     return product if bias is None else product + bias
 
 
-@row(F.scaled_dot_product_attention)
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
               enable_gqa: bool = False) -> Any:
-    """Attention without a fused kernel; half precision, grouped heads and wrong calls are left to the function itself."""
+    """Attention without a fused kernel; half precision, grouped heads and wrong calls are left to the function.  Its row is in float_arguments.py."""
     if not _has_symbols(query, key, value) or enable_gqa or query.dtype not in (torch.float32, torch.float64) or is_causal and attn_mask is not None:
         return NotImplemented
     if aten._fused_sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, scale=scale) != MATH:
