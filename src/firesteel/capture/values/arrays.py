@@ -4,11 +4,12 @@ Captured are metadata, the way from a tensor to an array and back, which copies 
 below, a node each: torch's own NumPy says what they are by operators.  The user's array becomes an input of the graph by `torch.from_numpy`;
 `tensor.numpy()` is written, where it leaves the region, as the call of that method.
 
-What always holds: shape, dtype and kind of a result (an array, or a number of NumPy's) are those that NumPy itself gives for ones of the same
-shapes.  Where torch's differ, in writes to arrays and in all else, the call breaks and NumPy computes.
+What always holds: shape, dtype, kind (an array, or a number of NumPy's) and memory (new, or an argument's) of a result are those that NumPy itself
+gives for ones of the same shapes.  Where torch's differ, and in all else, the call breaks and NumPy computes.  A write is one to the memory's tensor.
 
     torch.from_numpy(array) * 2         # one graph
     np.tanh(x.numpy()).mean(axis=0)     # one graph; the array is made of its output
+    array[1:] += np.arange(3)           # one graph, which writes to the user's array
 """
 from __future__ import annotations
 
@@ -34,19 +35,27 @@ from firesteel.errors import Break
 from firesteel.sym.symint import from_sym
 from firesteel.targets import on_host
 
+COMPOUND = (tuple, list, dict, slice)
 CONSTANTS = ("shape", "ndim", "size", "itemsize", "nbytes")
 BINARY = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//": "floor_divide", "%": "remainder", "**": "power", "@": "matmul",
           "&": "bitwise_and", "|": "bitwise_or", "^": "bitwise_xor"}
 COMPARED = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal", ">": "greater", ">=": "greater_equal"}
 UNARY = {"-": "negative", "+": "positive", "~": "invert"}
 METHODS = """mean sum prod std var min max argmin argmax any all cumsum cumprod clip round reshape transpose ravel squeeze swapaxes repeat
-    astype copy flatten dot trace diagonal"""
-FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh exp exp2 expm1 log log2 log10 log1p logaddexp sqrt square absolute
-    sign floor ceil trunc rint reciprocal isnan isinf isfinite logical_not logical_and logical_or logical_xor deg2rad rad2deg hypot
-    maximum minimum fmax fmin {' '.join((*BINARY.values(), *COMPARED.values(), *UNARY.values()))} sum prod mean std var min max argmin argmax any all
-    cumsum cumprod clip where concatenate stack vstack hstack dot outer inner tensordot einsum transpose reshape ravel
-    squeeze expand_dims swapaxes moveaxis broadcast_to tile repeat zeros_like ones_like full_like trace diagonal tril triu
-    round linalg.norm copy""".split()
+    astype copy flatten dot trace diagonal argsort take searchsorted conj conjugate"""
+MAKERS = ("zeros", "ones", "empty", "full", "arange", "linspace", "eye", "identity", "array", "indices", "hamming", "hanning", "blackman", "bartlett",
+          "fft.fftfreq", "fft.rfftfreq")
+FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh exp exp2 expm1 log log2 log10 log1p logaddexp
+    logaddexp2 sqrt square cbrt absolute fabs sign floor ceil trunc rint reciprocal isnan isinf isfinite isposinf isneginf signbit copysign heaviside
+    nextafter logical_not logical_and logical_or logical_xor deg2rad rad2deg degrees radians hypot fmod float_power left_shift right_shift ldexp
+    sinc maximum minimum fmax fmin {' '.join((*BINARY.values(), *COMPARED.values(), *UNARY.values()))} sum prod mean std var min max amin amax
+    argmin argmax any all ptp median average percentile quantile count_nonzero cumsum cumprod diff gradient clip where isclose nan_to_num
+    concatenate stack vstack hstack dstack column_stack append split array_split hsplit vsplit dsplit dot vdot outer inner tensordot einsum
+    kron cross convolve correlate transpose reshape ravel squeeze expand_dims swapaxes moveaxis broadcast_to broadcast_arrays atleast_1d atleast_2d
+    atleast_3d tile repeat roll flip fliplr flipud rot90 pad take take_along_axis sort argsort searchsorted meshgrid zeros_like ones_like full_like
+    empty_like trace diagonal diag diagflat tril triu vander round around real imag angle conjugate copy ascontiguousarray
+    linalg.norm linalg.inv linalg.det linalg.solve linalg.cholesky linalg.pinv linalg.matrix_power linalg.eigvalsh linalg.multi_dot
+    fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.fftshift fft.ifftshift""".split()
 
 
 class ArrayOperators(Value):
@@ -56,7 +65,37 @@ class ArrayOperators(Value):
         return call_numpy(m, BINARY[op], [other, self] if reflected else [self, other], {}) if op in BINARY else None
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
-        raise Break("numpy", name=f"The operator {op}= on an array")
+        made = self.binary(m, op, other)
+        if made is None:
+            raise Break("numpy", name=f"The operator {op}= on an array")
+        return self.store(m, made)
+
+    def store(self, m: Machine, made: Value) -> Value:
+        """self[...] = made, as ufuncs write a result: the shape is the same, and no kind of numbers is made a lesser one."""
+        target = self.written(m)
+        result = over_memory(m, made)
+        if not isinstance(result, TensorValue) or not np.can_cast(dtype_of(result), dtype_of(target), "same_kind") or (
+                result.abstract.dim() != target.abstract.dim() or not all(map(operator.eq, result.abstract.shape, target.abstract.shape))):
+            raise Break("numpy", name="A write to an array of another kind")
+        call_graph(m, "call_method", "copy_", [target, result], {})
+        return self
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        target, key, value = self.written(m), over_memory(m, key), over_memory(m, value)
+        if isinstance(value, Sequence):
+            value = over_memory(m, call_numpy(m, "array", [value], {}))
+        asked_of_numpy(m, "setitem", [target, key, value], {})
+        target.setitem(m, key, value)
+
+    def written(self, m: Machine) -> TensorValue:
+        """The tensor over the memory, to write to."""
+        raise Break("numpy", name="A write to a number")
+
+    def iterate(self, m: Machine) -> list[Value]:
+        return [self.getitem(m, ConstValue(i)) for i in range(m.known(self.length(m)))]
+
+    def iterator(self, m: Machine) -> Value:
+        return m.iterate_over(TupleValue(self.iterate(m)))
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         return call_numpy(m, COMPARED[op], [self, other], {}) if op in COMPARED else None
@@ -69,9 +108,9 @@ class ArrayOperators(Value):
 
     def computed(self, m: Machine, name: str) -> Value | None:
         """An attribute that is computed."""
-        if name == "T":
-            return call_numpy(m, "transpose", [self], {})
-        return ArrayMethod(self, name) if name in METHODS.split() else None
+        if name in COMPUTED:
+            return call_numpy(m, COMPUTED[name], [self], {})
+        return ArrayMethod(self, name) if name in METHODS.split() or name in WRITES else None
 
     def tensor(self, m: Machine) -> Value:
         raise NotImplementedError
@@ -81,7 +120,18 @@ class ArrayMethod(MethodOfOwner):
     """array.mean"""
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return call_numpy(m, f"ndarray.{self.name}", [self.owner, *args], kwargs)
+        if self.name not in WRITES:
+            return call_numpy(m, f"ndarray.{self.name}", [self.owner, *args], kwargs)
+        WRITES[self.name](m, self.owner, args, kwargs)
+        return ConstValue(None)
+
+
+COMPUTED = {"T": "transpose", "real": "real", "imag": "imag"}
+WRITES: dict[str, Callable[[Machine, Any, Args, Kwargs], Any]] = {
+    "fill": lambda m, array, args, kwargs: array.setitem(m, ConstValue(Ellipsis), *args, **kwargs),
+    "__setitem__": lambda m, array, args, kwargs: array.setitem(m, *args, **kwargs),
+    "sort": lambda m, array, args, kwargs: array.store(m, call_numpy(m, "sort", [array, *args], kwargs)),
+}
 
 
 class ArrayValue(ArrayOperators, OpaqueValue):
@@ -114,6 +164,12 @@ class ArrayValue(ArrayOperators, OpaqueValue):
         m.effects.change(self, "memory", m.read(real, Call(self.source, torch.from_numpy)))
         return self.memory      # type: ignore[return-value]  # it was just set
 
+    def written(self, m: Machine) -> TensorValue:
+        if not self.obj.flags.writeable:
+            raise Break("numpy", name="A write to an array that is not writeable")
+        m.guard(Guard(Attr(Attr(self.source, "flags"), "writeable"), "equals", True))
+        return self.memory or self.tensor(m)       # type: ignore[return-value]
+
 
 class TensorArray(ArrayOperators):
     """tensor.numpy()"""
@@ -138,6 +194,9 @@ class TensorArray(ArrayOperators):
             return TupleValue(shape)
         if name == "ndim":
             return ConstValue(len(shape))
+        if name == "size":
+            one: Value = ConstValue(1)
+            return functools.reduce(lambda a, b: m.binary("*", a, b), shape, one)
         if name == "dtype":
             return m.constant_object(dtype_of(self.memory))
         if name == "__class__":
@@ -152,6 +211,9 @@ class TensorArray(ArrayOperators):
 
     def tensor(self, m: Machine) -> Value:
         return call_graph(m, "call_method", "detach", [self.memory], {})
+
+    def written(self, m: Machine) -> TensorValue:
+        return self.memory
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.memory)}.numpy()"
@@ -186,25 +248,78 @@ def dtype_of(tensor: TensorValue) -> Any:
 
 
 def numpy_dtype(dtype: torch.dtype) -> Any:
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return np.dtype(str(dtype).removeprefix("torch."))
 
 
 # -- functions of NumPy ---------------------------------------------------------------------------------------------------
 def call_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value:
     """The call as a node of the graph; a break where NumPy's result is another than torch's."""
+    if "out" in kwargs and not is_none(m.look(kwargs["out"])):
+        return into(m, kwargs["out"], call_numpy(m, name, args, {key: value for key, value in kwargs.items() if key != "out"}))
     mark = m.checkpoint()
     given = [over_memory(m, value) for value in args], {key: over_memory(m, value) for key, value in kwargs.items()}
-    result = call_graph(m, "call_function", by_torch(name), *given)
-    wanted = asked_of_numpy(m, name, *given)
-    raises = name in ("floor_divide", "remainder", "power") and wanted[1].kind in "iub"      # on numbers for which NumPy warns
-    if raises or not isinstance(result, TensorValue) or wanted != (tuple(map(size_hint(m), result.abstract.shape)), dtype_of(result), wanted[2]):
+    wanted, shared = asked_of_numpy(m, name, *given)
+    made = call_graph(m, "call_function", by_torch(name), loop_dtypes(m, name, *given), given[1])
+    raises = name in ("floor_divide", "remainder", "power") and wanted.dtype.kind in "iub"      # on numbers for which NumPy warns
+    result = None if raises else as_asked(m, made, wanted, shared, tensors_among(m, [*given[0], *given[1].values()]))
+    if result is None:
         m.rollback(mark)
         raise Break("numpy", name=f"numpy.{name}")
-    return TensorArray(result) if wanted[2] is np.ndarray else ArrayNumber(result, wanted[2])
+    return result
+
+
+def into(m: Machine, out: Value, made: Value) -> Value:
+    array = m.look(out)
+    if isinstance(array, TupleValue) and len(array.items) == 1:
+        array = m.look(array.items[0])
+    if not isinstance(array, ArrayOperators):
+        raise Break("numpy", name="A write to what is no array")
+    return array.store(m, made)
+
+
+def as_asked(m: Machine, made: Value, wanted: Any, shared: bool, given: list[TensorValue]) -> Value | None:
+    """The array, number or list of arrays that NumPy would give; None where torch's is another."""
+    if type(wanted) in (list, tuple):
+        if not isinstance(made, Sequence) or len(made.items) != len(wanted):
+            return None
+        items = [as_asked(m, m.look(part), one, shared, given) for part, one in zip(made.items, wanted)]
+        return None if None in items else (ListValue if type(wanted) is list else TupleValue)(items)       # type: ignore[arg-type]
+    if not isinstance(made, TensorValue) or getattr(wanted, "dtype", None) != dtype_of(made):
+        return None
+    copied = not shared and any(memory_owner(made) is memory_owner(tensor) for tensor in given)
+    tensor = made.abstract
+    for needed, method, args in ((wanted.shape == () and tensor.dim() == 1, "reshape", [TupleValue([])]),       # torch's median and quantile
+                                 (tensor.is_complex(), "resolve_conj", []), (tensor.is_neg(), "resolve_neg", []), (copied, "clone", [])):
+        made = call_graph(m, "call_method", method, [made, *args], {}) if needed else made
+    if not isinstance(made, TensorValue) or wanted.shape != tuple(map(size_hint(m), made.abstract.shape)):
+        return None
+    return TensorArray(made) if type(wanted) is np.ndarray else ArrayNumber(made, type(wanted))
+
+
+def memory_owner(value: TensorValue) -> Any:
+    return value.abstract._base if value.abstract._is_view() else value.abstract
+
+
+def loop_dtypes(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Args:
+    """The arguments of a ufunc in the dtypes in which NumPy computes: torch has rules of its own."""
+    ufunc = found_in(np, name) if not name.startswith("ndarray.") else None
+    if not isinstance(ufunc, np.ufunc) or len(args) != ufunc.nin or ufunc.signature is not None or kwargs:
+        return args
+    asked = [dtype_of(v) if isinstance(v, TensorValue) else v.python_type() for v in args]
+    try:
+        loop = ufunc.resolve_dtypes((*asked, *[None] * ufunc.nout))
+    except TypeError:
+        return args
+    return [converted(m, v, {"dtype": ConstValue(torch_dtype(dtype))}) if isinstance(v, TensorValue) and dtype_of(v) != dtype else v
+            for v, dtype in zip(args, loop)]
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def over_memory(m: Machine, value: Value) -> Value:
-    """Tensors in place of arrays.  A tensor makes NumPy's functions give tensors, and numbers of NumPy's decide dtypes as arrays do."""
+    """Tensors in place of arrays, and of numbers of NumPy's, which decide dtypes as arrays do.  A tensor makes NumPy's functions give tensors."""
     value = m.look(value)
     if isinstance(value, (TensorArray, ArrayNumber)):
         return value.memory
@@ -212,9 +327,19 @@ def over_memory(m: Machine, value: Value) -> Value:
         return value.tensor(m)
     if isinstance(value, (ListValue, TupleValue)) and isinstance(value, Sequence):
         return type(value)([over_memory(m, item) for item in value.items]) if type(value) in (ListValue, TupleValue) else value
-    if isinstance(value, TensorValue) or value.is_constant() and isinstance(value.constant(), np.generic):
-        raise Break("numpy", name="A call with a tensor, or a number of NumPy's,")
+    if isinstance(value, TensorValue):
+        raise Break("numpy", name="A call with a tensor")
+    number = value.constant() if value.is_constant() else None
+    if isinstance(number, np.dtype) or isinstance(number, type) and issubclass(number, np.generic):
+        return ConstValue(torch_dtype(number)) if has_torch_twin(np.dtype(number)) else value
+    if isinstance(number, np.generic) and has_torch_twin(number.dtype):
+        settings: Kwargs = {"dtype": ConstValue(torch_dtype(number.dtype))}
+        return call_graph(m, "call_function", torch.full, [TupleValue([]), ConstValue(number.item())], settings)
     return value
+
+
+def has_torch_twin(dtype: Any) -> bool:
+    return dtype.kind in "biufc" and dtype.itemsize <= 16
 
 
 def size_hint(m: Machine) -> Callable[[Any], int]:
@@ -222,20 +347,34 @@ def size_hint(m: Machine) -> Callable[[Any], int]:
     return lambda size: size if isinstance(size, int) or env is None else env.hint(from_sym(size))
 
 
-def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[tuple[int, ...], Any, type]:
-    """Shape, dtype and type of what NumPy gives for ones of the same shapes."""
-    ones = {id(node): np.ones(tuple(map(size_hint(m), val.shape)), numpy_dtype(val.dtype))
-            for node, val in ((v.node, v.abstract) for v in tensors_among(m, [*args, *kwargs.values()]))}
+def stand_in(m: Machine, val: Any, regular: bool = False) -> Any:
+    """Ones for a tensor, in its shape and strides, or matrices that can be inverted; a symbol's number."""
+    hint = size_hint(m)
+    if not isinstance(val, torch.Tensor):
+        return hint(val)
+    shape, strides = tuple(map(hint, val.shape)), tuple(map(hint, val.stride()))
+    if regular and len(shape) > 1:
+        return np.ones(shape, numpy_dtype(val.dtype)) + np.eye(shape[-2], shape[-1], dtype=numpy_dtype(val.dtype))
+    needed = 1 + sum((size - 1) * step for size, step in zip(shape, strides)) if 0 not in shape else 0
+    return torch.ones(needed, dtype=val.dtype).as_strided(shape, strides).numpy()
+
+
+def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[Any, bool]:
+    """What NumPy gives for ones of the same shapes, and whether it lies in an argument's memory."""
+    ones: dict[int, Any] = {}
 
     def real(arg: Any) -> Any:
-        return torch.fx.node.map_arg(arg, lambda node: ones[id(node)])      # type: ignore[arg-type, return-value]  # arrays for nodes
-    given = real(tuple(m.look(value).as_arg(m)[0] for value in args)), real({key: m.look(value).as_arg(m)[0] for key, value in kwargs.items()})
+        if isinstance(arg, torch.fx.Node):
+            return ones.setdefault(id(arg), stand_in(m, arg.meta["val"], regular=name.startswith("linalg.")))
+        return numpy_dtype(arg) if isinstance(arg, torch.dtype) else torch.fx.node.map_aggregate(arg, real) if isinstance(arg, COMPOUND) else arg
+    given = real((tuple(m.look(value).as_arg(m)[0] for value in args), {key: m.look(value).as_arg(m)[0] for key, value in kwargs.items()}))
     try:
         with np.errstate(all="ignore"):
             found = found_in(np, name)(*given[0], **given[1])
     except Exception as error:      # the real call raises it, or not
         raise Break("numpy", name=f"numpy.{name}") from error
-    return getattr(found, "shape", None), getattr(found, "dtype", None), type(found)        # type: ignore[return-value]  # compared only
+    parts = found if type(found) in (list, tuple) else [found]
+    return found, any(np.may_share_memory(part, one) for part in parts for one in ones.values() if isinstance(one, np.ndarray))
 
 
 def tensors_among(m: Machine, values: Args) -> list[TensorValue]:
@@ -246,7 +385,7 @@ def tensors_among(m: Machine, values: Args) -> list[TensorValue]:
 
 
 def found_in(module: Any, name: str) -> Any:
-    return operator.getitem if name == "getitem" else functools.reduce(getattr, name.split("."), module)
+    return getattr(operator, name) if name in ("getitem", "setitem") else functools.reduce(getattr, name.split("."), module)
 
 
 @functools.cache
@@ -254,14 +393,27 @@ def by_torch(name: str) -> Callable[..., Any]:
     """NumPy's function as one of tensors."""
     def numpy_function(*args: Any, **kwargs: Any) -> Any:
         numpy = torch_numpy()
-        if name == "getitem":
-            return operator.getitem(*args)
+        if name in BY_TENSORS:
+            return BY_TENSORS[name](*args, **kwargs)
         args, kwargs = torch.utils._pytree.tree_map(functools.partial(as_torch_numpy, numpy), (args, kwargs))
         found = found_in(numpy, name)(*args, **kwargs)
-        return found.tensor if isinstance(found, numpy.ndarray) else found
+        return torch.utils._pytree.tree_map(lambda part: part.tensor if isinstance(part, numpy.ndarray) else part, found)
 
     numpy_function.__name__ = numpy_function.__qualname__ = f"numpy_{name.replace('.', '_')}"
     return numpy_function
+
+
+def padded(tensor: torch.Tensor, width: Any, mode: str = "constant", constant_values: Any = 0) -> torch.Tensor:
+    if mode != "constant" or isinstance(constant_values, (list, tuple)):
+        raise NotImplementedError(mode)
+    pairs = np.broadcast_to(width, (tensor.dim(), 2)).tolist()
+    return torch.nn.functional.pad(tensor, [n for pair in reversed(pairs) for n in pair], value=constant_values)
+
+
+BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has none, one that reads data, or one of other dtypes
+    "getitem": operator.getitem, "pad": padded, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
+    "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
+    "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64)}
 
 
 def torch_numpy() -> Any:
@@ -272,12 +424,13 @@ def torch_numpy() -> Any:
 def as_torch_numpy(numpy: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return numpy.ndarray(value)
+    value = numpy_dtype(value) if isinstance(value, torch.dtype) else value
     return numpy.dtype(np.dtype(value).name) if isinstance(value, (np.dtype, type)) else value
 
 
 def _captured(name: str, function: Any) -> Any:
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if any(is_over_memory(m, value) for value in (*args, *kwargs.values())):
+        if name in MAKERS or any(is_over_memory(m, value) for value in (*args, *kwargs.values())):
             return call_numpy(m, name, args, kwargs)
         return NumpyFunction(function).call(m, args, kwargs)
     return call
@@ -288,7 +441,7 @@ def is_over_memory(m: Machine, value: Value) -> bool:
     return isinstance(value, ArrayOperators) or isinstance(value, Sequence) and any(is_over_memory(m, item) for item in value.items)
 
 
-for _name in FUNCTIONS:
+for _name in (*FUNCTIONS, *MAKERS):
     if found_in(np, _name) not in CALLS:
         CALLS.add(found_in(np, _name), _captured(_name, found_in(np, _name)))
 
@@ -360,7 +513,7 @@ for _function in (torch.as_tensor, torch.asarray):
 def call_asarray(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = m.look(args[0]) if args else None
     if len(args) != 1 or kwargs or not isinstance(given, (TensorValue, ArrayValue, TensorArray)):
-        raise Break("array", name="numpy.asarray")
+        return call_numpy(m, "array", args, kwargs)
     return method_numpy(m, given, [], {}) if isinstance(given, TensorValue) else given
 
 
