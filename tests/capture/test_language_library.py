@@ -288,7 +288,7 @@ def test_warnings_happen():
 
 
 BREAKING = {
-    "numpy": (lambda x: torch.from_numpy(np.sort(x.numpy())), "numpy"),
+    "numpy": (lambda x: torch.from_numpy(np.unwrap(x.numpy())), "numpy"),
     "random": (lambda x: x * random.choice([2]), "choice"),
     "time": (lambda x: x + (time.time() < 0), "time"),
     "id": (lambda x: x + (id(x) < 0), "id"),

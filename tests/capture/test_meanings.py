@@ -56,7 +56,7 @@ MEANINGS = [
     (torch.is_tensor, Sort.NODE), (torch.relu, Sort.NODE), (torch.ops.aten.relu.default, Sort.NODE), (F.gelu, Sort.NODE), (F.layer_norm, Sort.NODE),
     (torch.Tensor.add, Sort.NODE), (torch.linalg.norm, Sort.NODE), (torch.get_num_threads, Sort.STATE), (torch._C._get_mkldnn_enabled, Sort.STATE),
     (torch.set_num_threads, "torch_state"), (torch._C._set_mkldnn_enabled, "torch_state"), (torch._C._functorch._vmap_increment_nesting, "torch_state"),
-    (math.hypot, Sort.PURE), (operator.concat, Sort.PURE), (str.upper, Sort.PURE), ("x".join, Sort.PURE), (np.sort, Sort.NUMPY), (cached, Sort.CACHED),
+    (math.hypot, Sort.PURE), (operator.concat, Sort.PURE), (str.upper, Sort.PURE), ("x".join, Sort.PURE), (np.interp, Sort.NUMPY), (cached, Sort.CACHED),
     (disabled, "disabled"), (constant, Sort.CONSTANT), (torch.vmap(plain), Sort.TRANSFORM), (torch.func.functional_call, Sort.INLINED),
     (traceback.format_exc, "outside"), (open, "outside"), (print, "output"), (eval, "code"), (coroutine, "coroutine"), (os.getcwd, "call"),
     (plain, Sort.INLINED), (F.__dict__["_pair"], Sort.INLINED),

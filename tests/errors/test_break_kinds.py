@@ -93,7 +93,7 @@ SPARSE = torch.ones(3).to_sparse()
 
 def numpy_data(x):
     y = x + 1
-    z = np.sort(y.numpy())                              # NumPy
+    z = np.unwrap(y.numpy())                            # NumPy
     return y * 2 + torch.from_numpy(z)
 
 
@@ -383,7 +383,7 @@ def override(x):
 
 def an_array(x):
     y = x + 1
-    z = np.asarray([1.0, 2.0])                          # an array
+    z = torch.asarray(y.numpy(), copy=True)             # an array
     return y * 2, z.shape
 
 
@@ -392,7 +392,7 @@ PROGRAMS = {
     "opcode": (opcode, "import of colorsys"), "call": (call, "getcwd"), "output": (output, "print writes output"),
     "asked": (asked, "for a reason"), "disabled": (is_disabled, "disabled is marked with fs.disable: it logs"),
     "data_branch": (data_branch, "A branch depends on the data"), "data_scalar": (data_scalar, "Tensor.item"),
-    "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "numpy.sort"),
+    "data_read": (data_read, "tensor_split reads the data"), "argument": (argument, "of type Tensor as an argument"), "numpy": (numpy_data, "numpy.unwrap"),
     "data_shape": (data_shape, "nonzero"), "attribute": (attribute, "_version"), "object": (unknown_object, "lock"),
     "constant": (constant, "tensor (3,) torch.float32 is not while capturing"), "operator": (an_operator, "memoryview"), "store": (store, "attribute cpu"), "iterate": (iterate, "memoryview"),
     "abstract_failure": (abstract_failure, "failing failed on abstract tensors"), "context": (context, "SemLock"), "region": (region, "left to eager's checkpointing"), "depth": (depth, "nested deeper"),
@@ -402,7 +402,7 @@ PROGRAMS = {
     "frames": (frames, "own_name"), "storage": (storage, "Tensor.untyped_storage"), "torch_state": (torch_state, "_set_warnAlways"),
     "random_state": (random_state, "clone_state"), "leaf": (a_leaf, "not dense"), "gradient": (gradient, "history from before"),
     "hook": (a_hook, "register_backward_hook"), "autograd_function": (autograd_function, "changes objects"), "transform": (transform, "changes objects"),
-    "override": (override, "_make_subclass"), "array": (an_array, "asarray"),
+    "override": (override, "_make_subclass"), "array": (an_array, "torch.asarray"),
 }
 
 
