@@ -213,7 +213,7 @@ def test_kinds_of_devices_are_named_in_one_file():
 def test_a_class_name_means_one_class():
     """A reader who meets a name looks for one definition of it; docs/glossary.md says which names are taken."""
     classes = [node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-    twice = {name for name in classes if classes.count(name) > 1 and not name.startswith("_")}
+    twice = {name for name in classes if classes.count(name) > 1}
     assert not twice, f"{twice} are taken"
 
 

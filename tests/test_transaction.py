@@ -66,7 +66,7 @@ def states():
             "inference": torch.is_inference_mode_enabled(), "casting": torch.is_autocast_enabled("cpu"), "random": torch.get_rng_state().tolist(),
             "threads": torch._C._is_multithreading_enabled(), "replay": torch._C._is_view_replay_enabled(),
             "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True), "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
-            "compiling": fs.is_compiling(), "undo": transaction._thread.undo, "owned": cpu._lock.held() or cpu._library_lock()._is_owned()}
+            "compiling": fs.is_compiling(), "undo": transaction._begun.undo, "owned": cpu._lock.held() or cpu._library_lock()._is_owned()}
 
 
 def check_interrupted(x, w, stop, situation=contextlib.nullcontext):
@@ -181,7 +181,7 @@ def test_an_interrupt_while_undoing_starts_it_again():
         raise ValueError
     with pytest.raises(KeyboardInterrupt):
         transaction.atomic(fail)
-    assert done == [0, 1] and torch.is_grad_enabled() and transaction._thread.undo is None
+    assert done == [0, 1] and torch.is_grad_enabled() and transaction._begun.undo is None
 
 
 def test_a_context_that_was_left_suspended_is_finished_with_the_transaction():

@@ -98,12 +98,12 @@ def comment_of(file: str) -> str:
     return ";" if file.endswith(".ll") else "#"
 
 
-class _Thread(threading.local):
+class _Kept(threading.local):
     compilation: Compilation | None = None
 
 
-_thread = _Thread()
-transaction.keep("the compilation whose stages are kept", _thread)
+_kept = _Kept()
+transaction.keep("the compilation whose stages are kept", _kept)
 _numbers = itertools.count(1)
 
 
@@ -114,17 +114,17 @@ def reset() -> None:
 
 def current() -> Compilation | None:
     """Who keeps what is made now; for what is compiled later, such as a backward."""
-    return _thread.compilation
+    return _kept.compilation
 
 
 @transaction.context
 def kept_by(compilation: Compilation | None) -> Iterator[Compilation | None]:
     """Inside, products are kept by this compilation."""
-    before, _thread.compilation = _thread.compilation, compilation
+    before, _kept.compilation = _kept.compilation, compilation
     try:
         yield compilation
     finally:
-        _thread.compilation = before
+        _kept.compilation = before
 
 
 COLLECTORS: list[list[Compilation]] = []        # who asks for everything that is compiled from now on
@@ -162,6 +162,6 @@ def done(name: str, product: Any, made_of: Any = None) -> Any:
             stage.verify(product)
     if stage.log:
         artifacts.log(stage.log, lambda: f"{name}\n{stage.show(product)}")
-    if _thread.compilation is not None:
-        _thread.compilation.add(stage, product, made_of)
+    if _kept.compilation is not None:
+        _kept.compilation.add(stage, product, made_of)
     return product

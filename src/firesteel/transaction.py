@@ -16,7 +16,7 @@ the block.  What always holds:
 """
 from __future__ import annotations
 
-import _thread as _thread_module
+import _thread
 import contextlib
 import functools
 import gc
@@ -44,23 +44,23 @@ YOUNG = 200_000             # how many new objects bring about a collection of t
 STATES: Table[ThreadState] = Table("state that a failed compilation puts back", "transaction.py")
 
 
-class _Thread(threading.local):
+class _Begun(threading.local):
     undo: list[Callable[[], Any]] | None = None     # of the innermost transaction, the latest last
     beside = False
 
 
-_thread = _Thread()
+_begun = _Begun()
 
 
 def atomic(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, or an exception and nothing else."""
     before = _read()
     undo: list[Callable[[], Any]] = []
-    outer = _thread.undo
+    outer = _begun.undo
     try:
-        _thread.undo = undo
+        _begun.undo = undo
         result = _rarely_collecting(function, *args)
-        _thread.undo = outer
+        _begun.undo = outer
         return result
     except BaseException:
         try:
@@ -103,7 +103,7 @@ STATES.add("garbage collections", ThreadState(gc.get_threshold, _put_threshold))
 
 
 def _read() -> list[tuple[Callable, Any]]:
-    return [(row.put, row.read()) for row in STATES.values() if not (row.shared and _thread.beside)]
+    return [(row.put, row.read()) for row in STATES.values() if not (row.shared and _begun.beside)]
 
 
 class NeedsCaller(BaseException):
@@ -112,17 +112,17 @@ class NeedsCaller(BaseException):
 
 def is_beside() -> bool:
     """Does this thread compile while the program goes on?"""
-    return _thread.beside
+    return _begun.beside
 
 
 @contextlib.contextmanager
 def beside() -> Iterator[None]:
     """Inside, this thread does (rule 5)."""
-    _thread.beside = True
+    _begun.beside = True
     try:
         yield
     finally:
-        _thread.beside = False
+        _begun.beside = False
 
 
 def _undo(undo: list[Callable[[], Any]], outer: list[Callable[[], Any]] | None, before: list[tuple[Callable, Any]]) -> None:
@@ -131,13 +131,13 @@ def _undo(undo: list[Callable[[], Any]], outer: list[Callable[[], Any]] | None, 
         undo.pop()
     for put, value in before:
         put(value)
-    _thread.undo = outer
+    _begun.undo = outer
 
 
 def on_failure(action: Callable[[], Any]) -> None:
     """Calls `action` where the transaction under way fails.  It may be called after its work is done already, or twice."""
-    if _thread.undo is not None:
-        _thread.undo.append(action)
+    if _begun.undo is not None:
+        _begun.undo.append(action)
 
 
 def context(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ def aside(function: Callable[..., Any], *args: Any) -> Any:
             done.release()
     done.acquire()
     try:
-        _thread_module.start_new_thread(work, ())
+        _thread.start_new_thread(work, ())
     except RuntimeError:        # Python is shutting down, or the system has no thread to give
         work()
     done.acquire()
@@ -252,7 +252,7 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 def _renew_locks() -> None:
     """In a forked child: nobody holds a lock here."""
-    _thread.undo = None
+    _begun.undo = None
     for lock in list(_locks):
         lock.renew()
 

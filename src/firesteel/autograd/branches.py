@@ -19,7 +19,6 @@ from torch.fx import Graph, GraphModule, Node
 from firesteel.autograd.regions import module_of
 
 StateCall = tuple[Any, tuple[Any, ...], tuple[Any, Any]]     # a function, its arguments, and the meta of such a node: (state, as it was at first)
-Bodies = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def branch_of(when_false: Callable[..., Any], when_true: Callable[..., Any]) -> Callable[..., Any]:

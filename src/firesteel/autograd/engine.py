@@ -45,7 +45,7 @@ class Request:
     dynamic: bool               # are all sizes symbols from the start, or when they have changed?
 
 
-class _Thread(threading.local):
+class _EngineState(threading.local):
     requests: tuple[Request | None, ...] = ()       # innermost last; None: switched off
     task: Task | None = None                        # the captured backward that is running
 
@@ -62,7 +62,7 @@ class Task:
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 
 
-_state = _Thread()
+_state = _EngineState()
 _opening = transaction.Lock()        # held while the door is open: it is one for all threads
 _contexts = 0                       # open contexts of all threads
 

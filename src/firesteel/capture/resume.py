@@ -56,7 +56,7 @@ class Resume:
     self_cell: str = ""     # the cell whose content is wanted as first argument (see _self_cell)
 
 
-class _Layout:
+class _FrameLayout:
     """The slots and constants of the new code."""
 
     def __init__(self, code: types.CodeType, parameters: Sequence[str]):
@@ -88,7 +88,7 @@ def make_resume(code: types.CodeType, index: int, locals: Sequence[str], stack: 
     items = [f".stack{n}" for n, kind in enumerate(stack) if kind in (VALUE, HANDLED)]
     known = [name for name in code.co_varnames if name in set(locals) and name not in code.co_cellvars]
     parameters = (*([_SELF] if self_cell else []), *known, *items, *([_THUNK] if awaits is not None else []))
-    layout = _Layout(code, parameters)
+    layout = _FrameLayout(code, parameters)
     body = _moved(code, layout)
     prologue = _prologue(code, layout, body, index, stack, awaits, unset_cells, drop, gen)
     new = assemble(prologue + body, code, co_varnames=layout.locals, co_nlocals=len(layout.locals), co_cellvars=(), co_freevars=layout.free,
@@ -129,7 +129,7 @@ def resume_function(code: types.CodeType, index: int, locals: Sequence[str], sta
     return lambda *args: function(first.cell_contents, *args)
 
 
-def _moved(code: types.CodeType, layout: _Layout) -> list[Instr]:
+def _moved(code: types.CodeType, layout: _FrameLayout) -> list[Instr]:
     """The original instructions over the new slots; two-slot instructions are taken apart, their slots may be past the 16 that fit."""
     body: list[Instr] = []
     for instr in copy_instrs(decode(code)):
@@ -155,7 +155,7 @@ def _split_pair(instr: Instr) -> Instr:
 class _Prologue:
     """Writes instructions, all at one place of the user's source."""
 
-    def __init__(self, layout: _Layout, position: Position):
+    def __init__(self, layout: _FrameLayout, position: Position):
         self.layout, self.position = layout, position
         self.instrs: list[Instr] = []
 
@@ -177,7 +177,7 @@ class _Prologue:
         self.add("DELETE_FAST", self.layout.slots[parameter])
 
 
-def _prologue(code: types.CodeType, layout: _Layout, body: list[Instr], index: int, stack: Sequence[str], awaits: int | None,
+def _prologue(code: types.CodeType, layout: _FrameLayout, body: list[Instr], index: int, stack: Sequence[str], awaits: int | None,
               unset_cells: Sequence[str], drop: bool, gen: str) -> list[Instr]:
     steps, raw = program(code), decode(code)
     # a run of the body's list: pairs were taken apart, so real indices are found by the copies' own index

@@ -55,7 +55,7 @@ def print_nest(nest: Nest, buffers: Mapping[str, Buffer], target: Target | None 
 @functools.lru_cache(maxsize=4096)
 def _print_flat(flat: FlatNest, target: Target) -> tuple[str, str, tuple[str, ...], bool]:
     """(symbol, text, size symbols, can it fail)"""
-    printed = _Printer(decompose(flat, _is_spelled), target)
+    printed = _LlvmPrinter(decompose(flat, _is_spelled), target)
     body = printed.run()
     symbol = "k_" + hashlib.sha256(body.encode()).hexdigest()[:24]
     return symbol, body.replace("@KERNEL", "@" + symbol), tuple(s for s, _ in printed.symbols), printed.can_fail
@@ -67,7 +67,7 @@ def _is_spelled(node: Expr) -> bool:
     return node.op == "floordiv" and node.dtype not in FLOAT
 
 
-class _Printer:
+class _LlvmPrinter:
     """State of one `print_nest`: what the functions of the kernel share."""
 
     def __init__(self, nest: FlatNest, target: Target):
@@ -149,7 +149,7 @@ def _nodes(phase: FlatPhase) -> list[Expr]:
 
 # ---------------------------------------------------------------- points nests
 
-def _points(p: _Printer) -> list[str]:
+def _points(p: _LlvmPrinter) -> list[str]:
     """Body over a slice of the flattened parallel axes, and the function that launches it.
 
     Where points add to the same elements, only slices of an axis that indexes distinct elements run concurrently."""
@@ -174,7 +174,7 @@ def _points(p: _Printer) -> list[str]:
     return [p.both_roles(w, product([tiles, *(a.extent for a in outer)]))]
 
 
-def _pieces(p: _Printer, lane: Axis, outer: list[Axis]) -> list[str]:
+def _pieces(p: _LlvmPrinter, lane: Axis, outer: list[Axis]) -> list[str]:
     """A point is a piece of the lane axis; the other axes are loops inside."""
     tile = 4 * p.shape.width
     tiles = _tiles(lane.extent, tile)
@@ -236,7 +236,7 @@ def _work(nest: FlatNest) -> Size:
 
 # ---------------------------------------------------------------- split nests
 
-def _split(p: _Printer) -> list[str]:
+def _split(p: _LlvmPrinter) -> list[str]:
     """One body a phase, and a driver that launches them in order and combines the partial accumulators.
 
     `extra` holds, for each accumulator, its value (8 bytes) and then one partial value a chunk."""
@@ -255,14 +255,14 @@ def _split(p: _Printer) -> list[str]:
     return [*functions, _exported(driver)]
 
 
-def _split_axis(p: _Printer, number: int, phase: FlatPhase) -> Axis | None:
+def _split_axis(p: _LlvmPrinter, number: int, phase: FlatPhase) -> Axis | None:
     """The axis whose range is sliced: the outermost; nothing in a scan or where stores may collide."""
     if phase.kind == "scan" or p.serial or not phase.axes:
         return None
     return loop_order(phase, p.shape.rows[number])[0]
 
 
-def _split_body(p: _Printer, number: int, phase: FlatPhase, before: dict[str, int], slots: dict[str, int]) -> tuple[Size, str]:
+def _split_body(p: _LlvmPrinter, number: int, phase: FlatPhase, before: dict[str, int], slots: dict[str, int]) -> tuple[Size, str]:
     w = p.code()
     for earlier in p.nest.phases[:number]:
         for r in earlier.reduces:
@@ -283,7 +283,7 @@ def _split_body(p: _Printer, number: int, phase: FlatPhase, before: dict[str, in
     return (_tiles(axis.extent, step) if axis else 1), p.body(w, f"body{number}")
 
 
-def _split_launch(p: _Printer, w: LlvmFunction, number: int, phase: FlatPhase, total: Size, slots: dict[str, int]) -> None:
+def _split_launch(p: _LlvmPrinter, w: LlvmFunction, number: int, phase: FlatPhase, total: Size, slots: dict[str, int]) -> None:
     count = w.size(total).name
     work = w.size(mul(weight(phase), product(a.extent for a in phase.axes))).name if not p.serial else "0"
     for r in phase.reduces:       # no chunk at all leaves the identity

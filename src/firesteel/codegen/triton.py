@@ -93,7 +93,7 @@ def print_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> GpuKernel:
 
 @functools.lru_cache(maxsize=4096)
 def _print_flat(flat: FlatNest) -> tuple:
-    printer = _Printer(decompose(flat, is_spelled))
+    printer = _TritonPrinter(decompose(flat, is_spelled))
     text = "\n\n\n".join(printer.run()) + "\n"
     signature = (*(POINTER[d] for d in flat.dtypes), *(POINTER[d] for d, _ in printer.scratch),
                  *({"i64": "i64", "f64": "fp64"}[d] for _, d in printer.symbols), "*i64")
@@ -224,7 +224,7 @@ def _spread(warps: int, elements: int, calls: int) -> int:
 
 # ---------------------------------------------------------------- the printer
 
-class _Printer:
+class _TritonPrinter:
     """State of one nest: what its functions share."""
 
     def __init__(self, nest: FlatNest):

@@ -39,7 +39,7 @@ for _names, _lists in (("_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_a
 
 
 @dataclass(frozen=True)
-class _Step:
+class _OptimiserStep:
     """The settings that all fused steps have; formulas are those of eager's kernels for the CPU."""
     lr: Any
     weight_decay: float
@@ -59,7 +59,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Sgd(_Step):
+class _Sgd(_OptimiserStep):
     momentum: float
     dampening: float
     nesterov: bool
@@ -77,7 +77,7 @@ class _Sgd(_Step):
 
 
 @dataclass(frozen=True)
-class _Adagrad(_Step):
+class _Adagrad(_OptimiserStep):
     lr_decay: float
     eps: float
 
@@ -92,7 +92,7 @@ class _Adagrad(_Step):
 
 
 @dataclass(frozen=True)
-class _Adam(_Step):
+class _Adam(_OptimiserStep):
     decoupled: bool
     beta1: float
     beta2: float

@@ -178,8 +178,7 @@ def _reads(name: str) -> Any:
 
 for _name, _row in STATES.items():
     CALLS.add(_row.set, _sets((_name,)))
-    if _name.startswith(("sdp_", "cudnn_")) or _name in ("autocast_dtype", "autocast_cache"):
-        CALLS.add(_row.get, _reads(_name))
+    CALLS.add(_row.get, _reads(_name))
 
 
 class InferenceContext(ContextValue):
