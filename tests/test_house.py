@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from firesteel.homes import is_library, lies_in, lies_in_private
+from firesteel.homes import is_in_package, is_in_private, is_library
 
 SRC = pathlib.Path(__file__).parent.parent / "src" / "firesteel"
 FILES = sorted(SRC.rglob("*.py"))
@@ -75,7 +75,7 @@ def test_no_file_imports_the_peer(path):
 
 
 def prefix_tests(tree):
-    """Lines that tell a package by the beginning of a name, or by a piece of it: torchrl is not torch."""
+    """Lines that recognise a package by the beginning of a name, or by a piece of it: torchrl is not torch."""
     packages = ("torch", "firesteel", "numpy")
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "match", "find", "index"):
@@ -91,8 +91,8 @@ def prefix_tests(tree):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
-def test_packages_are_not_told_by_the_beginning_of_a_name(path):
-    assert not list(prefix_tests(ast.parse(path.read_text()))), "firesteel.homes says what lies in a package"
+def test_packages_are_not_recognised_by_the_beginning_of_a_name(path):
+    assert not list(prefix_tests(ast.parse(path.read_text()))), "firesteel.homes says what is in a package"
 
 
 @pytest.mark.parametrize("line", ['name.startswith("torch")', 'name.startswith(("math", "torch."))', '"torch" in path', 'name[:5] == "torch"'])
@@ -101,10 +101,10 @@ def test_such_a_line_would_be_found(line):
 
 
 def test_names_are_compared_part_by_part():
-    assert all(lies_in(name, "torch") for name in ("torch", "torch.nn", "torch._C._nn"))
-    assert not any(lies_in(name, "torch") for name in ("torchrl", "torch_geometric.nn", "torchvision.ops", "", "mytorch", "math"))
+    assert all(is_in_package(name, "torch") for name in ("torch", "torch.nn", "torch._C._nn"))
+    assert not any(is_in_package(name, "torch") for name in ("torchrl", "torch_geometric.nn", "torchvision.ops", "", "mytorch", "math"))
     assert is_library("torch.nn") and is_library("os.path") and not is_library("torchode") and not is_library("mathutils")
-    assert lies_in_private("torch._C._nn", "torch") and not lies_in_private("torch_x._y", "torch") and not lies_in_private("torch.nn._x", "torch")
+    assert is_in_private("torch._C._nn", "torch") and not is_in_private("torch_x._y", "torch") and not is_in_private("torch.nn._x", "torch")
 
 
 @pytest.mark.parametrize("path", [f for f in FILES if f.stat().st_size], ids=lambda p: str(p.relative_to(SRC)))

@@ -30,7 +30,7 @@ def dumped(folder: pathlib.Path, fn, *inputs, **settings) -> pathlib.Path:
 
 def replayed(folder: pathlib.Path, *arguments: str) -> tuple[int, str]:
     lines: list[str] = []
-    good = replay.replay(folder, *arguments, tell=lines.append)
+    good = replay.replay(folder, *arguments, write=lines.append)
     return good, "\n".join(lines)
 
 

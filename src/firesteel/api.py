@@ -60,9 +60,9 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
 
 def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
     """fs.compile(model, **settings), whose graphs each save at most `bytes` for their backward beyond the inputs: what is saved and what is
-    computed again is chosen by measured run times.  `fs.memory_report(compiled)` says what was chosen; with no model, a decorator.
+    recomputed is chosen by measured run times.  `fs.memory_report(compiled)` says what was chosen; with no model, a decorator.
 
-    The limit is for what lives between forward and backward, not for the peak: what is computed again, temporaries and gradients come on top
+    The limit is for what lives between forward and backward, not for the peak: recomputed values, temporaries and gradients come on top
     while the backward runs.  A lower limit may have a higher peak; measure it (`bench/memory.py --modes limit=12e6`, docs/autograd.md)."""
     if isinstance(bytes, bool) or not isinstance(bytes, (int, float)) or not 0 <= bytes < math.inf:
         raise UserError(f"fs.checkpoint_budget takes a number of bytes, not {bytes!r}.", hint="Say for instance bytes=200e6.")

@@ -50,7 +50,7 @@ transaction.keep("open stages", _open)
 _enabled_logs: set[str] = set()
 
 
-# told of each stage as it begins and, with the time of its end, as it ends: fn(stage, start, end, how many stages are around it)
+# called for each stage as it begins and, with the time of its end, as it ends: fn(stage, start, end, how many stages are around it)
 WATCHERS: list[Callable[[str, float, float | None, int], Any]] = []
 
 

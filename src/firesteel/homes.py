@@ -2,8 +2,8 @@
 
 A name is compared part by part: "torchrl.data" is no module of torch, though its name begins like one.
 
-    lies_in("torch.nn.functional", "torch")     # True
-    lies_in("torchrl.data", "torch")            # False
+    is_in_package("torch.nn.functional", "torch")     # True
+    is_in_package("torchrl.data", "torch")            # False
 """
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def home_of(thing: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
-def lies_in(name: str, *packages: str) -> bool:
+def is_in_package(name: str, *packages: str) -> bool:
     """Is it the name of one of these packages, or of a module in one?"""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def lies_in_private(name: str, package: str) -> bool:
+def is_in_private(name: str, package: str) -> bool:
     """Is it the name of a module in a part of the package whose name begins with an underscore?"""
     return name.startswith(f"{package}._")
 

@@ -63,7 +63,7 @@ def compile_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable
     return compile_native(gm, example_inputs, recorded=True)
 
 
-COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters that tell of a program, not of its making
+COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters of a program, not of its compilation
 LOOP_STAGES = ("simplify", "fuse", "plan")      # of one argument, each on the product of the one before
 
 
@@ -145,7 +145,7 @@ def _run_by_torch(gm: torch.fx.GraphModule) -> Callable[..., tuple]:
 
 
 def keep_layouts(gm: torch.fx.GraphModule) -> None:
-    """Puts results into the strides for which the graph was traced: a library may choose others on its device than was foretold, and
+    """Puts results into the strides for which the graph was traced: a library may choose others on its device than was predicted, and
     views were recorded for those."""
     made = [node for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
             and not any(result.alias_info for result in node.target._schema.returns)]
@@ -167,7 +167,7 @@ def _verify_joint(joint: Joint) -> None:
 
 
 def _joint_text(joint: Joint) -> str:
-    """The graph, and what a partitioner is told of it."""
+    """The graph, and what a partitioner needs to know of it."""
     return later("dumps", "graph_text")(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
 
 
@@ -196,7 +196,7 @@ for _row in (
     _loops("program", lower_graph, "a forward or backward graph", "a Program: nests and library calls", verify=_verify_program),
     _loops("simplify", later("loops.simplify", "simplify"), "a Program", "a Program", verify=_verify_program),
     _loops("fuse", later("loops.fuse", "fuse"), "a Program", "a Program of fewer steps", verify=_verify_program),
-    _loops("plan", plan_memory, "a Program", "a Plan: when memory is taken and given back", extension="plan", log="schedule"),
+    _loops("plan", plan_memory, "a Program", "a Plan: when memory is allocated and freed", extension="plan", log="schedule"),
     Stage("kernels", print_kernels, "a Plan", "LLVM or Triton text of each nest", later("dumps", "kernels_text"), "txt",
           later("dumps", "read_kernels"), log="kernels", show=lambda kernels: "\n".join(kernel.text for kernel in kernels)),
     Stage("host", build_host, "a Plan and its kernels", "the host function", lambda fn: fn.source, "py"),

@@ -6,7 +6,7 @@ their kernels, and the text of its backward graph, so that a second process trac
    the compiler's own sources.  No path, rank or address occurs in it.
  - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, has sizes that
    only run time knows, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
- - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is made again.
+ - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is compiled.
  - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
@@ -39,7 +39,7 @@ from firesteel.codegen import hosted
 from firesteel.config import config
 from firesteel.graph.abstract import is_bare_view
 from firesteel.graph.tensor import AbstractTensor
-from firesteel.homes import LIBRARY_OPERATORS, lies_in
+from firesteel.homes import LIBRARY_OPERATORS, is_in_package
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, diskcache
 from firesteel.stages import STAGES
@@ -108,7 +108,7 @@ def input_text(value: Any) -> str:
 
 def check_text(text: str) -> None:
     """Does it say all?  Strings of the program that look as if it did not are taken for that."""
-    strangers = [home for home in re.findall(r"\bfind\('([^']*)'", text) if not lies_in(home, "firesteel")]
+    strangers = [home for home in re.findall(r"\bfind\('([^']*)'", text) if not is_in_package(home, "firesteel")]
     strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in LIBRARY_OPERATORS]
     if strangers or "unreadable(" in text:
         raise NotKept(f"it calls or holds what is the program's own: {', '.join(strangers) or 'an object without a name'}")
@@ -174,7 +174,7 @@ class DiskEntry:
         self.let_go: Callable[[], None] = lambda: None      # of the lock that who makes it holds
 
     def _made(self) -> tuple[int, ...]:
-        """What a kept program cannot make again: symbols, conditions on them, and sizes that tracing fixed, of which users are told the line."""
+        """What a cached program cannot recompute: symbols, conditions on them, and specialised sizes, with the line to report."""
         return (len(self.env.symbols), len(self.env.asserts), counters["aot"]["specialized_by_op"]) if self.env is not None else ()
 
     def outline(self) -> Outline | None:
@@ -211,9 +211,9 @@ class DiskEntry:
         try:
             about, call = read_host(payload)
             outline = eval(about["outline"], {**dumps.NAMES}) if "outline" in about else None
-        except Exception as error:      # written by us, read by us: whatever is wrong with it, it is made again
+        except Exception as error:      # written by us, read by us: whatever is wrong with it, it is compiled
             reason = f"{type(error).__name__}: {error}"
-            artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is made again")
+            artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is compiled")
             cache.forget(f"{part} {self.key}")
             return None
         self.kept = True

@@ -161,7 +161,7 @@ def differences(run: Run, dump: Dump) -> list[str]:
 
 # ---------------------------------------------------------------- the command
 
-def replay(folder: pathlib.Path, start: str = "graph", end: str = LAST, tell: Callable[[str], None] = print) -> bool:
+def replay(folder: pathlib.Path, start: str = "graph", end: str = LAST, write: Callable[[str], None] = print) -> bool:
     """Runs the stages from `start` to `end` for every dump of `start` in the folder.  Is everything as eager says?"""
     for name in (start, end):
         if name not in STAGES:
@@ -172,18 +172,18 @@ def replay(folder: pathlib.Path, start: str = "graph", end: str = LAST, tell: Ca
     found = [dump for dump in dumped if dump.stage == start and (start != "graph" or dump.made_of == "-")]
     if not found:
         raise UserError(f"There is no dump of {start} in {folder}.", hint="Dumps are written with FIRESTEEL_DUMP_DIR.")
-    good = [replay_one(dump, end, {other.text for other in dumped if other.path.parent == dump.path.parent}, tell) for dump in found]
+    good = [replay_one(dump, end, {other.text for other in dumped if other.path.parent == dump.path.parent}, write) for dump in found]
     return all(good)
 
 
-def replay_one(dump: Dump, end: str, dumped: set[str], tell: Callable[[str], None]) -> bool:
-    tell(f"== {dump.path.parent.name}/{dump.path.name}")
+def replay_one(dump: Dump, end: str, dumped: set[str], write: Callable[[str], None]) -> bool:
+    write(f"== {dump.path.parent.name}/{dump.path.name}")
     with tempfile.TemporaryDirectory() as folder, config.patch(dump_dir=folder):
         wrong = wrong_values(dump, end)
         for again in dumps_in(pathlib.Path(folder)):
-            tell(f"-- {again.path.name} ({'as dumped' if again.text in dumped else 'differs from the dump'})\n{again.text}")
+            write(f"-- {again.path.name} ({'as dumped' if again.text in dumped else 'differs from the dump'})\n{again.text}")
     if end == LAST:
-        tell("equal to eager: yes" if not wrong else "\n".join(["equal to eager: no", *wrong]))
+        write("equal to eager: yes" if not wrong else "\n".join(["equal to eager: no", *wrong]))
     return not wrong
 
 

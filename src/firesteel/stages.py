@@ -35,8 +35,8 @@ class Stage:
     extension: str
     read: Callable[[str], Any] | None = None        # None: its dump is for people
     verify: Callable[[Any], None] | None = None
-    log: str = ""                                   # the log artifact that shows it
-    show: Callable[[Any], str] = str                # as what
+    log: str = ""                                   # its log artifact
+    show: Callable[[Any], str] = str                # its text there
 
 
 STAGES: Table[Stage] = Table("stage", "pipeline.py")
@@ -143,7 +143,7 @@ def wanted(name: str, reason: str = "") -> Compilation | None:
 
 
 def failed(how: str, error: Exception, *what: Any) -> None:
-    """The compiler failed: tools/failures.py, which few processes need, writes a program that shows it and notes where."""
+    """The compiler failed: tools/failures.py, which few processes need, writes a program that reproduces it and notes where."""
     getattr(importlib.import_module("firesteel.tools.failures"), how)(error, *what)
 
 

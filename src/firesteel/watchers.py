@@ -1,4 +1,4 @@
-"""Who is told of each stage as it begins and ends: a progress line on a terminal, ranges in torch.profiler's traces.
+"""Observers of the beginning and end of each stage: a progress line on a terminal, ranges in torch.profiler's traces.
 
 A compilation of more than a second shows one line, which the next replaces and its end removes:
 

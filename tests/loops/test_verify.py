@@ -88,7 +88,7 @@ BROKEN_PROGRAMS = {
     "a buffer is written before it is read": replace(PROGRAM, steps=()),
     "a view is of a buffer": replace(PROGRAM, outputs=(replace(VIEW, buffer="z"),)),
     "a view has a stride for each dimension": replace(PROGRAM, outputs=(replace(VIEW, strides=()),)),
-    "a view lies inside of its buffer": replace(PROGRAM, outputs=(replace(VIEW, offset=1),)),
+    "a view is inside of its buffer": replace(PROGRAM, outputs=(replace(VIEW, offset=1),)),
     "an input is a buffer or a symbol": replace(PROGRAM, inputs=("x", "w")),
     "a buffer stands under its own name": replace(PROGRAM, buffers={**BUFFERS, "w": X}),
     "a buffer has a stride for each dimension": replace(PROGRAM, buffers={**BUFFERS, "y": replace(Y, strides=())}),

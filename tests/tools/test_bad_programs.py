@@ -230,4 +230,4 @@ def test_a_bug_of_ours_keeps_its_frames(monkeypatch, tmp_path):
     monkeypatch.setitem(LOWERINGS._rows, torch.ops.aten.sin.default._name, lambda *args, **kwargs: {}["a bug"])
     with fs.config.patch(cache_dir=str(tmp_path)):
         error = met(lambda: fs.compile(raises)(good()))
-    assert type(error) is fs.errors.BackendError and len(own_frames(error)) > 2 and "A program that shows it" in error.__notes__[0]
+    assert type(error) is fs.errors.BackendError and len(own_frames(error)) > 2 and "A program that reproduces it" in error.__notes__[0]

@@ -121,7 +121,7 @@ def test_a_failing_compiler_leaves_a_program(sabotaged, tmp_path):
         fs.compile(program, dynamic=True)(*arguments())
     (note,) = error.value.__notes__
     (path,) = (tmp_path / "failures").iterdir()
-    assert note.endswith(f"A program that shows it: python {path}")
+    assert note.endswith(f"A program that reproduces it: python {path}")
     done = run(path)
     assert done.returncode == 0 and done.stdout.startswith("equal to eager: 5 values"), done.stderr
 

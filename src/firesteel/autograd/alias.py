@@ -23,7 +23,7 @@ values is restored around it, by these rules.
     `.data`), the copy goes through `.data`.  Versions, of fresh outputs too, are then raised to what eager's would be.
  8. *Order*: the graph, then the writes of rule 7, then the views of rules 2 and 3, which thus see the written data.  A view that such a write made
     invalid, by eager's rules, is made before it, and so is invalid too.
- 9. *Inputs that share storage with a mutated input* can not be told apart in a functional graph.  When the storages of a
+ 9. *Inputs that share storage with a mutated input* cannot be distinguished in a functional graph.  When the storages of a
     call overlap so, the captured program itself is run, by eager; `counters["aot"]["overlapping_inputs"]` says how often.
 10. *A mutated input whose old value the backward reads* is copied in the forward (partition.py); eager would refuse, or had
     a copy too.

@@ -98,7 +98,7 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
                 rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it continues with, so
     that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned.  What
-    `cache` has of a graph is not made again."""
+    `cache` has of a graph is not compiled."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
                              gm.meta.get("fullgraph", False), rewrite, cache)
     compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm), hands_on=gm.meta.get("hands_on", False))
@@ -194,7 +194,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
 
 
 def tell_histories(graph: GraphModule | None, joint: Joint) -> None:
-    """Tells of a captured graph which inputs it writes so that they get a history."""
+    """Marks which inputs of a captured graph are mutated such that they get a grad_fn."""
     if graph is not None:
         graph.meta["given_histories"] = [write.input for write in joint.plan.writes if write.how == "grad"]
 

@@ -1,6 +1,6 @@
 """The backward of those tangents that arrived.
 
-Eager's engine does not run what lies behind a result that got no gradient: it does not unpack what was saved there, which may have been
+Eager's engine does not run nodes behind a result that got no gradient: it does not unpack what was saved there, which may have been
 overwritten since, and an infinite derivative there does not meet a zero.  So a call of the backward in which tangents are missing runs a
 smaller graph.  A value that depends on missing tangents alone is none: a sum drops it, and what else reads it reads zeros.
 
@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from firesteel.autograd.backwards import dependencies, is_accumulator
-from firesteel.autograd.symbols import environment, is_symbol, missing_symbols, sizes_of, where_told
+from firesteel.autograd.symbols import environment, is_symbol, missing_symbols, sizes_of, where_bound
 from firesteel.errors import InternalError
 from firesteel.graph.build import LazyModule, append_call, results_of
 from firesteel.graph.sizenodes import size_function
@@ -108,16 +108,16 @@ class Cut:
                 stack += node.all_input_nodes
 
     def inputs(self, placeholders: Sequence[Node]) -> tuple[int, ...]:
-        """The places of the placeholders that are read, or tell a size: of these tangents and numbers before saved tensors."""
+        """The places of the placeholders that are read, or bind a size: of these tangents and numbers before saved tensors."""
         found = {node for node in placeholders if node in self.needed}
         env = environment(placeholders)
         if env is not None:
             missing = set(missing_symbols(self.needed | self.zeros, found, env))
             for node in reversed(placeholders):
-                told = missing & {size for size in sizes_of(node.meta.get("val"), env) if is_symbol(size)}
-                if told:
+                bound = missing & {size for size in sizes_of(node.meta.get("val"), env) if is_symbol(size)}
+                if bound:
                     found.add(node)
-                    missing -= told
+                    missing -= bound
         return tuple(place for place, node in enumerate(placeholders) if node in found)
 
     def copy(self, inputs: Sequence[Node], results: Sequence[Node]) -> GraphModule:
@@ -184,7 +184,7 @@ class PartWriter:
         return self.call(aten.permute.default, (value, [order.index(d) for d in range(len(order))]), {}, make(want))
 
     def size(self, size: Any) -> Any:
-        """A size as a number, or as a node that computes it from what the inputs tell."""
+        """A size as a number, or as a node that computes it from symbols that the inputs bind."""
         size = self.env.simplify(size) if isinstance(size, Expr) else size
         if not isinstance(size, Expr) or is_const(size):
             return as_size(size)
@@ -198,10 +198,10 @@ class PartWriter:
         for node, copy in self.copies.items():
             if node.op == "placeholder" and isinstance(node.meta["val"], torch.SymInt) and next(sizes_of(node.meta["val"], self.env)) is symbol:
                 return copy
-        told = where_told(symbol, (node for node in self.copies if node.op == "placeholder"), self.env)
-        if told is None:
+        found = where_bound(symbol, (node for node in self.copies if node.op == "placeholder"), self.env)
+        if found is None:
             raise InternalError(f"The backward of some tangents needs the size {symbol}, which no input has.")
-        node, op, dim = told
+        node, op, dim = found
         return self.call(op, (self.copies[node], dim), {}, to_symint(symbol, self.env))
 
     def call(self, target: Any, args: tuple, kwargs: dict[str, Any], val: Any) -> Node:
@@ -223,7 +223,7 @@ class PartWriter:
 
 def engine_reach(roots: Sequence[Any], leaves: Sequence[Any], known: Sequence[int], alone: Callable[[int], Sequence[Any]]) -> list[int]:
     """For each leaf the bit set of roots from which the engine gives it a gradient.  `known` are bits that hold in any case; where a history
-    has a way that they do not show, `alone(k)`, the gradients of root k on its own, tells."""
+    has a path that they do not have, `alone(k)`, the gradients of root k on its own, has it."""
     ways = paths(roots)
     open_ = [ways.get(id(leaf), 0) & ~bits for leaf, bits in zip(leaves, known)]
     found = list(known)

@@ -132,7 +132,7 @@ class History:
 
 
 def history_of(roots: Sequence[torch.Tensor], until: torch.Tensor | None = None) -> History:
-    """Walks as the engine does: of what is ready, what was made last comes first, and leaves before everything.  What lies behind `until`
+    """Engine order: AccumulateGrad first, then descending sequence number.  What is behind `until`
     is left out."""
     starts: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
     leaves = {id(root): root for root in roots if root.grad_fn is None}

@@ -5,7 +5,7 @@ a `Choice` that says what was saved, what is recomputed and how long that takes.
 `price` for each byte and a recomputed operator its measured time (optimes.py): a higher price saves fewer bytes, never more, and each cut is the
 fastest one for its bytes.  The lowest price whose cut keeps within the limit is found by bisection.
 
-What always holds: draws of random numbers, operators of the user's and what a policy says must be saved run once; what lies in a checkpointed
+What always holds: draws of random numbers, operators of the user's and what a policy says must be saved run once; what is in a checkpointed
 region is recomputed as without a limit; what the ordinary partition saves is saved where it is within the limit.
 
     partition = Budget(200_000_000)
@@ -33,7 +33,7 @@ from firesteel.records import dataclass
 from firesteel.targets import kind_of
 
 PRICES = 34             # the highest price is 2 ** PRICES units
-STEPS = 16              # of the bisection: tells prices apart that differ by a thousandth
+STEPS = 16              # of the bisection: distinguishes prices that differ by a thousandth
 UNIT = 10               # a price is in picoseconds / 2 ** UNIT a byte
 TILT = 0.25             # by how much the last operator of a graph seems slower than the first: equal layers then change one by one
 MOST = 1 << 56          # below what the network takes for infinite

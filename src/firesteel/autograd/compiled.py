@@ -430,7 +430,7 @@ def bare_name(name: str) -> str:
 
 
 class Reasons:
-    """Told of what was not found in the engine's cache.  While one is set, the engine also gives the reasons to each capture."""
+    """Called for what was not found in the engine's cache.  While one is set, the engine also gives the reasons to each capture."""
 
     def debug(self, text: str) -> None:
         """The same text goes to `log_compile_reasons`."""

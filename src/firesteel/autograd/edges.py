@@ -1,4 +1,4 @@
-"""What lies between a compiled graph and its callers, and needs no graph: gradients fitted to the trace, inputs without their history, outputs in
+"""What is between a compiled graph and its callers, and needs no graph: gradients fitted to the trace, inputs without their history, outputs in
 their places, automatic casting turned off.
 """
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fit(tangent: torch.Tensor, strides: tuple | Dense | None) -> torch.Tensor:
 
 
 def detaching(apply: Callable, severed: Sequence[int]) -> Callable:
-    """The function with no edge to what made these inputs: an edge without a gradient would still run what lies behind it."""
+    """The function with no edge to what made these inputs: the engine would still run nodes behind an edge without a gradient."""
     return lambda *inputs: apply(*[t.detach() if i in severed else t for i, t in enumerate(inputs)])
 
 

@@ -1,14 +1,14 @@
 """Which values must be the same to the last bit wherever they are computed.
 
 In: a graph, joint or for inference, as traced.  Out: the same, with meta["exact"] on each float value that a decision sees: a
-comparison, an index, a branch, a tie, a step function.  Computed again in another way, such a value would not be equal to the copy that
+comparison, an index, a branch, a tie, a step function.  Recomputed in another way, such a value would not be equal to the copy that
 was saved, and an element would lose the tie with itself.  So
  - its rounding to bf16 or f16 is never dropped, as kernels do with results that they keep in f32 (loops/ir.py, rule 7);
  - the backward does not compute a reduction of it again (partition.py), since another kernel adds in another order; of other functions kernels
    make the same bits, in a lane as in a scalar (codegen/llvm_code.py).
 
 A value is exact if a deciding operator reads it, or an operator whose result is exact.  Marked before the graph is cut in two, so that
-forward and backward agree.  Not looked behind heavy operators: their results lie in memory, once, and their sums are not eager's to the last
+forward and backward agree.  Not looked behind heavy operators: their results are stored once, and their sums are not eager's to the last
 bit in any case.
 
     t = tanh(x); where(t == t.amax(1, keepdim=True), t, 0)      # t and its amax are exact

@@ -462,18 +462,18 @@ class InlinedBackward:
         return placeholders[len(placeholders) - len(self.graph.tangents) + place].meta["val"]
 
     def sizes(self, values: Sequence[Any]) -> dict[Any, Any]:
-        """The symbols of the trace, as the values of this call tell them."""
+        """The symbols of the trace, bound to the values of this call."""
         nodes = [node for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
         pairs = [(node.meta["val"], value) for node, value in zip(nodes, values) if value is not None]
-        told = [pair for about, value in pairs for pair in (zip(about.shape, value.shape) if isinstance(about, torch.Tensor) else [(about, value)])]
-        return {from_sym(about): value for about, value in told if isinstance(about, torch.SymInt)}
+        sizes = [pair for about, value in pairs for pair in (zip(about.shape, value.shape) if isinstance(about, torch.Tensor) else [(about, value)])]
+        return {from_sym(about): value for about, value in sizes if isinstance(about, torch.SymInt)}
 
     def result(self, k: int) -> torch.Tensor:
         results: Any = self.graph.backward_graph.graph.output_node().args[0]
         return results[k].meta["val"]
 
     def fits(self, tangents: Sequence[torch.Tensor | None]) -> bool:
-        """Can it be called: are the gradients plain tensors, and the sizes of those that do not arrive told by others?"""
+        """Can it be called: are the gradients plain tensors, and the sizes of those that do not arrive bound by others?"""
         missing = [place for place, expected in enumerate(self.graph.tangents) if tangents[expected.value] is None]
         plain = self.graph.packs is None and not any(expected.pack for expected in self.graph.tangents)
         examples = [node.meta["val"] for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]

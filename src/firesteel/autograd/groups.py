@@ -86,7 +86,7 @@ class ForwardRun:
 def make_group_function(graph: TrainingGraph, whole: Any) -> type[torch.autograd.Function]:
     """The autograd function of a group: (inputs, ForwardRun, GradientGroup) -> all outputs, those of other groups without a history."""
     placeholders = graph.backward_graph.graph.find_nodes(op="placeholder")[:graph.num_saved_tensors]
-    tells = {place for place, node in enumerate(placeholders) if not all(type(n) is int for n in node.meta["val"].shape)}
+    sized = {place for place, node in enumerate(placeholders) if not all(type(n) is int for n in node.meta["val"].shape)}
 
     class GroupFunction(whole):
         @staticmethod
@@ -100,7 +100,7 @@ def make_group_function(graph: TrainingGraph, whole: Any) -> type[torch.autograd
             ctx.looks = [Look(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in made.values]
             part = graph.part(group.tangents)
             foreign = {id(v) for k, v in enumerate(made.values) if isinstance(v, torch.Tensor) and k not in group.values}
-            read = tells.union(part.read) if part is not None else range(len(made.saved))
+            read = sized.union(part.read) if part is not None else range(len(made.saved))
             ctx.save_for_backward(*[None if place not in read else t.detach() if id(t) in foreign else t for place, t in enumerate(made.saved)])
             values = [v.detach() if id(v) in foreign and group.number else v for v in made.values]
             ctx.mark_non_differentiable(*[v for k, v in enumerate(values) if isinstance(v, torch.Tensor) and k not in group.values])

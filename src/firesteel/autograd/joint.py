@@ -59,7 +59,7 @@ class Joint:
     tangents: list[Tangent]
     differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
     non_differentiable: list[int]           # forward values that are floating but carry no gradient
-    origins: list[Origin]                   # for each tangent: where the program shows the value that it is the gradient of
+    origins: list[Origin]                   # for each tangent: where the program returns the value that it is the gradient of
     example_inputs: list[Any]               # abstract, of the placeholders
     packing: Packing | None = None          # where tensor subclasses take part
     refusal: tuple[str, str] | None = None  # (counter, reason) where only eager can run the program
@@ -239,7 +239,7 @@ def iterate_after(node: Node) -> Iterator[Node]:
 
 
 def _severed(outcome: TraceOutcome, leaves: Sequence[Any], without: Sequence[bool]) -> tuple[int, ...]:
-    """Of the inputs that get no gradient, those that no history leads to: the engine must not run what lies behind them."""
+    """Of the inputs that get no gradient, those that no history leads to: the engine must not run the nodes behind them."""
     written = {write.input for write in outcome.plan.writes}
     found = [i for i, yes in enumerate(without) if yes and i not in written]
     if not found:

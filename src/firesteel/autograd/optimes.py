@@ -1,6 +1,6 @@
 """How long the operators of a graph take, measured on this machine: for choices between saving and recomputing.
 
-A library call runs a few times on tensors of its real shapes; the time is kept for the process.  What fused kernels compute is told from its
+A library call runs a few times on tensors of its real shapes; the time is kept for the process.  The time of fused kernels is estimated from their
 bytes and the measured speed of memory; what they keep in registers counts for an eighth.  Symbolic sizes count as their hints.
 
     seconds(node)       # of running the operator once more

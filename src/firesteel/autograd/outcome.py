@@ -50,7 +50,7 @@ set_versions: Callable[..., None] = torch._C._autograd._unsafe_set_version_count
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a program shows one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
+    """Where a program returns one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
     ("output"), or what output `place` is a view of ("base")."""
     kind: str
     place: int
@@ -116,7 +116,7 @@ class ForwardValue:
 
     @property
     def quiet(self) -> bool:
-        """Could it carry a gradient, and does not?  A base that the program does not show never does."""
+        """Could it carry a gradient, and does not?  A base that the program does not return never does."""
         seen = self.tensor if self.tensor is not None or not isinstance(self.nodes[0], Node) else self.nodes[0].meta["val"]
         untracked = isinstance(seen, torch.Tensor) and (self.tensor is None or not is_tracked(seen))
         return untracked and (seen.is_floating_point() or seen.is_complex())
@@ -200,7 +200,7 @@ class TraceOutcome:
         return {t.record: t for t in (*shown, *map(owner_of, shown), *inputs) if type(t) is AbstractTensor}
 
     def _members(self, outputs: list[Any]) -> dict[StorageValue, list[tuple[int, AbstractTensor]]]:
-        """The outputs that lie in each storage which the program made, each once, with their places."""
+        """The outputs over each storage that the program allocated, each once, with their places."""
         members: dict[StorageValue, dict[int, tuple[int, AbstractTensor]]] = {}
         for place, output in enumerate(outputs):
             for part in parts_of(output):
@@ -272,7 +272,7 @@ class TraceOutcome:
         return Fresh(value)
 
     def _fills(self, tensor: AbstractTensor) -> bool:
-        """Does it begin where its storage begins, and show all of it?"""
+        """Does it cover its storage from offset 0 to the end?"""
         part, whole = tensor.spec, tensor.record.cell.spec
         return all(self.world.env.known(eq(a, b)) is True for a, b in ((part.offset, whole.offset), (part.numel(), whole.numel())))
 

@@ -40,7 +40,7 @@ from firesteel.autograd.recompute import (
     tensors_of,
 )
 from firesteel.autograd.regions import AGAIN
-from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_told
+from firesteel.autograd.symbols import environment, missing_symbols, sizes_of, where_bound
 from firesteel.config import config
 from firesteel.errors import InternalError
 from firesteel.graph.build import LazyModule, append_call, results_of
@@ -191,7 +191,7 @@ def choose_saved(roles: Roles, again: frozenset[Node] = frozenset()) -> list[Nod
 
 
 def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
-    """The values to save such that saving them and computing the others costs least.  A value that is computed again lies on the side of the
+    """The values to save such that saving them and computing the others costs least.  A recomputed value is on the side of the
     sink: what that costs is an edge from the source, which is then cut."""
     needed = roles.read_by_backward()
     must_save = set(needed)
@@ -203,7 +203,7 @@ def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
         once = not again(node)
         savable = terms.savable(node) and _one_value(node) or node.op == "placeholder"
         if not savable and once and node in must_save:
-            raise InternalError(f"The backward reads {node}, which can be neither saved nor computed again.")
+            raise InternalError(f"The backward reads {node}, which can be neither saved nor recomputed.")
         enter[node] = SOURCE if once else SINK if node in must_save and not savable else net.vertex()
         leave[node] = SINK if node in must_save else net.vertex() if savable else enter[node]
         if savable:
@@ -418,7 +418,7 @@ def generator_of(node: Node) -> tuple[torch.device, dict[str, Any]]:
 
 
 def size_nodes(roles: Roles, reached: set[Node], kept: Sequence[Node]) -> list[Node]:
-    """Nodes for the size symbols that the backward mentions and that its other inputs do not tell."""
+    """Nodes for the size symbols that the backward mentions and that its other inputs do not bind."""
     env = environment(roles.nodes[:len(roles.primals)])
     if env is None:
         return []
@@ -431,10 +431,10 @@ def _size_node(roles: Roles, symbol: Expr, env: Any) -> Node:
     for node in roles.nodes:
         if is_size(node) and node not in roles.after_tangents and next(sizes_of(node.meta["val"], env), None) is symbol:
             return node
-    told = where_told(symbol, roles.primals, env) or where_told(symbol, (n for n in roles.nodes if n not in roles.after_tangents), env)
-    if told is None:
+    found = where_bound(symbol, roles.primals, env) or where_bound(symbol, (n for n in roles.nodes if n not in roles.after_tangents), env)
+    if found is None:
         raise InternalError(f"The backward needs the size {symbol}, which no input has.")
-    source, op, dim = told
+    source, op, dim = found
     with roles.joint.graph.inserting_before(roles.joint.graph.output_node()):
         node = append_call(roles.joint.graph, op, (source, dim), {})
     node.meta.update(val=to_symint(symbol, env), phase="forward")
@@ -463,7 +463,7 @@ def _copy_of(base: Node, spec: Any) -> tuple[Any, tuple]:
 
 
 def _from_start(value: Any, start: Any, dtype: torch.dtype | None) -> Any:
-    """A value, or a view of it, that lay from `start` elements of `dtype` on and lies at the front of a storage now."""
+    """A value, or a view of it, with a storage offset less by `start` elements of `dtype`: it is at the front of a storage now."""
     return value if dtype is None or type(start) is int and start == 0 else moved(value, -start, dtype)
 
 
@@ -512,7 +512,7 @@ class GraphCopier:
         return call
 
     def kept(self, node: Node) -> Node:
-        """What the forward returns for a saved value; where it lies in an input that will be overwritten, the same view of a copy."""
+        """What the forward returns for a saved value; where it aliases an input that will be mutated, the same view of a copy."""
         views = views_to(node)
         base = views[0].all_input_nodes[0] if views else node
         if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):

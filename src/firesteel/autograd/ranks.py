@@ -1,4 +1,4 @@
-"""Do all ranks compile the same collectives?  Ranks that do not would wait for each other for ever; here they are told.
+"""Do all ranks compile the same collectives?  Ranks that do not would deadlock; here they raise an error.
 
 When a function is compiled for the first time in a process group, each rank writes the row of its collectives into the group's store and reads
 those of the others: an operator, its dtype and sizes, for each call.  It waits for them for `fs.config.rank_wait` seconds at most; a rank that is

@@ -9,7 +9,7 @@ The cost of saving a value is counted in passes over its bytes:
   one in memory      2   held, and read again
   one never stored   3   a fused kernel would have kept it in registers: written, held, and read again
   not of the forward 4   only the backward computes it; the forward would have to do so in its place
-Times 8 for a value that the user would rather have computed again.
+Times 8 for a value that the user would rather have recomputed.
 
     policy(node).recompute, policy(node).save
     save_cost(bytes_of(node), is_input=False, in_memory=True, in_forward=True)
@@ -33,7 +33,7 @@ from firesteel.table import Table
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """May a value of this class be computed again; may it be saved; does a fused kernel take it in?"""
+    """May a value of this class be recomputed; may it be saved; does a fused kernel take it in?"""
     recompute: bool
     save: bool
     fusible: bool
@@ -87,11 +87,11 @@ def _find_class(target: Any) -> str:
 
 def policy(node: Node) -> RecomputePolicy:
     """The node's row, or that of the user's wish: `meta["recompute"]` is set in checkpointed regions (regions.py).
-      must      computed again, never saved
+      must      recomputed, never saved
       prefer    the same, unless a value of a fraction of the bytes can be saved in place of what it is computed from (see `save_cost`)
       avoid     saved, but where a memory budget asks for less
       never     saved
-    A draw is computed again from the state of its generator, which is saved in its place.  A view that shall be saved stands for its base."""
+    A draw is recomputed from the state of its generator, which is saved in its place.  A view that shall be saved stands for its base."""
     name, wish = op_class(node), node.meta.get("recompute")
     row = POLICIES[name]
     if wish is None or name == "size":
@@ -104,7 +104,7 @@ def policy(node: Node) -> RecomputePolicy:
 
 
 def base_of(node: Node) -> Node:
-    """What a chain of views shows."""
+    """The result of a chain of views."""
     while node.op == "call_function" and op_class(node) == "view" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
@@ -114,7 +114,7 @@ def find_entries(nodes: Sequence[Node]) -> set[Node]:
     """The values that checkpointed regions take from other regions, or from what was computed from other regions.  They are saved, as in eager:
     else one region's recomputation would set off that of all regions before it, and all of them would be in memory at once."""
     entries: set[Node] = set()
-    tagged: set[Node] = set()       # what depends on a value that will be computed again
+    tagged: set[Node] = set()       # what depends on a recomputed value
     for node in nodes:
         wish, region = node.meta.get("recompute"), node.meta.get("region")
         if node.op != "call_function" or node.meta.get("phase") == "backward":

@@ -36,7 +36,7 @@ AGAIN = ("must", "prefer")      # the wishes for a second computation
 # ---------------------------------------------------------------- tags
 
 def nested(outer: Tags, inner: Mapping[str, Any]) -> Tags:
-    """The tags of what lies in a region inside of a region."""
+    """The tags of nodes of a nested region."""
     return {**outer, "policies": outer["policies"] + inner.get("policies", ())}
 
 

@@ -2,13 +2,13 @@
 
 A hook on an intermediate tensor must see, at run time, all of its gradient, and may change it.  A compiled backward has no such
 place; the border between two compiled graphs has.  So capture puts a call of a *seam function* into the graph, right behind the
-node that makes the tensor, and what lies between seams is compiled on its own (autograd/segments.py).  A backend that runs the graph as it
+node that makes the tensor, and what is between seams is compiled on its own (autograd/segments.py).  A backend that runs the graph as it
 is needs to know nothing: seam functions are ordinary functions of real tensors.
 
-The seed or state of a generator of random numbers is set, and read, at a seam too: draws before it lie in one graph, those behind it in another.
+The seed or state of a generator of random numbers is set, and read, at a seam too: draws before it are in one graph, those after it in another.
 So is the memory of a tensor exchanged (`tensor.data = other`).
 
-What always holds: a seam of a hook comes before every use of its tensor, so that no gradient passes it by; what the hook is, is told after
+What always holds: a seam of a hook comes before every use of its tensor, so that no gradient passes it by; which hook it is, is set after
 the graph has run (`LateHook.hook`, `BackwardHook.user_hooks`), so it is no part of the graph and never compiled again for.
 
     late = graph.call_function(hook_here, (y,))         # y -> LateHook; the run function then says late.hook = the user's function
@@ -22,7 +22,7 @@ import torch
 import torch.fx
 from torch.utils.hooks import BackwardHook
 
-from firesteel.homes import home_of, lies_in
+from firesteel.homes import home_of, is_in_package
 from firesteel.table import Table
 
 # function -> what it is for
@@ -44,7 +44,7 @@ class LateHook:
 
 
 def hook_here(tensor: torch.Tensor) -> LateHook:
-    """tensor.register_hook(a hook told later)"""
+    """tensor.register_hook(a hook that is set later)"""
     late = LateHook()
     late.handle = tensor.register_hook(late)
     return late
@@ -57,7 +57,7 @@ def retain_here(tensor: torch.Tensor) -> None:
 
 def module_starts(count: int, places: tuple[int, ...], *tensors: torch.Tensor) -> tuple[Any, ...]:
     """The inputs of a module with backward hooks: (BackwardHook, the tensors to go on with).  It has `count` arguments, of which those
-    at `places` are tensors; its module and its hooks are told later."""
+    at `places` are tensors; its module and its hooks are set later."""
     hook = BackwardHook(None, [], [])
     given = hook.setup_input_hook(_arguments(count, places, tensors))
     return (hook, *(given[place] for place in places))
@@ -127,4 +127,4 @@ def runs_users_code(node: torch.fx.Node) -> bool:
         return node.op == "call_module"
     if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return not str(node.target).startswith(("aten.", "prims."))
-    return not lies_in(home_of(node.target), "torch", "_operator", "builtins", "math", "firesteel")
+    return not is_in_package(home_of(node.target), "torch", "_operator", "builtins", "math", "firesteel")

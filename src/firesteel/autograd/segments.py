@@ -153,7 +153,7 @@ class Stretch:
     def __post_init__(self) -> None:
         inside = set(self.nodes)
         self.reads = list(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
-        self.sizes: list[SymbolPlace] = []         # of symbols that no node of `reads` tells
+        self.sizes: list[SymbolPlace] = []         # of symbols that no node of `reads` binds
 
     def read_nodes(self) -> list[Node]:
         return list(dict.fromkeys([*self.reads, *(size.node for size in self.sizes)]))
@@ -181,20 +181,20 @@ def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
     env = environment(gm.graph.nodes)
     if env is None:
         return
-    tellers: dict[Expr, SymbolPlace] = {}
+    binders: dict[Expr, SymbolPlace] = {}
     for node in gm.graph.nodes:
-        for symbol, size in _told_by(node, env):
-            tellers.setdefault(symbol, size)
+        for symbol, size in _bound_by(node, env):
+            binders.setdefault(symbol, size)
     for part in parts:
         used = free_symbols(*(env.simplify(size) for node in (*part.reads, *part.nodes, *inside_bodies(part.nodes))
                               for size in sizes_in(node.meta.get("val"))))
-        told = {symbol for node in part.reads for symbol, _ in _told_by(node, env)}
+        bound = {symbol for node in part.reads for symbol, _ in _bound_by(node, env)}
         inside = set(part.nodes)
-        sizes = [tellers[symbol] for symbol in sorted(used - told, key=str) if symbol in tellers]
+        sizes = [binders[symbol] for symbol in sorted(used - bound, key=str) if symbol in binders]
         part.sizes = [size for size in sizes if size.node not in inside]
 
 
-def _told_by(node: Node, env: Any) -> list[tuple[Expr, SymbolPlace]]:
+def _bound_by(node: Node, env: Any) -> list[tuple[Expr, SymbolPlace]]:
     """The symbols that can be read off a node's value as they are."""
     val = node.meta.get("val")
     asks: list[Callable[[Any], Any]] = [itself]

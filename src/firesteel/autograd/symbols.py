@@ -1,7 +1,7 @@
-"""Which size symbols a graph mentions, and which of them its inputs tell.
+"""Which size symbols a graph mentions, and which of them its inputs bind.
 
 A later stage reads every symbol from an input: a size, stride or offset that is just that symbol, or an int.  A backward graph
-mentions symbols (in the shapes of its values) that none of the tensors saved for it need show alone: `3*s0` is no way to read `s0`.
+mentions symbols (in the shapes of its values) that none of the tensors saved for it need bind: `s0` cannot be read from a size `3*s0`.
 The partitioner therefore saves those that are missing as ints.
 
     missing_symbols(nodes, placeholders)      # {s0}
@@ -44,21 +44,21 @@ def sizes_of(value: Any, env: Any) -> Iterator[Any]:
 
 
 def missing_symbols(nodes: Collection[Node], placeholders: Iterable[Node], env: Any) -> list[Expr]:
-    """The symbols that values of `nodes` mention and that neither `placeholders` tell nor `nodes` themselves read from data, in the
+    """The symbols that values of `nodes` mention and that neither `placeholders` bind nor `nodes` themselves read from data, in the
     order of their creation."""
-    told = {size for node in placeholders for size in sizes_of(node.meta.get("val"), env) if is_symbol(size)}
-    told.update(symbol for node in nodes for symbol in node.meta.get("unbacked", ()))
+    bound = {size for node in placeholders for size in sizes_of(node.meta.get("val"), env) if is_symbol(size)}
+    bound.update(symbol for node in nodes for symbol in node.meta.get("unbacked", ()))
     mentioned: set[Expr] = set()
     for size in {size for node in nodes for size in sizes_of(node.meta.get("val"), env)}:
         mentioned |= free_symbols(size)
-    return sorted(mentioned - told, key=lambda symbol: env.symbols[symbol].number)
+    return sorted(mentioned - bound, key=lambda symbol: env.symbols[symbol].number)
 
 
 def is_symbol(size: Any) -> bool:
     return type(size) is Expr and size.op == "symbol"
 
 
-def where_told(symbol: Expr, placeholders: Iterable[Node], env: Any) -> tuple[Node, Any, int] | None:
+def where_bound(symbol: Expr, placeholders: Iterable[Node], env: Any) -> tuple[Node, Any, int] | None:
     """(placeholder, how to ask it, dimension) for a symbol that is a size or stride of an input."""
     aten = torch.ops.aten
     for node in placeholders:

@@ -58,7 +58,7 @@ from firesteel.capture.values.torch_calls import TorchFunctionValue, run_abstrac
 from firesteel.capture.values.torch_states import CoreFunction
 from firesteel.capture.values.wrappers import guard_parts, is_captured
 from firesteel.capture.world import STATIC
-from firesteel.homes import home_of, is_library, lies_in, lies_in_private
+from firesteel.homes import home_of, is_in_package, is_in_private, is_library
 from firesteel.sym.expr import Expr, eq, free_symbols, symbol
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
@@ -183,7 +183,7 @@ def wrap_with_bit(m: Machine, obj: torch.Tensor, source: Source, flip: Callable[
 
 def without_bit(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor whose bit is set.  Taken with gradients on, whatever the program runs under: a view that was taken without
-    would refuse to tell its history after a write."""
+    would refuse to return its history after a write."""
     with torch.enable_grad():
         return torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor)
 
@@ -519,11 +519,11 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
     """Instances of Python classes are read attribute by attribute; anything else is only passed around."""
     if is_native_instance(type(obj)):
         return wrap_native_object(m, obj, source)
-    if lies_in(home_of(type(obj)), "torch") and isinstance(getattr(type(obj), "__members__", None), dict):      # an enum of torch's, made in C++
+    if is_in_package(home_of(type(obj)), "torch") and isinstance(getattr(type(obj), "__members__", None), dict):     # an enum of torch's, made in C++
         return wrap_fixed(m, obj, source)
     if callable(obj) and marks.is_marked(obj, marks.ALLOWED):
         return wrap_callable(m, obj, source)
-    if not is_plain(type(obj)) or lies_in_private(home_of(type(obj)), "torch"):
+    if not is_plain(type(obj)) or is_in_private(home_of(type(obj)), "torch"):
         return BY_CLASS.get(f"{type(obj).__module__}.{type(obj).__qualname__}", opaque)(m, obj, source)
     guard(m, source, "type", type(obj))
     return ObjectValue(type(obj), obj, source)
@@ -586,4 +586,4 @@ CHANGING = ("__main__", "warnings", "torch.utils._device")      # programs set g
 def is_trusted_scope(scope: dict[str, Any]) -> bool:
     """Globals of torch and of the standard library are taken as fixed."""
     name = scope.get("__name__", "")
-    return is_library(name) and not lies_in(name, *CHANGING) or name == polyfills.__name__
+    return is_library(name) and not is_in_package(name, *CHANGING) or name == polyfills.__name__

@@ -243,9 +243,9 @@ def careful_graph_call(e: RunEmitter, callable_: Any, captured: Any, inputs: lis
     region runs again for real, effect by effect, up to the error.  Where its inputs are there still, eager is asked first whether there is one."""
     everything = ", ".join([*(e.source(Local(name)) for name in region.arg_names), ""])
     arguments = ", ".join(e.source(i.source) for i in inputs)
-    told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
+    asked = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
     handler = ["except Exception:", "    failed = True"] if region.owns_inputs else \
-        ["except (IndexError, RuntimeError) as error:", f"    if {told}(error, [{arguments}]) is error: raise", "    failed = True"]
+        ["except (IndexError, RuntimeError) as error:", f"    if {asked}(error, [{arguments}]) is error: raise", "    failed = True"]
     return ["failed = False", "try:", f"    {results_text(e)}{e.constants.bind(callable_, 'graph')}({arguments})", *handler,
             "if failed:", f"    return {e.constants.bind(region, 'region')}.eager(({everything}))"]
 
@@ -258,6 +258,6 @@ def graph_call(e: RunEmitter, callable_: Any, captured: Any, inputs: list[GraphI
     """The lines that call the compiled graph: its errors are raised as eager raises them."""
     arguments = ", ".join(e.source(i.source) for i in inputs)
     results = results_text(e)
-    told = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
+    asked = e.constants.bind(functools.partial(as_eager_says, captured), "as_eager_says")
     return ["try:", f"    {results}{e.constants.bind(callable_, 'graph')}({arguments})",
-            "except (IndexError, RuntimeError) as error:", f"    raise {told}(error, [{arguments}]) from None"]
+            "except (IndexError, RuntimeError) as error:", f"    raise {asked}(error, [{arguments}]) from None"]

@@ -290,7 +290,7 @@ class Region:
 
     def _store(self, captured: RegionCode, reason: str, seconds: float, compilation: Compilation | None) -> Entry:
         entry = Entry(captured.guard, captured.run, captured.graph, reason, seconds, captured.broke, boxed=captured.boxed, compilation=compilation)
-        if self.backend is not self.root.backend:       # for the first call alone: the next one shows what varies
+        if self.backend is not self.root.backend:       # for the first call alone: the next one decides what varies
             self._first = entry
         elif captured.keep:
             entry.late = len(self.entries) >= TRIED_FIRST

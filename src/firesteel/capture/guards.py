@@ -1,6 +1,6 @@
 """Guards: what must still hold of the program's objects for a compiled region to be right.
 
-A Guard is (source, kind, data).  A kind is a row of `KINDS`: the Python text of its check, and the sentence told when it fails.
+A Guard is (source, kind, data).  A kind is a row of `KINDS`: the Python text of its check, and the sentence for its failure.
 `build_guards` makes ONE function of all the guards of a region, over the region's arguments.
 
     guards = [Guard(Local("n"), "equals", 3), Guard(Local("x"), "tensor", TensorFacts.of(x))]

@@ -20,7 +20,7 @@ import torch
 
 from firesteel import transaction
 from firesteel.errors import UserError
-from firesteel.homes import home_of, lies_in
+from firesteel.homes import home_of, is_in_package
 
 DISABLED = "__firesteel_disabled__"
 ALLOWED = "__firesteel_allowed__"
@@ -275,7 +275,7 @@ def before_the_peer(fn: Any) -> Any:
     """The function that the peer was to compile, or an optimiser's function on which it, once loaded, put marks of its own.  None for all others."""
     # boundary: recognises the attributes that torch.compile and torch._dynamo.disable leave on a function
     original = getattr(fn, "_torchdynamo_orig_callable", None)
-    if original is None or getattr(fn, "_torchdynamo_disable", False) and not lies_in(home_of(fn), "torch.optim"):
+    if original is None or getattr(fn, "_torchdynamo_disable", False) and not is_in_package(home_of(fn), "torch.optim"):
         return None
     return original
 

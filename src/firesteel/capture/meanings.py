@@ -2,7 +2,7 @@
 
 The questions stand in order in `meaning`; the first that has an answer decides.  What they ask are tables of one shape, something hashable ->
 CallMeaning: the callable itself (`CALLABLES`), its type, its module, its class.  A callable without a row is inlined where it is written in Python,
-and breaks where it is not.  Modules are told part by part (`homes.py`), functions by what they are and never by the look of their names.
+and breaks where it is not.  Modules are compared part by part (`homes.py`), functions by identity and never by the look of their names.
 
     meaning(torch.relu)                     # CallMeaning(NODE)
     meaning(math.sqrt)                      # CallMeaning(PURE)

@@ -1,7 +1,7 @@
 """What each normalised instruction does to a symbolic frame: one function a row of `OPCODES`.
 
 A handler takes (machine, frame, instr); the frame's pc already points behind the instruction.  It computes first and changes
-the frame last, so that a Break leaves the frame as it was.  No version of Python is told apart here.
+the frame last, so that a Break leaves the frame as it was.  Nothing here depends on the version of Python.
 """
 from __future__ import annotations
 

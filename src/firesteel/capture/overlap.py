@@ -1,7 +1,7 @@
 """Inputs that alias, one of which is mutated: what the mutation does to the others is part of the compiled program.
 
 In: the tensors that a graph reads, with what the capture did to them.  Out: those of each shared storage that is written, marked so that no
-backward computes from them again, and one guard for each, which says which of the tensors in it lie over one another.
+backward computes from them again, and one guard for each, which says which of the tensors in it overlap.
 What always holds: a program that writes no shared input has no such guard.
 
     f(x[:5], x[4:9])        # writes its first argument: "a and b share memory"

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import FunctionMeta
 
 from firesteel.capture import marks
-from firesteel.homes import home_of, lies_in
+from firesteel.homes import home_of, is_in_package
 from firesteel.table import Table
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -61,7 +61,7 @@ def is_plain(cls: type) -> bool:
     """May a class be derived from it unseen?  torch's own functions know how torch calls them."""
     own = [vars(base) for base in cls.__mro__ if base not in torch.autograd.Function.__mro__]
     watched = any("__init_subclass__" in names or "apply" in names for names in own)
-    return type(cls) is FunctionMeta and not watched and not lies_in(home_of(cls), "torch") and not marks.is_marked(cls, marks.ALLOWED)
+    return type(cls) is FunctionMeta and not watched and not is_in_package(home_of(cls), "torch") and not marks.is_marked(cls, marks.ALLOWED)
 
 
 def with_forward(cls: type[torch.autograd.Function], forward: Callable[..., Any]) -> Any:

@@ -1,6 +1,6 @@
 """Running the rest of a frame eagerly: real code that starts in the middle.
 
-In: a code object, the index of a normalised instruction, which locals are bound, and what lies on the stack there.  Out: a function that
+In: a code object, the index of a normalised instruction, which locals are bound, and the stack there.  Out: a function that
 takes those locals and stack items, puts them back and jumps.  Only needed where a continuation is not compiled: at the recompile limit,
 under stance force_eager, or when a compiler failed.
 

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable
 
 from firesteel.errors import FiresteelError, InternalError
-from firesteel.homes import lies_in
+from firesteel.homes import is_in_package
 
 CodeLine = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
 
@@ -34,7 +34,7 @@ def is_ours(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and lies_in(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
+    return trace is not None and is_in_package(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
 
 
 def without_ours(error: BaseException) -> None:
@@ -59,7 +59,7 @@ def _is_bug(error: BaseException, innermost: types.TracebackType) -> bool:
 
 def _is_hidden(trace: types.TracebackType) -> bool:
     code = trace.tb_frame.f_code
-    return code.co_filename.startswith("<firesteel ") or lies_in(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
+    return code.co_filename.startswith("<firesteel ") or is_in_package(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
 
 
 def located(error: BaseException, places: Iterable[CodeLine]) -> BaseException:

@@ -113,7 +113,7 @@ for _name, _stack, _text, *_jumps in [
     ("FORMAT_SIMPLE", "v -- s", "format(v, '')"),
     ("FORMAT_WITH_SPEC", "v spec -- s", "format(v, spec)"),
     ("CALL", "x y a*arg -- v", "x NULL: y(*a); y NULL: x(*a); else x(y, *a). The last len(kwnames) of a are keywords, named by kwnames"),
-    ("CALL_KW", "x y a*arg names -- v", "CALL with the keyword names on the stack (only where they cannot be told in advance)"),
+    ("CALL_KW", "x y a*arg names -- v", "CALL with the keyword names on the stack (only where they are not known in advance)"),
     ("CALL_FUNCTION_EX", "x y args [kwargs] -- v", "one of x, y is NULL; kwargs is there if arg & 1"),
     ("MAKE_FUNCTION", "[defaults] [kwdefaults] [annotations] [closure] code -- f", "present if arg & 1, 2, 4, 8"),
     ("GET_ITER", "o -- it", "iter(o)"),
@@ -290,7 +290,7 @@ CONVERSIONS = (None, str, repr, ascii)
 
 
 def format_value(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    """The conversion concerns the value, which lies under the spec where there is one."""
+    """The conversion concerns the value, which is below the spec where there is one."""
     conversion, has_spec = run[0].arg & 3, run[0].arg & 4
     last = Part("FORMAT_WITH_SPEC" if has_spec else "FORMAT_SIMPLE")
     if not conversion:
@@ -436,7 +436,7 @@ COMPARE_SYMBOLS = ("<", "<=", "==", "!=", ">", ">=")
 # Unconditional exits: the instruction after one of these is not reached from it.
 STOPS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
 
-# A jump and the same jump in the other direction, where the instruction set tells them apart.
+# A jump and the same jump in the other direction, where the instruction set distinguishes them.
 _TURNS = [("JUMP_FORWARD", "JUMP_BACKWARD", None)] + [
     (f"POP_JUMP_FORWARD_IF_{when}", f"POP_JUMP_BACKWARD_IF_{when}", P12) for when in ("TRUE", "FALSE", "NONE", "NOT_NONE")]
 BACKWARD_OF = {forward: backward for forward, backward, until in _TURNS if applies(None, until)}

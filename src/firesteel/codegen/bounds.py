@@ -1,7 +1,7 @@
 """What is known about the integers of a nest: which are never negative, and how large they get.
 
 Used to pick cheap division and narrow index types.  The arithmetic is that of `sym/bounds.py`; what is made of data may wrap around, so an
-interval that does not fit an int64 says nothing there.  An axis lies in [0, extent); None is no bound (a symbolic extent).
+interval that does not fit an int64 says nothing there.  An axis is in [0, extent); None is no bound (a symbolic extent).
 
     NestIntervals(nest).of(axis("a0") * 4)      # (0, 4 * (extent - 1))
 """

@@ -92,7 +92,7 @@ class _LlvmPrinter:
         text = "\n".join(functions).replace("%ERROR_SLOT", str(slot))
         declared = [self.declarations[k] for k in sorted(self.declarations)]
         declared.append("declare i64 @fs_launch(ptr, ptr, i64, i64, ptr)" if not self.nest.axes else "declare void @fs_run(ptr, ptr, i64, i64)")
-        # vectors that spill must not cross cache lines: where the stack happened to lie, that cost a third of the time
+        # vectors that spill must not cross cache lines: depending on the stack pointer, that cost a third of the time
         aligned = max(self.target.vector_bytes, 16)
         tail = [f"attributes #0 = {{ nounwind alignstack={aligned} }}", "attributes #1 = { nounwind willreturn memory(none) }",
                 '!0 = !{!"branch_weights", i32 1, i32 100000}']

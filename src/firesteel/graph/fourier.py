@@ -115,7 +115,7 @@ def _window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Any:
 
 @symbolic_row(torch.istft, Tensor.istft)
 def istft(input: Tensor, n_fft: int, *given: Any, **named: Any) -> Any:
-    """Each frame is transformed back, the frames are added where they lie, and divided by the sum of the windows there."""
+    """Each frame is transformed back, the frames are added at their offsets, and divided by the sum of the windows there."""
     o = _options(BACK, n_fft, given, named)
     if o is None or input.dim() not in (2, 3) or not input.is_complex() or o.hop > o.width:
         return NotImplemented

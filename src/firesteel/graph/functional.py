@@ -102,7 +102,7 @@ def _check_strides(cell: StorageValue, steps: Sequence[ViewStep]) -> None:
     them, which strides may name, is known of an input alone, and only until that is written."""
     for step in steps:
         if step.op is aten.as_strided.default and (not is_dense(cell.spec) or less(step.args[2], step.before.offset)):
-            raise Unfollowable("strided_writes", "strides look beside the elements of a tensor, and it or what they show is written")
+            raise Unfollowable("strided_writes", "a view by strides reaches outside of a tensor's elements, and one of the two is mutated")
 
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)

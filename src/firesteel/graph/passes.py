@@ -101,12 +101,12 @@ def merge_equal(graph: Graph) -> int:
 
 
 def viewed(node: Node) -> Node:
-    """The node whose memory a view shows, or itself."""
+    """The base of a view, or itself."""
     return view_chain(node)[-1]
 
 
 def view_chain(node: Node) -> list[Node]:
-    """The node, what it is a view of, and so on to the node whose memory they show."""
+    """The node, what it is a view of, and so on to their base."""
     base: Any = node
     chain = [base]
     while is_getitem(base) or base.target is aten._unsafe_view.default or isinstance(base.target, OpOverload) and facts(base.target).kind == "view":
@@ -147,8 +147,8 @@ NOOPS: Table[Callable[[Node], Node | None]] = Table("test for doing nothing", "g
 
 
 def remove_noops(graph: Graph) -> int:
-    """Replaces views that show their argument as it is by the argument, and parts that were just written by what was written.  A result stays in
-    the memory that it shows: the other may be a result too."""
+    """Replaces views with the Spec of their argument by the argument, and parts that were just written by what was written.  A result stays in
+    its memory: the other may be a result too."""
     removed = 0
     shown = {node for output in outputs_of(graph) for node in view_chain(output)}
     for node in list(graph.nodes):
@@ -206,7 +206,7 @@ def counted_in(wanted: torch.dtype, count: Any, dtype: torch.dtype) -> Any:
 @NOOPS.row(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.expand.default, aten.view.default, aten._unsafe_view.default,
            aten.slice.Tensor, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.as_strided.default)
 def _same_spec(node: Node) -> Node | None:
-    """A view with the Spec of its argument, the offset included, shows the same elements."""
+    """A view with the Spec of its argument, the offset included, has the same elements."""
     base = node.args[0]
     return base if isinstance(base, Node) and spec(base) == spec(node) else None
 

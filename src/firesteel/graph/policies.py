@@ -24,7 +24,7 @@ aten = torch.ops.aten
 Policy = Callable[..., Any]
 _RANK = {wish: rank for rank, wish in enumerate(WISHES.values())}
 _CONTEXT: Any = torch.utils.checkpoint.SelectiveCheckpointContext
-_TELLS_OUTPUT = "op_output" in inspect.signature(_CONTEXT).parameters       # newer versions of torch show a policy the result
+_TELLS_OUTPUT = "op_output" in inspect.signature(_CONTEXT).parameters       # newer versions of torch pass the result to a policy
 _IGNORED: Collection[Any] = getattr(torch.utils.checkpoint, "SAC_IGNORED_OPS", frozenset())
 
 
@@ -100,7 +100,7 @@ _BY_SIZES: dict[Any, tuple[Any, tuple[Any, ...]]] = {
 
 
 def by_sizes(op: Any, kwargs: Mapping[str, Any], spec: Spec) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """The same tensor made from sizes: the mask of a dropout must not have its input computed again for its shape."""
+    """The same tensor made from sizes: the mask of a dropout must not have its input recomputed for its shape."""
     found = _BY_SIZES.get(op)
     contiguous = spec.strides == contiguous_strides(spec.shape)
     if found is None or kwargs.get("pin_memory") or not (contiguous or found[0] is aten.empty_strided.default):

@@ -117,7 +117,7 @@ def _is_relaid(arg: Any, world: TraceWorld) -> bool:
 
 
 def mark_layout(node: Node, args: Sequence[Any], nodes: Sequence[Any]) -> None:
-    """Tells the verifier where the graph has an argument in another layout than eager: one that was computed where eager sets a bit, or that
+    """Marks for the verifier where the graph has an argument in another layout than eager: one that was computed where eager sets a bit, or that
     replaced an input's content.  The rule was asked with eager's."""
     for arg, given in zip(args, nodes):
         if isinstance(arg, (list, tuple)):

@@ -1,4 +1,4 @@
-"""How elements in memory show in another shape: the size that -1 stands for, and strides without a copy."""
+"""Strided elements in another shape: the size that -1 stands for, and strides without a copy."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Shape:
 
 
 def view_strides(x: Spec, shape: Shape) -> Shape | None:
-    """The strides with which the storage of x shows as `shape`; None where only a copy can."""
+    """The strides of a view of x as `shape`; None where it needs a copy."""
     if x.strides == contiguous_strides(x.shape):
         return contiguous_strides(shape)
     if 0 in x.shape:
@@ -41,7 +41,7 @@ def view_strides(x: Spec, shape: Shape) -> Shape | None:
 
 
 def _memory_runs(x: Spec) -> list[tuple[Size, Size]]:
-    """(elements, stride of the fastest) of each run of dimensions that lie evenly in memory, fastest run first."""
+    """(elements, stride of the fastest) of each run of dimensions that is contiguous up to one stride, fastest run first."""
     runs: list[tuple[Size, Size]] = []
     numel: Size = 1
     step: Size = x.strides[-1] if x.shape else 1

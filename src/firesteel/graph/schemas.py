@@ -20,7 +20,7 @@ aten = torch.ops.aten
 # reshape: changes the metadata of its argument in place; update: gives fresh results and writes arguments beside
 Kind = Literal["pure", "view", "inplace", "out", "reshape", "update"]
 
-# Twins that the names do not tell.
+# Functional forms of another name.
 TWINS = {
     aten.normal_.default: aten.normal_functional.default,
     aten.bernoulli_.float: aten.bernoulli.p,
@@ -54,7 +54,7 @@ class Facts:
     composite: bool = False                 # has a decomposition in C++ that must be used (CompositeImplicitAutograd)
     random: bool = False
     returns_list: bool = False
-    empty: bool = False                     # a view that shows the same elements in the same way
+    empty: bool = False                     # a view with its argument's Spec
 
 
 _facts: dict[int, Facts] = {}       # by id: operators live for ever, and hashing one costs a microsecond
@@ -107,7 +107,7 @@ def _read(op: OpOverload) -> Facts:
 
 
 def _is_special(argument: Any) -> bool:
-    """Is it written, and a list, possibly None, or a keyword that is no `out=`?  Then only the functional form can tell the new values."""
+    """Is it written, and a list, possibly None, or a keyword that is no `out=`?  Then only the functional form returns the new values."""
     written = argument.alias_info is not None and argument.alias_info.is_write
     return written and (str(argument.type) != "Tensor" or argument.kwarg_only and not argument.is_out)
 

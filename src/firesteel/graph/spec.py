@@ -165,12 +165,12 @@ def is_dense(spec: Spec) -> bool:
 
 
 def repeats(spec: Spec) -> bool:
-    """Has it a dimension along which all elements are one in memory?"""
+    """Has it a dimension of stride 0?"""
     return any(type(s) is int and s == 0 and not (type(n) is int and n == 1) for n, s in zip(spec.shape, spec.strides))
 
 
 def overlaps_itself(spec: Spec) -> bool:
-    """May several elements be one in memory?  No, where each stride steps over all that the smaller ones reach."""
+    """May it be self-overlapping?  No, where each stride steps over all that the smaller ones reach."""
     if _surely_dense(spec):
         return False
     reach: Size = 0
@@ -264,7 +264,7 @@ def _compare(a: int, b: int, shape: Shape, rows: list[Shape]) -> int:
     """-1: dimension a is faster; 1: b is; 0: nothing says."""
     for strides in rows:
         x, y = strides[a], strides[b]
-        if type(x) is Expr or type(y) is Expr:      # one around the other: their strides are equal only where the inner size is 1, and may lie anyhow
+        if type(x) is Expr or type(y) is Expr:      # one around the other: their strides are equal only for an inner size of 1, with any stride
             if x == y * shape[b]:
                 return 1
             if y == x * shape[a]:

@@ -1,6 +1,6 @@
 """How far into a storage a tensor may look: `as_strided` and its kind name places by sizes, strides and an offset of the program's own.
 
-What is known of a storage is how far the tensors that lie in it reach.  A place behind that is refused: the storage of an input may be larger, but
+What is known of a storage is how far the tensors over it reach.  A place behind that is refused: the storage of an input may be larger, but
 no guard says that it still is in the next call, so eager runs such a call.
 
     within_storage([x], torch.float32, (2, 3), (3, 1), 0)       # x: f32[6]
@@ -27,7 +27,7 @@ def reach(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> Size:
 
 
 def within_storage(tensors: Sequence[Spec], dtype: torch.dtype, sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> None:
-    """`tensors` lie in the storage; sizes, strides and offset are those of the tensor to be made, counted in elements of `dtype`."""
+    """`tensors` are over the storage; sizes, strides and offset are those of the tensor to be made, counted in elements of `dtype`."""
     check(len(sizes) == len(strides), "mismatch in length of strides and shape")
     for number, what in (*((s, "size") for s in sizes), *((s, "stride") for s in strides), (offset, "storage offset")):
         must(ge(number, 0), f"as_strided: invalid {what} {number}")

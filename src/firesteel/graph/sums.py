@@ -6,7 +6,7 @@ of their factors side by side.  The library is faster on one long product than o
     mm(a, x) + mm(b, y) + mm(c, z)   ->   mm(concat([a, b, c], 1), concat([x, y, z], 0))
 
 Factors stand side by side by one copy of the library (`concat`): loops would be a kernel for each.  Those that are transposed are joined before
-they are transposed, so that each is copied as it lies in memory.
+they are transposed, so that each is copied in its memory order.
 """
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _is_worth_it(node: Node, pairs: list[Pair]) -> bool:
 
 
 def _order(node: Node) -> bool | None:
-    """Does the sum lie in memory as its transposed one would?  None: in no order."""
+    """Has the sum the strides of its transposed one?  None: it is dense in no order."""
     own: Any = spec(node)
     if own.strides == contiguous_strides(own.shape):
         return False

@@ -12,7 +12,7 @@ their functional twins (`functional.py`); a write to an input changes what `to_n
 
 What always holds
  1. Every call_function node is an OpOverload without writes, `operator.getitem`, or a function of sizes on sizes.
- 2. The Spec of a tensor in the program is the Spec of the node that shows it: strides too.
+ 2. The Spec of a tensor in the program is the Spec of its node: strides too.
  3. Nodes carry meta: "val" (abstract), "phase" ("forward" or "backward"), "seq_nr" (ties a backward node to the forward node it
     differentiates), and "stack_trace" and "nn_module_stack" of the torch-level node being interpreted (`interpret`).
 """
@@ -238,10 +238,10 @@ class TraceWorld(AbstractWorld):
     def _compute_size(self, size: Expr) -> Any:
         if size.op == "const":
             return size.attr
-        untold = any(s not in self._sizes for s in free_symbols(size))
-        told = self.env.in_terms_of(size, self._sizes) if untold else None
-        if told is not None:
-            return self._raw_size(told)     # as it is: simplified it would be the same again
+        unbound = any(s not in self._sizes for s in free_symbols(size))
+        found = self.env.in_terms_of(size, self._sizes) if unbound else None
+        if found is not None:
+            return self._raw_size(found)     # as it is: simplified it would be the same again
         if size.op == "symbol":
             raise InternalError(f"the size {size} is not known from any input of the graph")
         for part in postorder(*size.args):      # one by one: sums may be long
@@ -294,7 +294,7 @@ class TraceWorld(AbstractWorld):
 
     def forget_history(self) -> None:
         """The values of nodes become leaves.  With their history, of which C++ owns a part, they hold each other in cycles that no collector sees:
-        the graph and what its nodes tell of the user's program would never be freed."""
+        the graph and its nodes' references into the user's program would never be freed."""
         for node in self.graph.nodes:
             node.meta["val"] = pytree.tree_map_only(AbstractTensor, self._leaf, node.meta.get("val"))
 
@@ -381,7 +381,7 @@ class TraceWorld(AbstractWorld):
 
 
 def overlapping(place: Alias, target: AbstractTensor) -> bool:
-    """Is the storage seen, on the way to what is written, by a tensor of which several elements are one in memory?"""
+    """Is the storage seen, on the way to what is written, by a self-overlapping tensor?"""
     if place.cell.version == 0 and place.cell.source is not None and overlaps_itself(place.cell.spec):
         return True
     shown = [*(step.before for step in place.steps[1:]), target.spec]

@@ -1,7 +1,7 @@
 """Fewer kernels with the same meaning: Program -> Program.
 
 In: a simplified Program of one nest an operator.  Out: a Program in which
- - inputs that are copied, changed and copied back are written where they lie (`inplace.py`),
+ - inputs that are copied, changed and copied back are mutated in place (`inplace.py`),
  - biases are added by nests rather than by library calls (`bias.py`),
  - pointwise producers are computed inside of their readers (`inline.py`),
  - loads are such that lanes can read memory in a row (`loads.py`),
@@ -27,7 +27,7 @@ from firesteel.loops.simplify import split_axes
 
 
 def fuse(program: Program) -> Program:
-    """Producers into readers, then neighbours into groups; then indices made linear, which only whole nests show how to."""
+    """Producers into readers, then neighbours into groups; then linear indices, which need the whole nest."""
     program = separate_biases(write_in_place(program))
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     program = write_to_inputs(without_needless_masks(inline(program, fuel, rewritten)))

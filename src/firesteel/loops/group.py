@@ -9,7 +9,7 @@ Numbered rules of what may be one group (`unite`)
  1. There is a one-to-one match of axes with equal extents, under which all parallel axes of the one are axes of the other.  An axis
     may be split for that: rows n < 8*i of the one are rows (i, j) of the other.
  2. What one writes and the other reads is read at the same point of the common parallel axes.
- 3. No third step lies on a path between the two; so the steps can still be put in an order (ancestors are bitsets).
+ 3. No third step is on a path between the two; so the steps can still be put in an order (ancestors are bitsets).
  4. Neither writes what the other one writes, or what an earlier one reads.
  5. Scans and stores that add are left alone.
 Whether it is worth it: they have a producer and its reader among them, or read one large buffer at the same place; the axes moved
@@ -181,7 +181,7 @@ class Grouper:
         self.direct: dict[int, set[int]] = {}       # group number -> steps it depends on directly
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
-        self.told: dict[str, int] = {}              # symbol that only run time knows -> the step after which it may be used
+        self.bound_at: dict[str, int] = {}              # unbacked symbol -> the step that binds it
         self.last_in_order: int | None = None       # the last step that draws random numbers or starts a collective
         self.failing: list[int] = []                # steps that may raise
         self.dead = 0                               # bits of the steps whose results nobody reads
@@ -200,17 +200,17 @@ class Grouper:
             group.frozen = True
         reads = group.reads if not group.frozen else step.reads()
         direct = {self.writer[name] for name in reads if name in self.writer}
-        if self.told:
-            used = [name for name in access.step_symbols(step, self.program.buffers) if name in self.told]
-            direct.update(self.told[name] for name in used)
+        if self.bound_at:
+            used = [name for name in access.step_symbols(step, self.program.buffers) if name in self.bound_at]
+            direct.update(self.bound_at[name] for name in used)
             if step.call and step.call.target is CHECK:       # nobody relies on a condition before it is checked
-                tellers = {self.told[name] for name in used}
-                self.told.update(dict.fromkeys(used, number))
-                self.writer.update({name: number for name, writer in self.writer.items() if writer in tellers})
+                binders = {self.bound_at[name] for name in used}
+                self.bound_at.update(dict.fromkeys(used, number))
+                self.writer.update({name: number for name, writer in self.writer.items() if writer in binders})
         if step.call and keeps_order(step.call.target):       # each draw mutates a generator, which is no buffer; ranks meet in one order
             direct.update(() if self.last_in_order is None else (self.last_in_order,))
             self.last_in_order = number
-        self.told.update(dict.fromkeys(step.bound_symbols(self.program.buffers), number))
+        self.bound_at.update(dict.fromkeys(step.bound_symbols(self.program.buffers), number))
         if any(self.program.buffers[name].kind == "input" for name in writes if name in self.program.buffers):
             direct.update(self.failing)     # after an error inputs are as they were, for eager to run the program again
         if may_fail(step):

@@ -30,7 +30,7 @@ from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
 from firesteel.targets import CPU
 
-CHEAP_BROADCAST = 8     # cost up to which a value may be computed again at every point it is broadcast to
+CHEAP_BROADCAST = 8     # cost up to which a value may be recomputed at every point it is broadcast to
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
 FAULTS = ("floordiv", "mod", "fmod", "check_index")
 ROUNDING = bits("to")

@@ -1,4 +1,4 @@
-"""Inputs written where they lie: Program -> Program.
+"""Inputs mutated in place: Program -> Program.
 
 In: a simplified Program that ends with copies into inputs (`copy_`), or whose caller makes them (`Program.into`).  Out: the same, where a
 buffer that begins as a copy of an input and is copied back into it in the end is that input: of a cache of which one row is written, one

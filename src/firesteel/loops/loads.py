@@ -57,7 +57,7 @@ def _below(place: int, size: Size) -> bool:
 def read_in_rows(program: Program, rewritten: set[str]) -> Program:
     """`rewritten`: buffers that are not written once and for all before they are read."""
     buffers = dict(program.buffers)
-    copies: dict[tuple[str, int], Buffer] = {}      # (buffer, its dimension that lies last) -> the copy
+    copies: dict[tuple[str, int], Buffer] = {}      # (buffer, its innermost dimension) -> the copy
     steps: list[ProgramStep] = []
     for step in program.steps:
         found = dict(_strided(step.nest, buffers)) if step.nest else {}

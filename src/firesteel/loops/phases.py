@@ -7,7 +7,7 @@ How
  1. A statement's level is the sweep it can run in: one after that of every accumulator it reads, and one after that of every store
     it reads back at another place; a value stored at the same place may be used in the same sweep.
  2. Statements of one level over the same axes are one phase; those without axes stand together at the end.
- 3. A stored value read again at the same place in a later sweep is computed again if that is cheap, or if no other sweep needs
+ 3. A stored value read again at the same place in a later sweep is recomputed if that is cheap, or if no other sweep needs
     it; otherwise it is read back (the row is still in the cache).
  4. Stores that nobody reads any more are dropped, then accumulators that nobody reads.
 

@@ -254,9 +254,9 @@ class _Planner:
                 self.tensors.update(reads, writes)
                 if _target_name(step.call) not in _PURE_CALLS:
                     self.lent.update(reads, writes)
-        told = {name for step, _, _ in self.uses for name in step.bound_symbols(self.buffers)}
+        bound = {name for step, _, _ in self.uses for name in step.bound_symbols(self.buffers)}
         for name, buffer in self.buffers.items():
-            if told and not told.isdisjoint(access.symbols((*buffer.shape, *buffer.strides))):
+            if bound and not bound.isdisjoint(access.symbols((*buffer.shape, *buffer.strides))):
                 self.tensors.add(name)      # the arena is made before its size is known
             if buffer.kind not in ("temp", "output") or not has_arena(buffer.device) or is_large(buffer):
                 self.tensors.add(name)

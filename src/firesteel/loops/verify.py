@@ -80,7 +80,7 @@ def _verify_argument(value: Any, where: str, buffers: Mapping[str, Buffer], writ
         _require(len(value.shape) == len(value.strides), "a view has a stride for each dimension", value, where)
         for size in (*value.shape, *value.strides, value.offset):
             _verify_size(size, where)
-        _require(_is_inside(value, buffers[value.buffer]), "a view lies inside of its buffer", value, where)
+        _require(_is_inside(value, buffers[value.buffer]), "a view is inside of its buffer", value, where)
 
 
 def _is_inside(view: View, buffer: Buffer) -> bool:

@@ -1,6 +1,6 @@
 """Tensors put together or laid out anew by position: cat, stack, pad, flip, roll, repeat, triangles.
 
-Each element of the result comes from one of several places, told by its index alone: a masked load from each."""
+Each element of the result comes from one of several inputs, chosen by its index alone: a masked load from each."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

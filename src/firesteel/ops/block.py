@@ -30,7 +30,7 @@ __all__ = ["decomposition", "device_rule", "lowering", "operator", "pointwise", 
 
 
 def operator(names: str, *, recompute: str | None = None, library: bool = False, decides: bool = False) -> None:
-    """Facts about the operators named: their recompute class where tags do not tell it, whether the library's kernel is the right answer, whether
+    """Facts about the operators named: their recompute class where tags lack it, whether the library's kernel is the right answer, whether
     they decide by their floats."""
     facts: tuple[tuple[Facet[Any], Any], ...] = ((CLASS_OF, recompute), (LIBRARY, library), (DECIDES, decides))
     for facet, fact in facts:

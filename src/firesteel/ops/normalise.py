@@ -236,7 +236,7 @@ def _grouped(x: Tensor, n: Any, c: Any, hxw: Any, group: int) -> list[Any]:
 
 
 def _by_channels(x: Tensor, n: Any, c: Any) -> bool:
-    """Normalised channel by channel?  The host's images may lie channels-last later (graph/layouts.py), where a group is a short run; a scale and a
+    """Normalised channel by channel?  CPU images may become channels-last later (graph/layouts.py), where a group is a short run; a scale and a
     shift for each channel, as eager has them, keep the loops along all channels."""
     return on_host(x) and x.dim() > 2 and x.shape[:2] == (n, c)
 

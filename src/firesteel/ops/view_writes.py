@@ -31,7 +31,7 @@ def scatter_into(x: Spec, source: Spec, *args, **kwargs) -> Spec:
 
 
 def _fills_view(view: Any) -> Callable[..., None]:
-    """A row of an operator that writes a source where `view` of the same arguments shows."""
+    """A row of an operator that writes a source to `view` of the same arguments."""
     def refuse(x: Spec, source: Spec, *args: Any, **kwargs: Any) -> None:
         shown = RULES[view](x, *args, **kwargs).shape
         same_shape(source.shape, shown, f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "

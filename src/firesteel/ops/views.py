@@ -186,7 +186,7 @@ def expand(x: Spec, sizes: Sequence[Size], *, implicit: bool = False) -> Spec:
 
 
 def _expand_dim(x: Spec, i: int, dim: int, shape: list[Size], strides: list[Size]) -> None:
-    """Fills in one dimension; the faster ones are done.  `dim` is the dimension of x that it shows, negative if it is new."""
+    """Fills in one dimension; the faster ones are done.  `dim` is the dimension of x that it comes from, negative if it is new."""
     size = shape[i]
     if type(size) is Expr and not unknown(size) and less(size, 0):      # a symbol may be -1, too
         size = shape[i] = fixed(size)
@@ -380,7 +380,7 @@ def refuse_split_with_sizes(x: Spec, sizes: Sequence[Size], dim: int = 0) -> Non
 
 @lowering("split.Tensor split_with_sizes chunk split.sizes tensor_split.sections unsafe_split.Tensor unsafe_split_with_sizes")
 def lower_split(b: Builder, out: Any, x: Operand, sizes: Any, dim: int = 0) -> tuple[Operand, ...]:
-    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not lie in x's storage."""
+    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not alias x."""
     dim = _dim(dim, len(x.shape))
     parts: list[Operand] = []
     start: Size = 0

@@ -4,7 +4,7 @@ In: a Job, a dict of plain values.  Out: (name, bytes of shared memory, cubin). 
 so kernels are compiled by a few processes side by side.  This file is their program too: it imports neither torch nor firesteel, and a
 worker is ready in a tenth of a second.  What always holds:
  - A worker ends when its owner does (its input is closed) or after IDLE seconds without a job; the next job starts another.
- - A job whose worker dies is compiled in this process, which the log tells.  A text that Triton refuses is the same RuntimeError from both.
+ - A job whose worker dies is compiled in this process, and logged.  A text that Triton refuses is the same RuntimeError from both.
  - Jobs and results are lines of JSON.
 
     workers.start(4); compile_all([job, ...])

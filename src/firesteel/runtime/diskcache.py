@@ -46,7 +46,7 @@ _given_up: set[pathlib.Path] = set()
 
 
 class DiskCache:
-    """The files below one folder; `suffix` tells kinds of content apart."""
+    """The files below one folder; `suffix` distinguishes kinds of content."""
 
     def __init__(self, folder: str, suffix: str = ".o", limit: int = LIMIT):
         self.folder, self.suffix, self.limit = pathlib.Path(folder), suffix, limit

@@ -26,7 +26,7 @@ WRITE, ALLOC, EXECUTE = 1, 2, 4                     # their flags
 UNDEFINED, ABSOLUTE = 0, 0xFFF1                     # "sections" of symbols
 LOCAL, WEAK = 0, 2                                  # bindings of symbols
 X86_64, AARCH64 = 62, 183                           # ELF's numbers of processors
-LIBRARIES = ("libm.so.6", "libmvec.so.1")           # where functions are looked for that the process does not show
+LIBRARIES = ("libm.so.6", "libmvec.so.1")           # where functions are looked for that the process does not export
 
 
 class LinkedAddress(int):
@@ -244,7 +244,7 @@ def function_address(name: str) -> int:
         except (OSError, AttributeError):
             continue
     raise PackageError(f"The machine code calls {name}, which neither this process nor {' or '.join(LIBRARIES)} has.",
-                       hint="Make the package again on a system with the C library of this one.")
+                       hint="Rebuild the package on a system with the C library of this one.")
 
 
 def _protect(base: int, size: int) -> None:

@@ -4,8 +4,8 @@ In: a Plan and its host function.  Out: a callable of the same inputs, or the ho
 
 How
  1. The first two calls run as always.  Small inputs that are only read and whose addresses differ between them move; the others stay.
- 2. The third call records: what moves is copied into memory of the graph's first, what stays is used where it lies, also to be written.
- 3. Later calls compare the addresses of what stays, copy what moves, and replay.  Where a small input lies elsewhere after all it becomes one that
+ 2. The third call records: what moves is copied into memory of the graph's first, what stays is used, and mutated, in place.
+ 3. Later calls compare the addresses of what stays, copy what moves, and replay.  A small input whose address changes after all becomes one that
     moves, and the call records again.  Where a large or written one does (the cache of the next text), the next call that finds it there records.
  4. Recording costs some calls' time: a program that is not recorded in MOST_WAITED calls, or whose recordings were replayed less than PAYS times
     MOST_RECORDINGS times in a row, is left to the host function.
@@ -56,7 +56,7 @@ def refusal(plan: Plan) -> str:
         "it has few steps": len(program.steps) < FEW_STEPS,
         "its sizes are symbols": bool(program.symbols) or any(isinstance(output, Expr) for output in program.outputs),
         "its inputs are given away": program.boxed,
-        "its memory lies on several devices": len({buffer.device for buffer in buffers.values()}) != 1,
+        "its buffers are on several devices": len({buffer.device for buffer in buffers.values()}) != 1,
         "it draws random numbers or meets other ranks": any(keeps_order(step.target) and not _drops_nothing(step) for step in calls),
         "its sizes depend on data": any(step.bound_symbols(buffers) for step in calls),
         "it takes a generator": any(isinstance(arg, Given) for step in calls for arg in step.arguments()),
@@ -118,11 +118,11 @@ class Recording:
             return self._record(inputs)
         self.graph, self.results = None, ()
         if self.waited > MOST_WAITED:
-            return self._give_up("inputs that are large, written or self-overlapping lie elsewhere in each call", inputs)
+            return self._give_up("addresses of inputs that are large, mutated or self-overlapping change with each call", inputs)
         return self.call(*inputs)
 
     def _moved(self, addresses: Sequence[int]) -> list[int]:
-        """Inputs that lie elsewhere than before, those known to move aside."""
+        """Inputs whose address has changed, except for those known to move."""
         if addresses == self.addresses:
             return []
         return [k for k, old, new in zip(self.tensors, self.addresses, addresses) if old != new and k not in self.moving]
@@ -138,7 +138,7 @@ class Recording:
         self.graph, self.results = None, ()
         self.poor = self.poor + 1 if self.recordings and self.replays < PAYS else 0
         if self.poor >= MOST_RECORDINGS:
-            return self._give_up("its inputs lie elsewhere after a few calls", inputs)
+            return self._give_up("addresses of its inputs change after a few calls", inputs)
         self.recordings, self.replays, self.waited = self.recordings + 1, 0, WARM_CALLS
         self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moving for x in (inputs[k],)}
         graph, before = torch.cuda.CUDAGraph(), self._versions(inputs)

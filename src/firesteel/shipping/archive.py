@@ -28,7 +28,7 @@ FORMAT = "firesteel package 1"
 DIGEST = 64             # letters of a digest
 TEXTS = (".py", ".json", ".plan", ".txt")           # members that are worth packing
 WHEN = (1980, 1, 1, 0, 0, 0)                        # equal programs give equal files
-NOT_OURS = "Packages are written by fs.package; copy the file again, or make it again."
+NOT_OURS = "Packages are written by fs.package; copy the file again, or rebuild it."
 
 
 def write(path: str | os.PathLike, manifest: Mapping[str, Any], members: Mapping[str, bytes], weights: Sequence[bytes], kind: str = FORMAT) -> None:
@@ -72,7 +72,7 @@ def _info(name: str) -> zipfile.ZipInfo:
 
 
 def _span(data: Any, info: zipfile.ZipInfo) -> tuple[int, int]:
-    """Where the data of a member lie."""
+    """Offset of a member's data."""
     head = info.header_offset
     start = head + 30 + int.from_bytes(data[head + 26:head + 28], "little") + int.from_bytes(data[head + 28:head + 30], "little")
     return start, start + info.compress_size
@@ -105,7 +105,7 @@ class Archive:
         if self.manifest.get("format") != kind:
             self._file.close()
             raise PackageError(f"{self.path} is a {self.manifest.get('format')!r}; what is read here is a {kind!r}.",
-                               hint="Make the file again with this release.")
+                               hint="Rebuild the file with this release.")
 
     def __enter__(self) -> Archive:
         return self

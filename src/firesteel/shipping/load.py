@@ -51,7 +51,7 @@ def check_versions(manifest: Mapping[str, Any]) -> None:
         made = manifest["made_by"][name]
         if release(version) != release(made):
             raise PackageError(f"The package was made with {name} {made}; this is {name} {version}.",
-                               hint=f"Make it again, or use {name} {release(made)}.")
+                               hint=f"Rebuild it, or use {name} {release(made)}.")
 
 
 def release(version: str) -> str:

@@ -453,7 +453,7 @@ class Package:
         return {"structure": structure_text(self.taken.result_structure), "leaves": leaves}
 
     def _symbols(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Where each symbol is read, of those that inputs tell."""
+        """Where each symbol is read, of those that inputs bind."""
         found: dict[str, dict[str, Any]] = {}
         for number, (example, row) in enumerate(zip(self.taken.examples, inputs)):
             if isinstance(example, SYMBOLIC):
@@ -470,7 +470,7 @@ class Package:
         for guard in self.env.guards() if self.env is not None else ():
             reads = sorted(str(symbol) for symbol in free_symbols(guard.expr))
             if not set(reads) <= symbols.keys():
-                raise PackageError(f"The program needs {guard.text()}, which its arguments do not tell.")
+                raise PackageError(f"The program needs {guard.text()}, which does not follow from its arguments.")
             asked = guard.location is not None        # else it is a range that was declared
             why = f"{f' ({guard.why})' if guard.why else ''}, by {without_paths(str(guard.location))}" if asked else ""
             rows.append({"text": guard.text(), "reads": reads, "words": guard.text({name: row["is"] for name, row in symbols.items()}), "why": why})

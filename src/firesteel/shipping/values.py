@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from firesteel.errors import PackageError
-from firesteel.homes import lies_in
+from firesteel.homes import is_in_package
 from firesteel.table import Table
 
 HOMES = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._special", "torch._C._fft", "torch._C._linalg", "torch.Tensor")
@@ -55,7 +55,7 @@ def encode(value: Any, tensors: list[torch.Tensor]) -> Any:
         fields = {field.name: encode(getattr(value, field.name), tensors) for field in dataclasses.fields(value) if field.init}
         return {"record": type(value).__name__, "fields": fields}
     home = home_of(value) if callable(value) else None
-    if home is None or not any(lies_in(home[0], trusted) for trusted in TRUSTED):
+    if home is None or not any(is_in_package(home[0], trusted) for trusted in TRUSTED):
         raise PackageError(f"The program holds {value!r:.100}, a {type(value).__name__}, which cannot be written into a package.",
                            hint="Pass tensors, numbers, texts and containers of them.")
     return {"function": list(home)}
@@ -117,7 +117,7 @@ def _operator(name: str) -> Any:
 
 
 def _function(home: Sequence[str]) -> Any:
-    found = find(*home) if any(lies_in(home[0], trusted) for trusted in TRUSTED) else None
+    found = find(*home) if any(is_in_package(home[0], trusted) for trusted in TRUSTED) else None
     if found is None:
         raise PackageError(f"The package calls {'.'.join(home)}, which is not there.", hint="Use the releases that made the package.")
     return found

@@ -268,7 +268,7 @@ class Bounds:
         return self._without_a_quotient(terms)
 
     def _without_a_quotient(self, terms: Poly) -> Poly | None:
-        """n*k*(x//k) lies between n*(x - k + 1) and n*x."""
+        """n*k*(x//k) is between n*(x - k + 1) and n*x."""
         for monomial, count in terms.items():
             if len(monomial) != 1 or monomial[0].op != "floordiv":
                 continue

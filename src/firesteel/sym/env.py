@@ -330,25 +330,25 @@ class ShapeEnv:
             size = found
         return self._context.simplify(size)
 
-    def in_terms_of(self, size: Any, told: Collection[Expr]) -> Any:
+    def in_terms_of(self, size: Any, given: Collection[Expr]) -> Any:
         """The value over symbols that can be read: a symbol that was replaced stands for what it was replaced by, where run time reads
-        it and not the other.  With s1 = 4*s0 and s1 told, 4*s0 is s1, and s0 is s1 // 4.  None where that is not possible."""
-        known = [(s, value) for s, value in self._replacements.items() if s in told and type(value) is Expr]
-        whole = {value: s for s, value in known if value not in told}
+        it and not the other.  With s1 = 4*s0 and s1 given, 4*s0 is s1, and s0 is s1 // 4.  None where that is not possible."""
+        known = [(s, value) for s, value in self._replacements.items() if s in given and type(value) is Expr]
+        whole = {value: s for s, value in known if value not in given}
         if size in whole:
             return whole[size]
         size = _with_parts(size, whole)
-        missing = {s for s in free_symbols(size) if s not in told}
-        return substitute(size, found) if (found := self._solved(missing, known, told)) is not None else None
+        missing = {s for s in free_symbols(size) if s not in given}
+        return substitute(size, found) if (found := self._solved(missing, known, given)) is not None else None
 
-    def _solved(self, missing: set[Expr], known: list[tuple[Expr, Expr]], told: Collection[Expr]) -> dict[Expr, Any] | None:
+    def _solved(self, missing: set[Expr], known: list[tuple[Expr, Expr]], given: Collection[Expr]) -> dict[Expr, Any] | None:
         found: dict[Expr, Any] = {}
         for wanted in missing:
             for s, value in known:
                 terms = poly(value)
                 count = terms.get((wanted,))
                 rest = from_poly({m: n for m, n in terms.items() if m != (wanted,)})
-                if count and free_symbols(rest) <= set(told) and wanted not in free_symbols(rest):
+                if count and free_symbols(rest) <= set(given) and wanted not in free_symbols(rest):
                     found[wanted] = floordiv(s - rest, count) if count != 1 else s - rest
                     break
             else:

@@ -82,7 +82,7 @@ _set_op, _set_dtype, _set_args, _set_attr, _set_holds, set_order, set_poly = (va
 def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
     """The node (op, dtype, args, attr), as it is: no rule is applied."""
     # the attr's type is part of the key: 1, 1.0 and True are equal in Python; 0.0 and -0.0 are equal and NaN is not
-    # even equal to itself, so floats are told apart by their text
+    # even equal to itself, so floats are distinguished by their text
     kind = type(attr)
     key = (op, dtype, args, repr(attr) if kind is float else attr, kind)
     node = _nodes.get(key)

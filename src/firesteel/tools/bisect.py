@@ -1,6 +1,6 @@
 """`firesteel bisect SCRIPT [ARGUMENTS]`: which stage of the compiler, and which fusion, makes a script fail.
 
-The script tells by its exit status whether it is content: an assertion is enough.  It runs once for each row of TRIALS, in a process of its
+The script's exit status says whether it passes: an assertion is enough.  It runs once for each row of TRIALS, in a process of its
 own, each row with one more part of the compiler at work; the first row that fails names the stage.  Where that is fusion, the number of
 fusions is halved until one is left.
 
@@ -45,19 +45,19 @@ def fails(trial: ScriptRun, script: Sequence[str], log: bool = False) -> tuple[b
     return done.returncode != 0, done.stderr
 
 
-def bisect(script: Sequence[str], tell: Callable[[str], None] = print) -> int:
-    """Tells which row fails first; 0 where one does."""
+def bisect(script: Sequence[str], write: Callable[[str], None] = print) -> int:
+    """Writes which row fails first; 0 where one does."""
     check_script(script)
     for trial in TRIALS:
         failed, _ = fails(trial, script)
-        tell(f"{'fails' if failed else 'passes':7} with {f'backend {trial.backend!r}' if trial.backend else 'everything eager'}"
+        write(f"{'fails' if failed else 'passes':7} with {f'backend {trial.backend!r}' if trial.backend else 'everything eager'}"
              f"{', no fusions' if trial.fuel == 0 else ''}")
         if failed:
-            tell(f"the first part that makes it fail: {trial.what}")
+            write(f"the first part that makes it fail: {trial.what}")
             if trial is TRIALS[-1]:
-                tell(first_bad_fusion(script))
+                write(first_bad_fusion(script))
             return 0
-    tell("the script passes in every way")
+    write("the script passes in every way")
     return 1
 
 

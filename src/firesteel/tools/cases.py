@@ -3,7 +3,7 @@
     case = Case(gm, inputs)
     case.failure()                  # None, or a Failure: compiled code raises, or computes something else than eager
     case.upto(5).failure()          # the same of the first five calls, whose values are results
-    print(case.file("why"))         # a Python program that shows it
+    print(case.file("why"))         # a Python program that reproduces it
 
 What always holds: a Case is run on copies of its inputs, whose storages are shared as theirs are, so it can be run again.  Its function is
 text that is executed: what a file will do is what was tried.
@@ -34,7 +34,7 @@ from firesteel.testing import CALLS, same
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
 TORCH, OURS = os.path.dirname(torch.__file__), os.path.dirname(api.__file__)
 PLAIN = (torch.Tensor, int, float, complex, str, type(None))     # what is compared
-SHOWN = 64          # elements of an input whose data a file holds, where random numbers do not show the failure
+SHOWN = 64          # elements of an input whose data a file holds, where random numbers do not reproduce the failure
 
 
 # ---------------------------------------------------------------- what a run makes
@@ -109,7 +109,7 @@ _numbers = itertools.count(1)
 PROGRAM = "program"
 FILE = """\
 # {why}
-# Written by firesteel {version}.  `python FILE` shows it; `python FILE --minify` makes a smaller one.
+# Written by firesteel {version}.  `python FILE` reproduces it; `python FILE --minify` makes a smaller one.
 import math
 import operator
 import sys
@@ -177,7 +177,7 @@ class Case:
         return names[PROGRAM]
 
     def file(self, why: str, version: str, data: bool = False) -> str:
-        """A program that shows the failure; with `data`, small inputs are written out."""
+        """A program that reproduces the failure; with `data`, small inputs are written out."""
         settings = f"backend={self.backend!r}, dynamic=True, " if self.dynamic else f"backend={self.backend!r}, "
         given = "\n".join(f"        {input_text(place, value, data)}," for place, value in enumerate(self.inputs))
         return FILE.format(why=why.replace("\n", "\n# "), version=version, source=self.source(), inputs=given, name=PROGRAM, settings=settings)

@@ -1,4 +1,4 @@
-"""fs.debug: where compiled code and eager differ, and the smallest program that shows it.
+"""fs.debug: where compiled code and eager differ, and the smallest program that reproduces it.
 
     print(fs.debug.compare(model)(x))           # equal, or the first operator, its source line and an element that differ
     fs.debug.minify(model, (x,), path="small.py")
@@ -128,7 +128,7 @@ def as_flat(run: Callable, owner: Callable, leaves: Sequence[Any], spec: Any) ->
 def difference_in(number: int, case: Case) -> Difference | None:
     try:
         found = case.first_failing()
-    except FiresteelError:          # no file can hold it: what differs is told of the program as a whole
+    except FiresteelError:          # no file can hold it: the difference is reported for the program as a whole
         return None
     if found is None:
         return None
@@ -142,7 +142,7 @@ def difference_in(number: int, case: Case) -> Difference | None:
 
 def minify(fn: Callable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, path: str | pathlib.Path = "minified.py",
            backend: str = "native", **settings: Any) -> pathlib.Path:
-    """Writes the smallest program found that fails as `fn(*args, **kwargs)` does when it is compiled: `python FILE` shows the failure."""
+    """Writes the smallest program found that fails as `fn(*args, **kwargs)` does when it is compiled: `python FILE` reproduces the failure."""
     with torch.random.fork_rng(devices=[]):
         _, cases, _ = run_both(fn, args, kwargs or {}, backend, settings)
         failing = next((case for case in cases if case.failure() is not None), None)
@@ -185,7 +185,7 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 def write(case: Case, path: pathlib.Path) -> pathlib.Path:
-    """The case as a file: with random inputs if these show the failure, else with the data."""
+    """The case as a file: with random inputs if these reproduce the failure, else with the data."""
     failure = case.failure()
     torch.manual_seed(0)
     random = [tensor(v.dtype, v.shape, v.stride(), device=str(v.device), offset=int(v.storage_offset()), grad=grad_of(v))

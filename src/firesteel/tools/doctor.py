@@ -132,13 +132,13 @@ def check_kernel() -> Found:
     return Found("compiled and ran") if made.tolist() == [3.0] * 64 else Found("is wrong", "This is a bug of firesteel.", True)
 
 
-def examine(tell: Callable[[str], None] = print) -> bool:
+def examine(write: Callable[[str], None] = print) -> bool:
     """Prints every check.  Does everything that is needed work?"""
     good = True
     for name, check in CHECKS.items():
         found = check()
-        tell(f"{name:10} {found.text}")
+        write(f"{name:10} {found.text}")
         if found.remedy:
-            tell(f"{'':10} -> {found.remedy}")
+            write(f"{'':10} -> {found.remedy}")
         good = good and not found.needed
     return good

@@ -1,10 +1,10 @@
-"""fs.explain: what became of a program, told to a person.
+"""fs.explain: what became of a program, for people.
 
     page = fs.explain(model)(x)         # compiles and runs it once
     print(page)                         # or let a notebook show it
     page.break_reasons, page.recompiles, page.kernels, ...
 
-`firesteel explain SCRIPT` tells the same of everything that a script compiles.  In: the Compilations that were collected meanwhile.  What
+`firesteel explain SCRIPT` reports the same for everything that a script compiles.  In: the Compilations that were collected meanwhile.  What
 always holds: guards, specialisations and sizes are called by the names of the user's program; a place is the user's line.
 """
 from __future__ import annotations
@@ -114,7 +114,7 @@ def folded(rows: Sequence[str]) -> list[str]:
 # ---------------------------------------------------------------- asking
 
 def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
-    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and tells what became of it."""
+    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and reports what became of it."""
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         compiled = api.compile(fn, isolate_recompiles=True, **settings)
         with (collected := collecting(own_names(fn))):
@@ -274,8 +274,8 @@ def tensor_in_words(guard: Guard) -> str:
 
 def state_in_words(guard: Guard) -> str:
     values = dict(guard.data.values)
-    told = {"gradients are": values.get("grad"), "autocast is": values.get("autocast")}
-    return ", ".join(f"{what} {'on' if on else 'off'}" for what, on in told.items()) + ", and so on with torch's states"
+    states = {"gradients are": values.get("grad"), "autocast is": values.get("autocast")}
+    return ", ".join(f"{what} {'on' if on else 'off'}" for what, on in states.items()) + ", and so on with torch's states"
 
 
 # kind of guard -> what it says; an empty phrase is folded

@@ -1,4 +1,4 @@
-"""A failure of the compiler leaves a program that shows it: a file, named in a note of the error.
+"""A failure of the compiler leaves a program that reproduces it: a file, named in a note of the error.
 
 Written below fs.config.cache_dir, or in a temporary folder where there is no cache; equal programs are one file.  What is wrong here is
 only logged: the failure itself is what its reader needs.
@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 import firesteel
 from firesteel.artifacts import logger
 from firesteel.config import config
-from firesteel.homes import home_of, lies_in
+from firesteel.homes import home_of, is_in_package
 from firesteel.sym.symint import SYMBOLIC
 from firesteel.tools.cases import FILE, Case, input_text
 from firesteel.tools.debug import examples
@@ -44,7 +44,7 @@ def note_capture(error: Exception, fn: Callable[..., Any], inputs: Sequence[Any]
 
 def _function_file(error: Exception, fn: Callable[..., Any], inputs: Sequence[Any]) -> str:
     plain = inspect.unwrap(fn)
-    if lies_in(home_of(plain), "firesteel") or not inspect.isfunction(plain):
+    if is_in_package(home_of(plain), "firesteel") or not inspect.isfunction(plain):
         raise ValueError("the source of a module does not run by itself")
     given = "\n".join(f"        {input_text(place, value, False)}," for place, value in enumerate(inputs))
     return FILE.format(why=_why(error), version=firesteel.__version__, source=textwrap.dedent(inspect.getsource(plain)), inputs=given,
@@ -61,10 +61,10 @@ def _note(error: Exception, text: Callable[[], str]) -> None:
     try:
         path = _written(text())
     except Exception as trouble:
-        logger.debug("no program that shows the failure was written: %s", trouble)
+        logger.debug("no program that reproduces the failure was written: %s", trouble)
         error.add_note(f"This is a failure of firesteel itself; {GO_AROUND}.")
     else:
-        error.add_note(f"This is a failure of firesteel itself; {GO_AROUND}.\nA program that shows it: python {path}")
+        error.add_note(f"This is a failure of firesteel itself; {GO_AROUND}.\nA program that reproduces it: python {path}")
 
 
 def _written(text: str) -> pathlib.Path:

@@ -63,7 +63,7 @@ class ObjectCopier:
 
 
 def copied(m: Machine, value: Value, each: Each, done: dict[int, tuple[Value, Value]]) -> Value:
-    """A copy whose parts are `each` of its parts; `done` is told of an object before its parts are copied."""
+    """A copy whose parts are `each` of its parts; `done` is called for an object before its parts are copied."""
     if isinstance(value, ObjectValue) and not isinstance(value, (ModuleValue, ExceptionValue)):
         return copied_object(m, value, each, done)
     if isinstance(value, InstanceDict):

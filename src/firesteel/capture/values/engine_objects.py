@@ -41,7 +41,7 @@ class FunctionContext(ObjectValue):
         return super().plain_getattr(m, name)
 
     def plain_setattr(self, m: Machine, name: str, value: Value) -> Value | None:
-        """What a forward says of itself is told to the real context; it is asked for when the forward has returned."""
+        """What a forward says of itself is set on the real context; it is asked for when the forward has returned."""
         if name not in SAID:
             return super().plain_setattr(m, name, value)
         m.effects.log("setattr", self, value, name=name)
@@ -108,7 +108,7 @@ def wrap_engine(m: Machine, obj: Any, source: Source) -> Value:
 
 
 class LockValue(OpaqueValue):
-    """A lock: it is taken and given back around the effects made under it."""
+    """A lock: it is acquired and released around the effects made under it."""
 
     RESULTS = {"__enter__": TRUE, "acquire": TRUE, "release": NONE}
 

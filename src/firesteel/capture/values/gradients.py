@@ -64,7 +64,7 @@ def leave_to_engine(m: Machine, name: str) -> None:
 
 # -- histories ----------------------------------------------------------------------------------------------------------
 def known_history(m: Machine, roots: Sequence[TensorValue], name: str, wanted: Sequence[TensorValue] = ()) -> History:
-    """Rules 3 and 4.  Only what came in can lie behind a tensor that came in; with one of them wanted, all that lies behind it does not matter."""
+    """Rules 3 and 4.  Only inputs can be in the history of an input; behind a wanted one the history does not matter."""
     came = [tensor for tensor in wanted if tensor.source is not None]
     found = history_of([root.abstract for root in roots], came[0].abstract if len(came) == 1 else None)
     if found.outside and (came or not wanted):

@@ -75,7 +75,7 @@ def peek(iterator: Any, ahead: int) -> Any:
 
 
 def has_more(iterator: Any, ahead: int) -> bool | None:
-    """None where only the real next() can tell: it will raise."""
+    """None where only the real next() decides: it will raise."""
     if type(iterator) is enumerate:
         return has_more(parts_of(iterator)[0], ahead)
     if type(iterator) is zip:

@@ -20,7 +20,7 @@ from firesteel.capture.values.functions import Args, CellValue, Handler, Kwargs
 from firesteel.capture.values.hooks import has_always_called
 from firesteel.capture.values.number import SymNumber, ask
 from firesteel.errors import Break
-from firesteel.homes import lies_in
+from firesteel.homes import is_in_package
 from firesteel.sym.symint import from_symint
 
 _fn: Any
@@ -31,7 +31,7 @@ def answer(value: Any) -> Handler:
 
 
 CALLS.add(marks.is_compiling, answer(True))
-# what these say or set does not show inside of one graph
+# what these return or set is not observable inside of one graph
 for _fn in (torch._C._log_api_usage_once, torch._C._autograd._saved_tensors_hooks_disable, torch._C._autograd._saved_tensors_hooks_enable):
     CALLS.add(_fn, answer(None))
 for _name, _value in {
@@ -54,7 +54,7 @@ def call_region(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @BY_NAME.row("torch.compiler.is_compiling")
 def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """Yes; but a module's call, told so, would leave out hooks that are to run when forward raises."""
+    """Yes; but a module's call that knew it would leave out hooks that are to run when forward raises."""
     frame = m.frames[-1]
     module = frame.slots.get("self")
     if frame.code is not torch.nn.Module._call_impl.__code__ or not isinstance(module, CellValue):
@@ -78,7 +78,7 @@ def itself(model: Any) -> Any:
 @BY_NAME.row("torch._dynamo.decorators.graph_break")
 def call_graph_break(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """The user's wish is granted; torch's own library asks for breaks to help its own compiler, which means nothing here."""
-    if lies_in(m.frames[-1].scope.get("__name__", ""), "torch"):
+    if is_in_package(m.frames[-1].scope.get("__name__", ""), "torch"):
         return NONE
     given = args or list(kwargs.values())
     said = given[0].constant() if given and given[0].is_constant() else ""

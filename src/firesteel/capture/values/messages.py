@@ -58,7 +58,7 @@ def may_raise(module: Any) -> bool:
 
 
 def is_recorded(m: Machine) -> bool:
-    """Does a function made inside show warnings?"""
+    """Does a function made inside print warnings?"""
     written: list[Any] = [m.effects.written(m.scope_value(vars(warnings)), name) for name in ("showwarning", "_showwarnmsg_impl")]
     return any(value is not None and value.source is None and getattr(value, "owner", value).source is None for value in written)
 

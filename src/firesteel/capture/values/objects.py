@@ -209,7 +209,7 @@ class ObjectValue(Value):
         return True
 
     def _refuse_builtin_base(self, what: str) -> None:
-        """A subclass of list, dict, ... has behaviour that its Python methods do not show."""
+        """A subclass of list, dict, ... has behaviour besides its Python methods."""
         base = self.cls.__mro__[-2] if len(self.cls.__mro__) > 1 else object
         if base.__module__ == "builtins" and base is not object and not issubclass(base, BaseException):
             raise Break("operator", name=what, value=self.describe())

@@ -1,6 +1,6 @@
 """torch.autograd.graph.saved_tensors_hooks and save_on_cpu entered inside: the hooks are set and taken away for real, at seams.
 
-What lies between is compiled on its own (autograd/segments.py), and what its autograd function saves goes through the hooks, as all that is
+What is between them is compiled on its own (autograd/segments.py), and what its autograd function saves goes through the hooks, as all that is
 saved does.  Which tensors those are is the partitioner's choice, not eager's.
 
     with save_on_cpu(): y = x.sin() * x         # set_hooks(); y = ...; take_hooks()

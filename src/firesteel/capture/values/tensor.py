@@ -327,7 +327,7 @@ def call_part(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value | None
 
 @TENSOR_METHODS.row("new")
 def method_new(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-    """A torch.Size is a shape, a plain sequence is data; graphs do not tell them apart."""
+    """A torch.Size is a shape, a plain sequence is data; graphs do not distinguish them."""
     name = "new_empty" if args and isinstance(m.look(args[0]), SizeValue) else "new"
     return call_graph(m, "call_method", name, [tensor, *args], kwargs)
 

@@ -72,7 +72,7 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     if literals:
         node.meta["literals"] = [literals.get(read) for read in node.all_input_nodes]
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
-        node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that makes the call again gives the same symbols
+        node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that repeats the call binds the same symbols
     return m.wrap_output(out, node)
 
 

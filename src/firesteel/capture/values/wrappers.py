@@ -54,7 +54,7 @@ def wrapper_attribute(m: Machine, owner: Any, name: str) -> Value | None:
     found = getattr(made, name) if isinstance(attribute, types.MemberDescriptorType) else vars(made).get(name, attribute)
     if found is MISSING or isinstance(found, torch.Tensor):
         return None
-    return ConstValue(found) if is_constant_object(found) else m.constant_object(found)     # the guards on how it is made tell it
+    return ConstValue(found) if is_constant_object(found) else m.constant_object(found)     # the guards on how it is made determine it
 
 
 def guard_parts(m: Machine, tensor: torch.Tensor, source: Source) -> None:

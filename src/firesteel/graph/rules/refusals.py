@@ -52,7 +52,7 @@ def checked_rule(op: OpOverload) -> Callable[..., Any] | None:
 # ---------------------------------------------------------------- devices
 
 def on_one_device(args: tuple, kwargs: dict[str, Any]) -> None:
-    """All tensors lie on one device; a 0-dim CPU tensor may join any.  Kernels read addresses: those of another device are none."""
+    """All tensors are on one device; a 0-dim CPU tensor may join any.  A kernel cannot read addresses of another device."""
     device = None
     for x in args:
         if type(x) is Spec and x.device != device and (x.shape or not on_host(x)):

@@ -108,7 +108,7 @@ class NodeFacts:
     def __init__(self, nodes: Iterable[Node]):
         self.env: Any = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
-        self.told: set[Expr] = set()            # symbols bound by inputs, where the sizes mention others
+        self.bound: set[Expr] = set()            # symbols bound by inputs, where the sizes mention others
         self._find_told([from_node for from_node in nodes if from_node.op == "placeholder"])
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
         self.by_python: dict[Expr, Expr] = {}      # what kernels do not compute -> the symbol that stands for it
@@ -122,7 +122,7 @@ class NodeFacts:
         simple = [self.env.simplify(size) for size in raw]
         shown = {size for size in simple if type(size) is Expr and size.op == "symbol"}
         if not free_symbols(*simple) <= shown:
-            self.told = shown | {size for size in raw if size.op == "symbol"}
+            self.bound = shown | {size for size in raw if size.op == "symbol"}
 
     def of(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
@@ -160,7 +160,7 @@ class NodeFacts:
         return self.by_python[node]
 
     def computed(self, given: Any) -> Any:
-        """A number that Python would have to compute, and that an input gives: it is read, not computed again."""
+        """A number that Python would have to compute, and that an input gives: it is read, not recomputed."""
         if type(given) is not Expr or given.dtype != "f64" or given.op in ("symbol", "const"):
             return given
         return self.by_python.setdefault(given, self.env.create_unbacked(None, None, str(given), given.dtype))
@@ -171,14 +171,14 @@ class NodeFacts:
         return taken
 
     def _written(self, size: Any) -> Any:
-        if not self.told or type(size) is not Expr or free_symbols(size) <= self.told - self.replaced():
+        if not self.bound or type(size) is not Expr or free_symbols(size) <= self.bound - self.replaced():
             return size
-        told = self.env.in_terms_of(size, self.told)
-        return size if told is None else told
+        found = self.env.in_terms_of(size, self.bound)
+        return size if found is None else found
 
     def replaced(self) -> set[Expr]:
-        """Symbols among those told that the environment knows by another name."""
-        return {s for s in self.told if self.env.simplify(s) is not s}
+        """Bound symbols that the environment knows by another name."""
+        return {s for s in self.bound if self.env.simplify(s) is not s}
 
     def spec(self, spec: Any) -> Any:
         for size in (*spec.shape, *spec.strides, spec.offset):
@@ -397,8 +397,8 @@ def checked_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -
     """Each check right behind the call that binds the last of its symbols: all sizes are written as if it held, earlier ones too."""
     if not any(is_check(step) for step in steps):
         return list(steps)
-    told = {name: number for number, step in enumerate(steps) for name in step.bound_symbols(buffers)}
-    places = [(max([told.get(s, -1) for s in step_symbols(step, buffers)], default=-1), 1) if is_check(step) else (number, 0)
+    bound = {name: number for number, step in enumerate(steps) for name in step.bound_symbols(buffers)}
+    places = [(max([bound.get(s, -1) for s in step_symbols(step, buffers)], default=-1), 1) if is_check(step) else (number, 0)
               for number, step in enumerate(steps)]
     return [steps[number] for number in sorted(range(len(steps)), key=lambda number: places[number])]
 

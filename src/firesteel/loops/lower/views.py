@@ -113,7 +113,7 @@ def _window_index(out: Any, buffer: Any) -> IndexMap | None:
 
 
 def _stays_inside(out: Any, start: Size, count: Size) -> bool:
-    """Is the window known to lie within the tensor that was given?  Its storage may be larger on both sides."""
+    """Is the window known to be inside of the tensor that was given?  Its storage may be larger on both sides."""
     last = sum_([start, *((n - 1) * s for n, s in zip(out.shape, out.strides))])
     return 0 in out.shape or all(isinstance(n, int) for n in (start, last, count)) and start >= 0 and last < count
 
