@@ -231,6 +231,7 @@ ELSEWHERE = {
     "every operator of torch": "torch_surface result_dtypes graph_symbolic graph_gpu",
     "what a user meets": "bad_programs bad_environments",
     "a package as a whole": "properties tables fork house tiny goldens walk docs examples",
+    "the reference interpreter, tests/interp.py": "interp",
 }
 
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from firesteel.artifacts import breaks
 from firesteel.capture.entry import compile_function
+from firesteel.capture.source import Item, OwnDict, Source
 from firesteel.graph.abstract import AbstractWorld
 
 
@@ -111,3 +112,10 @@ def make_test(fn: Callable[..., Any] | None = None, *, graphs: int | None = 1, o
 
     test.__name__ = test.__qualname__ = fn.__name__
     return test
+
+
+def member(source: Source, *names: str, table: str = "_parameters") -> Item:
+    """The source of a parameter, or of an entry of another table, of a module: the last name; those before are children."""
+    for child in names[:-1]:
+        source = member(source, child, table="_modules")
+    return OwnDict(source).item(table).item(names[-1])

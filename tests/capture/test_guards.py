@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from harness import member
 
 import firesteel as fs
 from firesteel.capture import guards as G
@@ -272,7 +273,7 @@ def test_equal_guards_are_checked_once():
 
 def test_returns_hands_back_what_was_read():
     model = torch.nn.Linear(2, 2)
-    sources = [x.parameter("weight"), x.parameter("bias"), x]
+    sources = [member(x, "weight"), member(x, "bias"), x]
     g = build_guards([Guard(s, "tensor", TensorFacts.of(s.fetch({"x": model}))) for s in sources[:2]], ["x"], returns=sources)
     weight, bias, again = g.check(model)
     assert weight is model.weight and bias is model.bias and again is model
@@ -298,7 +299,7 @@ def test_expression_over_two_tensors():
 
 def test_sentence_names_the_users_module():
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])})
-    weight = Local("self").child("layers").child("1").parameter("weight")
+    weight = member(Local("self"), "layers", "1", "weight")
     g = build_guards([Guard(weight, "tensor", TensorFacts.of(model["layers"][1].weight))], ["self"])
     model["layers"][1] = torch.nn.Linear(4, 2)
     assert g.explain({"self": model}) == "self.layers[1].weight has size 4 in dimension 1; it was 2"

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from harness import member
 from torch import nn
 
 from firesteel.capture import native_guards
@@ -236,10 +237,10 @@ def test_hooks_and_same_objects():
 
 def test_tensors_are_handed_over_in_a_row_and_checked():
     layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    places = [box.child(str(n)).parameter(name) for n in range(2) for name in ("weight", "bias")]
+    places = [member(box, str(n), name) for n in range(2) for name in ("weight", "bias")]
     tensors = [place.fetch({"box": layers}) for place in places]
     guards = [Guard(place, "tensor", TensorFacts.of(tensor)) for place, tensor in zip(places, tensors)]
-    guards.append(Guard(box.child("0").attr("out_features"), "equals", 3))
+    guards.append(Guard(member(box, "0", table="_modules").attr("out_features"), "equals", 3))
     guards.append(Guard(OwnDict(box).item("training"), "equals", True))
     for returns in (places, places[::-1], places[1:3], [*places, box], []):
         machine, python = both(guards, returns, box=layers)

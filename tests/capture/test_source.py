@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from harness import member
 
 from firesteel.capture.source import (
     Attr,
@@ -52,9 +53,9 @@ CASES = [
     (x.item(1), {"x": [4, 5]}, "x[1]"),
     (x.item("k").item((1, "a")), {"x": {"k": {(1, "a"): 9}}}, "x['k'][(1, 'a')]"),
     (Item(x, MARKER), {"x": {MARKER: 2}}, None),
-    (x.child("0").parameter("weight"), {"x": model()}, "x[0].weight"),
-    (x.child("1").buffer("running_mean"), {"x": model()}, "x[1].running_mean"),
-    (x.child("blocks").child("odd name"), {"x": model()}, "x.blocks.odd name"),
+    (member(x, "0", "weight"), {"x": model()}, "x[0].weight"),
+    (member(x, "1", "running_mean", table="_buffers"), {"x": model()}, "x[1].running_mean"),
+    (member(x, "blocks", "odd name", table="_modules"), {"x": model()}, "x.blocks.odd name"),
     (Type(x), {"x": 5}, "type(x)"),
     (Call(x, len), {"x": "abc"}, "len(x)"),
     (Nth(x, 1), {"x": {"a": 1, "b": 2}}, "list(x)[1]"),
@@ -88,9 +89,9 @@ def test_text_value_and_name_agree(source, arguments, name):
 
 
 def test_equal_sources_are_one_key():
-    a, b = (Local("m").child("0").parameter("weight") for _ in range(2))
+    a, b = (member(Local("m"), "0", "weight") for _ in range(2))
     assert a == b and hash(a) == hash(b) and a is not b and len({a, b}) == 1
-    assert a != Local("m").child("0").parameter("bias") and a != Local("n").child("0").parameter("weight")
+    assert a != member(Local("m"), "0", "bias") and a != member(Local("n"), "0", "weight")
     assert Item(x, 1) != Item(x, True) and Const(1) != Const(True) and Const(0.0) != Const(-0.0)
     assert Attr(x, "a") != Item(x, "a")
 

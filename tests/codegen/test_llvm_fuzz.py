@@ -13,11 +13,11 @@ import random
 import native_nests
 import pytest
 import torch
+from interp import Interpreter
 from native_nests import Runner
 
 from firesteel.codegen.target import this_machine
 from firesteel.codegen.zones import Zones
-from firesteel.loops.interp import Interpreter
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Program, Reduce, Store, acc, check_index, load, masked, zero
 from firesteel.loops.scalars import DTYPES, S, literal, to
 from firesteel.loops.verify import verify_nest

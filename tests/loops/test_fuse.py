@@ -3,13 +3,13 @@ import random
 import time
 from textwrap import dedent
 
+import interp
 import pytest
 import torch
 import torch.nn.functional as F
 from traced import check, fused, lowered, nests, run_watched, text
 
 from firesteel.config import config
-from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load, masked
 from firesteel.loops.scalars import S

@@ -1,8 +1,8 @@
 """The reference interpreter, on programs written by hand."""
 import pytest
 import torch
+from interp import run, run_plan
 
-from firesteel.loops.interp import run, run_plan
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View, acc, check_index, load, masked
 from firesteel.loops.plan import plan
 from firesteel.loops.scalars import S, literal, to

@@ -4,6 +4,7 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from interp import run, run_plan
 from optable import Val, graph_of
 from torch.fx import Graph, GraphModule
 from tracing import trace
@@ -14,7 +15,6 @@ from firesteel.config import config
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.decomp import core_decompositions
 from firesteel.loops.fuse import fuse
-from firesteel.loops.interp import run, run_plan
 from firesteel.loops.ir import Extern, Nest, View
 from firesteel.loops.lower import lower_graph
 from firesteel.loops.plan import plan

@@ -2,12 +2,12 @@
 import random
 from dataclasses import replace
 
+import interp
 import pytest
 import torch
 from test_fuse import layer_norm, random_program
 from traced import fused, lowered
 
-from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Reduce, Store, View, acc, axis, load
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, extent, plan

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from firesteel.loops.decompose import DECOMPOSED
+from interp import meaning
+
 from firesteel.loops.scalars import (
     DTYPES,
     FLOATS,
@@ -15,7 +17,6 @@ from firesteel.loops.scalars import (
     from_size,
     is_float,
     literal,
-    meaning,
     number,
     result_dtype,
     to,

@@ -1,8 +1,8 @@
 """Normal form of nests: indices under the ranges of their axes, trivial axes, names, axes that are taken apart."""
+import interp
 import torch
 from traced import check, text
 
-from firesteel.loops import interp
 from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Program, Reduce, Store, View, acc, axis, check_index, load, masked
 from firesteel.loops.scalars import S
 from firesteel.loops.simplify import simplify, simplify_nest, split_nest

@@ -2,10 +2,10 @@
 that a nest reads back only what the same point of its parallel axes has stored in an earlier phase."""
 import contextlib
 
+import interp
 import torch
 from tracing import trace
 
-from firesteel.loops import interp
 from firesteel.loops.fuse import fuse
 from firesteel.loops.ir import Nest, Program
 from firesteel.loops.lower.graph import lower_graph

@@ -1,13 +1,13 @@
 """Every lowering row, on every sample: lower a one-operator graph, verify, interpret, compare with eager."""
 import pytest
 import torch
+from interp import run
 from optable import LIBRARY_SAMPLES, SAMPLES, Sample, one_op_graph
 from tracing import trace
 
 from firesteel.artifacts import counters
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.spec import spec_of
-from firesteel.loops.interp import run
 from firesteel.loops.ir import Extern
 from firesteel.loops.lower import LOWERINGS, lower_graph
 from firesteel.loops.verify import verify_program

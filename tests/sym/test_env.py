@@ -1,12 +1,11 @@
 """Questions, guards, replacements, unbacked symbols."""
 import math
-import threading
 
 import pytest
 
 from firesteel.errors import DataDependentError, InternalError, Location
 from firesteel.sym import expr as E
-from firesteel.sym.env import ShapeEnv, current_env, same, true
+from firesteel.sym.env import ShapeEnv
 
 
 @pytest.fixture
@@ -135,21 +134,6 @@ def test_frozen(env):
     assert env.decide(s0 > 4) and env.simplify(s0 + 0) is s0 and env.hint(s0) == 8
     with pytest.raises(InternalError, match="after the guards had been made"):
         env.decide(s0 > 6)
-
-
-def test_active(env):
-    s0 = env.create_symbol(8, "x0")
-    assert current_env() is None and same(2, 2) and not same(2, 3) and same(s0, s0) and true(True)
-    with pytest.raises(InternalError, match="no ShapeEnv is active"):
-        same(s0, 8)
-    with env.active():
-        assert current_env() is env and same(s0, 8)
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(current_env()))
-        thread.start()
-        thread.join()
-        assert seen == [None]
-    assert current_env() is None
 
 
 def test_answers_hold_on_all_admitted_values(env):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from firesteel.sym import expr as E
 from firesteel.sym.env import ShapeEnv
-from firesteel.sym.expr import Context, Expr, evaluate, make, simplify, substitute, symbol
+from firesteel.sym.expr import Context, Expr, context_of, evaluate, make, substitute, symbol
 
 NAMES = ("a", "b", "c")
 SYMBOLS = {name: symbol(name) for name in NAMES}
@@ -21,6 +21,10 @@ INT_OPS = {
 }
 TESTS = {"lt": (E.lt, lambda x, y: x < y), "le": (E.le, lambda x, y: x <= y), "gt": (E.gt, lambda x, y: x > y), "ge": (E.ge, lambda x, y: x >= y),
          "eq": (E.eq, lambda x, y: x == y), "ne": (E.ne, lambda x, y: x != y)}
+
+
+def simplify(expr, ranges):
+    return context_of(ranges).simplify(expr) if type(expr) is Expr else expr
 
 
 def grow(children):

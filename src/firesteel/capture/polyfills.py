@@ -12,9 +12,11 @@ import bisect
 import collections
 import functools
 import heapq
+import importlib.util
 import itertools
 import logging
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -506,90 +508,22 @@ CHECKED: dict[Any, Callable[..., Any]] = {
     torch.tensor: tensor, torch.cov: cov, torch.Tensor.cov: cov, torch.corrcoef: corrcoef, torch.Tensor.corrcoef: corrcoef, torch.istft: istft}
 
 
-# -- heapq --------------------------------------------------------------------------------------------------------------
-def rise(heap: list[Any], place: int) -> None:
-    """Moves an item towards the root, past larger ones."""
-    while place > 0:
-        parent = (place - 1) // 2
-        if not heap[place] < heap[parent]:
-            return
-        heap[place], heap[parent] = heap[parent], heap[place]
-        place = parent
+# -- heapq, bisect: the standard library has these in Python too, hidden by those in C ------------------------------------
+def without_c(module: Any) -> Any:
+    """A second copy of a module of the standard library, made as where it has no part in C."""
+    copy, native = importlib.util.module_from_spec(module.__spec__), f"_{module.__name__}"
+    hidden = sys.modules[native]
+    sys.modules[native] = None      # type: ignore[assignment]  # to import it is an ImportError
+    try:
+        module.__spec__.loader.exec_module(copy)
+    finally:
+        sys.modules[native] = hidden
+    return copy
 
 
-def sink(heap: list[Any], place: int) -> None:
-    """Moves an item away from the root: always the smaller child goes up, then the item rises again, as heapq does it."""
-    item, start = heap[place], place
-    child = 2 * place + 1
-    while child < len(heap):
-        if child + 1 < len(heap) and not heap[child] < heap[child + 1]:
-            child += 1
-        heap[place] = heap[child]
-        place, child = child, 2 * child + 1
-    heap[place] = item
-    while place > start:
-        parent = (place - 1) // 2
-        if not item < heap[parent]:
-            break
-        heap[place], heap[parent] = heap[parent], item
-        place = parent
-
-
-def heapify(heap: list[Any]) -> None:
-    for place in reversed(range(len(heap) // 2)):
-        sink(heap, place)
-
-
-def heappush(heap: list[Any], item: Any) -> None:
-    heap.append(item)
-    rise(heap, len(heap) - 1)
-
-
-def heappop(heap: list[Any]) -> Any:
-    last = heap.pop()
-    return heapreplace(heap, last) if heap else last
-
-
-def heapreplace(heap: list[Any], item: Any) -> Any:
-    first, heap[0] = heap[0], item
-    sink(heap, 0)
-    return first
-
-
-def heappushpop(heap: list[Any], item: Any) -> Any:
-    return heapreplace(heap, item) if heap and heap[0] < item else item
-
-
-# -- bisect -------------------------------------------------------------------------------------------------------------
-def place_of(items: Any, goes_right: Callable[[Any], bool], lo: int, hi: int | None, key: Callable[[Any], Any] | None) -> int:
-    """The first place in lo:hi whose item does not satisfy `goes_right`; those that do come first."""
-    if lo < 0:
-        raise ValueError("lo must be non-negative")
-    high = len(items) if hi is None else hi
-    while lo < high:
-        middle = (lo + high) // 2
-        item = items[middle]
-        if goes_right(item if key is None else key(item)):
-            lo = middle + 1
-        else:
-            high = middle
-    return lo
-
-
-def bisect_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> int:
-    return place_of(a, lambda item: item < x, lo, hi, key)
-
-
-def bisect_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> int:
-    return place_of(a, lambda item: not x < item, lo, hi, key)
-
-
-def insort_left(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> None:
-    a.insert(bisect_left(a, x if key is None else key(x), lo, hi, key=key), x)
-
-
-def insort_right(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable[[Any], Any] | None = None) -> None:
-    a.insert(bisect_right(a, x if key is None else key(x), lo, hi, key=key), x)
+IN_PYTHON = {getattr(module, name): getattr(copy, name) for module, names in (
+    (heapq, ("heapify", "heappush", "heappop", "heapreplace", "heappushpop")),
+    (bisect, ("bisect_left", "bisect_right", "insort_left", "insort_right"))) for copy in [without_c(module)] for name in names}
 
 
 # -- logging ------------------------------------------------------------------------------------------------------------
@@ -619,8 +553,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.accumulate: accumulate, itertools.islice: islice, itertools.starmap: starmap, itertools.takewhile: takewhile,
     itertools.dropwhile: dropwhile, itertools.filterfalse: filterfalse, itertools.compress: compress, itertools.pairwise: pairwise,
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
-    heapq.heapify: heapify, heapq.heappush: heappush, heapq.heappop: heappop, heapq.heapreplace: heapreplace, heapq.heappushpop: heappushpop,
-    bisect.bisect_left: bisect_left, bisect.bisect_right: bisect_right, bisect.insort_left: insort_left, bisect.insort_right: insort_right,
+    **IN_PYTHON,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
     operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
 }

@@ -4,9 +4,9 @@ A Source is a frozen chain from a root (an argument of the region, a fixed objec
 object gives the text that a guard checks, the text that re-creates the value in generated code, the name shown to people, and the
 value itself.
 
-    w = Local("self").child("layers").child("0").parameter("weight")
+    w = Local("self").attr("layers").item(0).attr("weight")
     w.name                      # "self.layers[0].weight"
-    w.text()                    # "a_self._modules['layers']._modules['0']._parameters['weight']"
+    w.text()                    # "a_self.layers[0].weight"
     w.fetch({"self": model})    # the parameter
 
 What always holds: equal sources are equal objects for dicts and sets; evaluating one has no effect on the program.  Names in
@@ -149,15 +149,6 @@ class Source:
     def item(self, key: Any) -> Item:
         return Item(self, key)
 
-    def parameter(self, name: str) -> Item:
-        return Item(Item(OwnDict(self), "_parameters"), name)
-
-    def buffer(self, name: str) -> Item:
-        return Item(Item(OwnDict(self), "_buffers"), name)
-
-    def child(self, name: str) -> Item:
-        return Item(Item(OwnDict(self), "_modules"), name)
-
     def type(self) -> Type:
         return Type(self)
 
@@ -176,11 +167,6 @@ class Local(Source):
 
     def __init__(self, name: str):
         super().__init__(None, name)
-
-    @property
-    def argument(self) -> str:
-        """Its name in generated code."""
-        return identifier(self.key)
 
     def write(self, base: str, constants: Constants) -> str:
         return identifier(self.key)

@@ -184,11 +184,6 @@ def same(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part(instr.opname, instr.arg, instr.argval)]
 
 
-def named(name: str) -> Rule:
-    """The same thing under another name."""
-    return lambda run, cells: [Part(name, run[0].arg, run[0].argval)]
-
-
 def drop(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("NOP")]
 

@@ -75,11 +75,6 @@ def drops_nothing(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     return False
 
 
-def forget(op: OpOverload) -> None:
-    """Reads the operator again at its next use (a rule was added)."""
-    _facts.pop(id(op), None)
-
-
 def _read(op: OpOverload) -> Facts:
     schema = op._schema
     writes = tuple(a.name if a.kwarg_only else i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)

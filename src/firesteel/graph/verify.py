@@ -26,7 +26,6 @@ from firesteel.sym.expr import eq
 from firesteel.sym.symint import FLOAT_FUNCTIONS, SYMBOLIC, from_sym
 from firesteel.table import Table
 
-aten = torch.ops.aten
 SIZE_TARGETS = frozenset({*SIZE_FUNCTIONS.values(), *FLOAT_FUNCTIONS.values(), torch.sym_float, torch.sym_int, torch.sym_sum, operator.getitem})
 LEVELS: Table = Table("graph level", "graph/verify.py")
 

@@ -314,12 +314,3 @@ def from_size(size: Expr) -> Expr:
 def number(value: int | float | bool | Expr, dtype: str) -> Expr:
     """A number of the program as an element: a constant, or a size converted at run time."""
     return to(from_size(value), dtype) if isinstance(value, Expr) else literal(value, dtype)
-
-
-# ---------------------------------------------------------------- meaning of a whole node
-
-def meaning(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
-    """The node's value for its arguments' values (`interp.py` deals with the leaves)."""
-    if node.op == "to":
-        return args[0].to(DTYPES[node.dtype])
-    return OPS[node.op].meaning(*args)

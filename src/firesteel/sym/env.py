@@ -19,7 +19,6 @@ What always holds
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +141,7 @@ class ShapeEnv:
         return all(self.symbols[s].hint is not None for s in free_symbols(size))
 
     def ranges(self) -> dict[Expr, tuple[int | None, int | None]]:
-        """What is known of each integer symbol, for `sym.simplify`."""
+        """What is known of each integer symbol, for a Context."""
         return dict(self._ranges)
 
     def sources(self) -> dict[str, str]:
@@ -516,16 +515,6 @@ class ShapeEnv:
     def _rewrite(self, guard: SizeGuard) -> SizeGuard:
         return SizeGuard(substitute(guard.expr, self._replacements), guard.location, guard.why)
 
-    @transaction.context
-    def active(self) -> Iterator[ShapeEnv]:
-        """Inside, `same`, `true` and `current_env` mean this environment (in this thread)."""
-        stack = _thread.__dict__.setdefault("stack", [])
-        stack.append(self)
-        try:
-            yield self
-        finally:
-            stack.pop()
-
     def _data_dependent(self, question: Any) -> DataDependentError:
         unknown = sorted((s for s in free_symbols(question) if self.symbols[s].hint is None), key=self._newness)
         names = ", ".join(f"{s} ({self.symbols[s].source})" if self.symbols[s].source else str(s) for s in unknown)
@@ -569,33 +558,3 @@ _TEACHERS: dict[str, Callable[..., None]] = {
     "le": ShapeEnv._learn_less_or_equal,
     "ne": ShapeEnv._learn_not_equal,
 }
-
-# ---------------------------------------------------------------- for shape rules
-
-_thread = threading.local()
-transaction.keep("environments", _thread)
-
-
-def current_env() -> ShapeEnv | None:
-    """The innermost active environment of this thread."""
-    stack = _thread.__dict__.get("stack")
-    return stack[-1] if stack else None
-
-
-def true(condition: bool | Expr, why: str = "") -> bool:
-    """The answer to a question, guarded; free for plain bools."""
-    if type(condition) is not Expr:
-        return bool(condition)
-    env = current_env()
-    if env is None:
-        raise InternalError(f"nobody can answer {condition}: no ShapeEnv is active")
-    return env.decide(condition, why)
-
-
-def same(a: Size, b: Size, why: str = "") -> bool:
-    """Are two sizes equal?  Guarded; free for ints and identical expressions."""
-    if a is b:
-        return True
-    if type(a) is not Expr and type(b) is not Expr:
-        return a == b
-    return true(eq(a, b), why)

@@ -333,16 +333,11 @@ def sum_(sizes: Iterable[Size]) -> Size:
 _contexts: dict[tuple, Context] = {}
 
 
-def simplify(expr: Size, ranges: Mapping[Expr, tuple[Size | None, Size | None]]) -> Size:
-    """The same value for all leaves within `ranges` (leaf -> inclusive (lo, hi), each an int, None or an Expr).
-
-    With 0 <= i <= T-1: (b*T + i) // T -> b and (b*T + i) % T -> i.  A leaf is an axis, a symbol, or any opaque node.  A leaf
-    with bounds exists, so 0 <= i <= T-1 also implies T >= 1; other facts about symbols must be given."""
-    return expr if type(expr) is not Expr else context_of(ranges).simplify(expr)
-
-
 def context_of(ranges: Mapping[Expr, tuple[Size | None, Size | None]]) -> Context:
-    """The Context of some ranges, with all it has learnt; for many expressions under the same ranges."""
+    """The Context of some ranges (leaf -> inclusive (lo, hi), each an int, None or an Expr), with all it has learnt.
+
+    With 0 <= i <= T-1 it simplifies (b*T + i) // T to b and (b*T + i) % T to i.  A leaf is an axis, a symbol, or any opaque node.  A leaf
+    with bounds exists, so 0 <= i <= T-1 also implies T >= 1; other facts about symbols must be given."""
     key = tuple(ranges.items())
     context = _contexts.get(key)
     if context is None:

@@ -16,7 +16,7 @@ import torch
 
 from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program, ProgramStep, Reduce, Store, View, names_by_data
 from firesteel.loops.plan import Alloc, Free, Plan, Run
-from firesteel.loops.scalars import DTYPES, REDUCE_OPS, meaning
+from firesteel.loops.scalars import DTYPES, OPS, REDUCE_OPS
 from firesteel.sym.expr import Expr, evaluate, postorder
 
 
@@ -314,3 +314,10 @@ _LEAVES: Mapping[str, Any] = {
     "const": PhaseRun.constant, "symbol": PhaseRun.symbol, "axis": PhaseRun.axis, "acc": PhaseRun.accumulator,
     "load": PhaseRun.load, "masked": PhaseRun.masked, "check_index": PhaseRun.checked,
 }
+
+
+def meaning(node: Expr, args: list[torch.Tensor]) -> torch.Tensor:
+    """The node's value for its arguments' values (`Interpreter` deals with the leaves)."""
+    if node.op == "to":
+        return args[0].to(DTYPES[node.dtype])
+    return OPS[node.op].meaning(*args)
