@@ -3,10 +3,9 @@ import math
 
 import pytest
 import torch
-
-from firesteel.loops.decompose import DECOMPOSED
 from interp import meaning
 
+from firesteel.loops.decompose import DECOMPOSED
 from firesteel.loops.scalars import (
     DTYPES,
     FLOATS,

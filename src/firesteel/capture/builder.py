@@ -111,10 +111,7 @@ def guarded(kind: str, make: Callable[[Any, Source], Value]) -> Wrapper:
     return wrap
 
 
-def opaque(m: Machine, obj: Any, source: Source) -> Value:
-    """An object that is only passed around; the program may ask for its type."""
-    guard(m, source, "type", type(obj))
-    return OpaqueValue(obj, source)
+opaque = guarded("type", OpaqueValue)        # an object that is only passed around; the program may ask for its type
 
 
 # -- constants ----------------------------------------------------------------------------------------------------------
@@ -290,14 +287,17 @@ def wrap_namedtuple(m: Machine, obj: Any, source: Source) -> Value:
 
 def wrap_dict(m: Machine, obj: dict, source: Source) -> Value:
     """The keys are guarded when they are asked for."""
-    guard(m, source, "type", type(obj))
-    entries = {}
-    for i, (key, item) in enumerate(obj.items()):
-        key_value = known_key(m, key, source, i)
-        entries[key_value.hash_key(m)] = (key_value, m.lazy(item, Item(source, key)))
+    entries = lazy_entries(m, obj, source)
     factory = getattr(obj, "default_factory", None)
     made = m.look(m.lazy(factory, Attr(source, "default_factory"))) if factory is not None else None
     return DictValue(entries, source, obj, type(obj), made)
+
+
+def lazy_entries(m: Machine, obj: Any, source: Source, fixed: bool = False) -> dict[Any, tuple[Value, Value]]:
+    guard(m, source, "type", type(obj))
+    keys = [known_key(m, key, source, i) for i, key in enumerate(obj)]
+    return {value.hash_key(m): (value, m.lazy(item, Fixed(item) if fixed else Item(source, key)))
+            for value, (key, item) in zip(keys, obj.items())}
 
 
 def known_key(m: Machine, key: Any, source: Source, index: int) -> Value:
@@ -316,12 +316,7 @@ for _type in (dict, collections.OrderedDict, collections.defaultdict):
 
 @WRAPPERS.row(types.MappingProxyType)
 def wrap_proxy(m: Machine, obj: types.MappingProxyType, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    entries = {}
-    for i, (key, item) in enumerate(obj.items()):
-        key_value = known_key(m, key, source, i)
-        entries[key_value.hash_key(m)] = (key_value, m.lazy(item, Fixed(item) if is_fixed(source) else Item(source, key)))
-    return ProxyValue(entries, source, obj, types.MappingProxyType)
+    return ProxyValue(lazy_entries(m, obj, source, is_fixed(source)), source, obj, types.MappingProxyType)
 
 
 @WRAPPERS.row(set)

@@ -75,7 +75,11 @@ class Source:
     base: Any       # a Source; of which kind, the subclass says
     key: Any
     _hash: int
-    form = ""       # the step as text over {base} and {key}, of kinds that are written and named alike
+    form = ""       # the step as text over {base} and {key}, of kinds that are written, named and executed alike
+
+    def __init_subclass__(cls) -> None:
+        if "form" in vars(cls):
+            cls.step = eval(f"lambda self, base: {cls.form.format(base='base', key='self.key')}")       # type: ignore[method-assign]
 
     def __init__(self, base: Source | None, key: Any = None):
         _set(self, "base", base)
@@ -136,10 +140,7 @@ class Source:
 
     @property
     def root(self) -> Source:
-        source = self
-        while source.base is not None:
-            source = source.base
-        return source
+        return self.chain()[0]
 
     # one step further
 
@@ -296,12 +297,6 @@ class OwnDict(Source):
     __slots__ = ()
     form = "{base}.__dict__"
 
-    def __init__(self, base: Source):
-        super().__init__(base, None)
-
-    def step(self, base: Any) -> Any:
-        return base.__dict__
-
     @property
     def name(self) -> str:
         return self.base.name
@@ -324,12 +319,6 @@ class Type(Source):
 
     __slots__ = ()
     form = "type({base})"
-
-    def __init__(self, base: Source):
-        super().__init__(base)
-
-    def step(self, base: Any) -> Any:
-        return type(base)
 
 
 class Call(Source):
@@ -361,9 +350,6 @@ class CellContents(Source):
     def __init__(self, base: Source, label: str = ""):
         super().__init__(base)
         _set(self, "label", label)
-
-    def step(self, base: Any) -> Any:
-        return base.cell_contents
 
     @property
     def name(self) -> str:
@@ -399,9 +385,6 @@ class DimSize(Source):
     __slots__ = ()
     form = "{base}.size({key})"
 
-    def step(self, base: Any) -> Any:
-        return base.size(self.key)
-
 
 class Stride(Source):
     """A tensor's stride in one dimension."""
@@ -409,21 +392,12 @@ class Stride(Source):
     __slots__ = ()
     form = "{base}.stride({key})"
 
-    def step(self, base: Any) -> Any:
-        return base.stride(self.key)
-
 
 class StorageOffset(Source):
     """A tensor's offset in its storage."""
 
     __slots__ = ()
     form = "{base}.storage_offset()"
-
-    def __init__(self, base: Source):
-        super().__init__(base)
-
-    def step(self, base: Any) -> Any:
-        return base.storage_offset()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

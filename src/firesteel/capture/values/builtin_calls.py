@@ -22,7 +22,7 @@ from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.capture.values.class_statements import make_class_of
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, is_none
-from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, sorted_items
+from firesteel.capture.values.containers import ListValue, Sequence, SizeValue, SliceValue, TupleValue, gives_none, sorted_items
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import Args, Handler, Kwargs, PartialValue
 from firesteel.capture.values.generators import GeneratorValue, given
@@ -195,16 +195,8 @@ def call_hasattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return boolean(True)
 
 
-@CALLS.row(setattr)
-def call_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    m.finish_now(args[0].setattr(m, m.known(args[1]), args[2]) or NONE)
-    return NONE
-
-
-@CALLS.row(delattr)
-def call_delattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    args[0].delattr(m, m.known(args[1]))
-    return NONE
+CALLS.row(setattr)(gives_none(lambda m, args, kwargs: m.finish_now(args[0].setattr(m, m.known(args[1]), args[2]) or NONE)))
+CALLS.row(delattr)(gives_none(lambda m, args, kwargs: args[0].delattr(m, m.known(args[1]))))
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
@@ -296,22 +288,19 @@ def call_sum(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-@CALLS.row(any)
-def call_any(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterator(m)
-    while (item := m.next_now(iterator)) is not None:
-        if m.truth_now(item):
-            return boolean(True)
-    return boolean(False)
+def _first_that_is(wanted: bool) -> Handler:
+    """any looks for a true item, all for a false one."""
+    def look_for(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        iterator = args[0].iterator(m)
+        while (item := m.next_now(iterator)) is not None:
+            if m.truth_now(item) == wanted:
+                return boolean(wanted)
+        return boolean(not wanted)
+    return look_for
 
 
-@CALLS.row(all)
-def call_all(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    iterator = args[0].iterator(m)
-    while (item := m.next_now(iterator)) is not None:
-        if not m.truth_now(item):
-            return boolean(False)
-    return boolean(True)
+CALLS.add(any, _first_that_is(True))
+CALLS.add(all, _first_that_is(False))
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------
@@ -474,14 +463,7 @@ for _fn, _decide in QUESTIONS.items():
 
 
 CALLS.row(operator.getitem)(lambda m, args, kwargs: args[0].getitem(m, args[1]))
-
-
-@CALLS.row(operator.setitem)
-def call_setitem(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    args[0].setitem(m, args[1], args[2])
-    return NONE
-
-
+CALLS.row(operator.setitem)(gives_none(lambda m, args, kwargs: args[0].setitem(m, args[1], args[2])))
 CALLS.row(operator.index)(lambda m, args, kwargs: args[0] if isinstance(args[0], SymNumber) else fold(m, operator.index, m.known(args[0])))
 
 
@@ -490,8 +472,7 @@ def constant_answer(answer: Any) -> Callable[..., Value]:
     return lambda m, args, kwargs: ConstValue(answer)
 
 
-for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False, torch._C._get_tracing_state: None,
-                     }.items():
+for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False, torch._C._get_tracing_state: None}.items():
     CALLS.add(_fn, constant_answer(_answer))
 
 

@@ -43,6 +43,14 @@ class ContainerMethod(MethodOfOwner):
         return self.fn(m, self.owner, args, kwargs)
 
 
+def gives_none(act: Callable[..., Any]) -> Callable[..., Value]:
+    """A row of METHODS, or of CALLS, that acts and returns None."""
+    def run(*given: Any) -> Value:
+        act(*given)
+        return NONE
+    return run
+
+
 class Container(Value):
     """What containers share: methods by table, comparisons by contents."""
 
@@ -246,14 +254,7 @@ METHODS.row((Sequence, "count"))(lambda m, self, args, kwargs: ConstValue(sum(m.
 METHODS.row((Container, "__len__"))(lambda m, self, args, kwargs: self.length(m))
 METHODS.row((Container, "__contains__"))(lambda m, self, args, kwargs: self.contains(m, args[0]))
 METHODS.row((Container, "__getitem__"))(lambda m, self, args, kwargs: self.getitem(m, args[0]))
-
-
-@METHODS.row((Container, "__setitem__"))
-def container_setitem(m: Machine, self: Container, args: Args, kwargs: Kwargs) -> Value:
-    self.setitem(m, args[0], args[1])
-    return NONE
-
-
+METHODS.row((Container, "__setitem__"))(gives_none(lambda m, self, args, kwargs: self.setitem(m, args[0], args[1])))
 METHODS.row((Container, "__iter__"))(lambda m, self, args, kwargs: self.iterator(m))
 
 
@@ -297,6 +298,9 @@ class ListValue(Sequence):
         m.effects.change(self, "items", items)
         m.effects.log(kind, self, *data)
 
+    def assign(self, m: Machine, items: list[Value]) -> None:
+        self.change(m, items, "assign", ListValue(items))
+
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if op == "+":
             added = m.iterate(other)
@@ -308,7 +312,7 @@ class ListValue(Sequence):
         items = list(self.items)
         if isinstance(key, SliceValue):
             items[key.known(m)] = m.iterate(value)
-            self.change(m, items, "assign", ListValue(items))
+            self.assign(m, items)
             return
         index = m.known_index(key)
         if not -len(items) <= index < len(items):
@@ -319,7 +323,7 @@ class ListValue(Sequence):
     def delitem(self, m: Machine, key: Value) -> None:
         items = list(self.items)
         run_for_program(m, items.__delitem__, key.known(m) if isinstance(key, SliceValue) else m.known_index(key))
-        self.change(m, items, "assign", ListValue(items))
+        self.assign(m, items)
 
     def rebuild(self, e: Emitter) -> str:
         return f"[{', '.join(e.expr(item) for item in self.items)}]"
@@ -350,7 +354,7 @@ def list_extend(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Valu
 def list_insert(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     items = list(self.items)
     items.insert(m.known_index(args[0]), args[1])
-    self.change(m, items, "assign", ListValue(items))
+    self.assign(m, items)
     return NONE
 
 
@@ -363,34 +367,11 @@ def list_pop(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     return item
 
 
-@METHODS.row((ListValue, "remove"))
-def list_remove(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    index = sequence_index(m, self, args, {}).constant()
-    self.delitem(m, ConstValue(index))
-    return NONE
-
-
-@METHODS.row((ListValue, "clear"))
-def list_clear(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, [], "assign", ListValue([]))
-    return NONE
-
-
+METHODS.row((ListValue, "remove"))(gives_none(lambda m, self, args, kwargs: self.delitem(m, sequence_index(m, self, args, {}))))
+METHODS.row((ListValue, "clear"))(gives_none(lambda m, self, args, kwargs: self.assign(m, [])))
 METHODS.row((ListValue, "copy"))(lambda m, self, args, kwargs: ListValue(list(self.items)))
-
-
-@METHODS.row((ListValue, "reverse"))
-def list_reverse(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    items = self.items[::-1]
-    self.change(m, items, "assign", ListValue(items))
-    return NONE
-
-
-@METHODS.row((ListValue, "sort"))
-def list_sort(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
-    items = sorted_items(m, self.items, kwargs)
-    self.change(m, items, "assign", ListValue(items))
-    return NONE
+METHODS.row((ListValue, "reverse"))(gives_none(lambda m, self, args, kwargs: self.assign(m, self.items[::-1])))
+METHODS.row((ListValue, "sort"))(gives_none(lambda m, self, args, kwargs: self.assign(m, sorted_items(m, self.items, kwargs))))
 
 
 def sorted_items(m: Machine, items: list[Value], kwargs: Kwargs) -> list[Value]:

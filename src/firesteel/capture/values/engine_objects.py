@@ -68,10 +68,7 @@ class NodeInput(OpaqueValue):
         return m.look(m.lazy(getattr(self.obj, name), Attr(self.source, name))) if name in self.READ else super().getattr(m, name)
 
 
-@WRAPPERS.row(torch._C._autograd._InputMetadata)      # type: ignore[attr-defined]
-def wrap_node_input(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return NodeInput(obj, source)
+WRAPPERS.add(torch._C._autograd._InputMetadata, guarded("type", NodeInput))      # type: ignore[attr-defined]
 
 
 # -- methods that are effects -------------------------------------------------------------------------------------------
@@ -101,10 +98,7 @@ class EngineValue(OpaqueValue):
         return EffectMethod(self, name, NONE) if name == "queue_callback" else super().getattr(m, name)
 
 
-@BASES.row(type(Variable._execution_engine))
-def wrap_engine(m: Machine, obj: Any, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    return EngineValue(obj, source)
+BASES.add(type(Variable._execution_engine), guarded("type", EngineValue))
 
 
 class LockValue(OpaqueValue):

@@ -22,7 +22,7 @@ from firesteel.capture.source import Call
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
-from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, list_pop, sorted_items
+from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, gives_none, list_pop, sorted_items
 from firesteel.capture.values.exceptions import handled_exception
 from firesteel.capture.values.functions import Args, FunctionValue, Handler, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
@@ -136,22 +136,12 @@ def call_deque(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return DequeValue(list(items), m.known(given.get("maxlen", NONE)))
 
 
-@METHODS.row((DequeValue, "append"))
-def deque_append(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, [*self.items, args[0]], "append")
-    return NONE
-
-
-@METHODS.row((DequeValue, "appendleft"))
-def deque_appendleft(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, [args[0], *self.items], "append", left=True)
-    return NONE
-
-
-@METHODS.row((DequeValue, "extendleft"))
-def deque_extendleft(m: Machine, self: DequeValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, [*m.iterate(args[0])[::-1], *self.items], "extend", left=True)
-    return NONE
+for _name, _change in {
+    "append": lambda m, self, args, kwargs: self.change(m, [*self.items, args[0]], "append"),
+    "appendleft": lambda m, self, args, kwargs: self.change(m, [args[0], *self.items], "append", left=True),
+    "extendleft": lambda m, self, args, kwargs: self.change(m, [*m.iterate(args[0])[::-1], *self.items], "extend", left=True),
+}.items():
+    METHODS.add((DequeValue, _name), gives_none(_change))
 
 
 @METHODS.row((DequeValue, "popleft"))

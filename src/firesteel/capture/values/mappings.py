@@ -5,6 +5,7 @@ The user's dict is guarded by what is asked of it: one key, or all keys and thei
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,28 @@ from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Source
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
-from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue
+from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue, gives_none
 from firesteel.errors import Break
 
 # -- dicts --------------------------------------------------------------------------------------------------------------
 MISSING: Any = object()
 
 
-class DictValue(Container):
+class Hashed(Container):
+    """Entries by hash key."""
+
+    entries: dict[Any, Any]
+
+    def size_now(self) -> int:
+        return len(self.entries)
+
+    def change(self, m: Machine, entries: dict[Any, Any], kind: str, *data: Value) -> None:
+        """The object has these entries now; `kind` is the effect that does it to the real one."""
+        m.effects.change(self, "entries", entries)
+        m.effects.log(kind, self, *data)
+
+
+class DictValue(Hashed):
     """A dict (or OrderedDict, defaultdict): hash key -> (key, value).  The user's own is guarded by what is asked of it."""
 
     cls: type = dict
@@ -29,9 +44,6 @@ class DictValue(Container):
     def __init__(self, entries: dict[Any, tuple[Value, Value]], source: Any = None, obj: Any = None, cls: type = dict,
                  factory: Value | None = None):
         self.entries, self.source, self.obj, self.cls, self.factory = entries, source, obj, cls, factory
-
-    def size_now(self) -> int:
-        return len(self.entries)
 
     def is_constant(self) -> bool:
         return all(k.is_constant() and v.is_constant() for k, v in self.entries.values())
@@ -100,10 +112,6 @@ class DictValue(Container):
         key = key.as_key(m, self)
         hashed = key.hash_key(m)
         self.change(m, {k: e for k, e in self.entries.items() if k != hashed}, "delitem", key)
-
-    def change(self, m: Machine, entries: dict[Any, tuple[Value, Value]], kind: str, *data: Value) -> None:
-        m.effects.change(self, "entries", entries)
-        m.effects.log(kind, self, *data)
 
     def contains(self, m: Machine, item: Value) -> Value:
         return boolean(self.find(m, item) is not None)
@@ -227,12 +235,7 @@ def dict_update(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Valu
     return NONE
 
 
-@METHODS.row((DictValue, "clear"))
-def dict_clear(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, {}, "clear")
-    return NONE
-
-
+METHODS.row((DictValue, "clear"))(gives_none(lambda m, self, args, kwargs: self.change(m, {}, "clear")))
 METHODS.row((DictValue, "copy"))(lambda m, self, args, kwargs: DictValue(dict(self.know_all(m)), cls=self.cls, factory=self.factory))
 
 
@@ -295,7 +298,7 @@ for _kind in DictView.TYPES:
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------------
-class SetValue(Container):
+class SetValue(Hashed):
     """A set: hash key -> item."""
 
     size_name = "Set"
@@ -307,9 +310,6 @@ class SetValue(Container):
     def of(m: Machine, items: list[Value], cls: type = set) -> SetValue:
         looked = [m.look(item) for item in items]
         return SetValue({item.hash_key(m): item for item in looked}, cls=cls)
-
-    def size_now(self) -> int:
-        return len(self.entries)
 
     def is_constant(self) -> bool:
         return all(item.is_constant() for item in self.entries.values())
@@ -342,10 +342,6 @@ class SetValue(Container):
 
     def hash_key(self, m: Machine) -> Any:
         return frozenset(self.entries)
-
-    def change(self, m: Machine, entries: dict[Any, Value], kind: str, *data: Value) -> None:
-        m.effects.change(self, "entries", entries)
-        m.effects.log(kind, self, *data)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         return super().compare(m, op, set_like(m, other))
@@ -407,12 +403,7 @@ def set_update(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
 
 
 METHODS.row((SetValue, "copy"))(lambda m, self, args, kwargs: SetValue(dict(self.entries), cls=self.cls))
-
-
-@METHODS.row((SetValue, "clear"))
-def set_clear(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    self.change(m, {}, "clear")
-    return NONE
+METHODS.row((SetValue, "clear"))(gives_none(lambda m, self, args, kwargs: self.change(m, {}, "clear")))
 
 
 def _set_method(op: str) -> Callable[..., Value]:
@@ -428,16 +419,12 @@ for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmet
     METHODS.add((SetValue, _name), _set_method(_op))
 
 
-@METHODS.row((SetValue, "issuperset"))
-def set_issuperset(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    other = SetValue.of(m, m.iterate(args[0]))
-    return boolean(all(k in self.entries for k in other.entries))
+def _set_relation(holds: Callable[[Any, Any], bool]) -> Callable[..., Value]:
+    return lambda m, self, args, kwargs: boolean(holds(self.entries.keys(), SetValue.of(m, m.iterate(args[0])).entries.keys()))
 
 
-@METHODS.row((SetValue, "isdisjoint"))
-def set_isdisjoint(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    other = SetValue.of(m, m.iterate(args[0]))
-    return boolean(not any(k in self.entries for k in other.entries))
+for _name, _holds in {"issuperset": operator.ge, "issubset": operator.le, "isdisjoint": lambda a, b: not a & b}.items():
+    METHODS.add((SetValue, _name), _set_relation(_holds))
 
 
 @METHODS.row((SetValue, "pop"))
@@ -449,12 +436,6 @@ def set_pop(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     item = m.fresh(self.constant().pop())
     set_discard(m, self, [item], {})
     return item
-
-
-@METHODS.row((SetValue, "issubset"))
-def set_issubset(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-    other = SetValue.of(m, m.iterate(args[0]))
-    return boolean(all(k in other.entries for k in self.entries))
 
 
 @METHODS.row((NamedTupleValue, "_asdict"))

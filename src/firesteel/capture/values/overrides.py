@@ -45,20 +45,16 @@ class Reported(Exception):
     """Carries (function, args, kwargs) out of a stand-in's override."""
 
 
-class StandIn(torch.Tensor):
-    """A tensor that stands for one of a subclass."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise Reported(func, args, kwargs)
-
-
 class StandInObject:
     """Stands for an object that is no tensor."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise Reported(func, args, kwargs)
+
+
+class StandIn(StandInObject, torch.Tensor):
+    """A tensor that stands for one of a subclass."""
 
 
 class StandInMode(TorchFunctionMode):
@@ -354,15 +350,15 @@ class OffContext(ContextValue):
         self.birth = birth
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        restore = OffExit(m.modes.off, m.modes.entered, m.steps)
+        restore = ModesExit(m.modes.off, m.modes.entered, m.steps)
         m.effects.change(m.modes, "off", True)
         if self.cls is torch._C.DisableTorchFunction:
             m.effects.change(m.modes, "entered", ())
         return restore, NONE
 
 
-class OffExit(ExitValue):
-    """At a break inside, the step that entered is the one to break."""
+class ModesExit(ExitValue):
+    """The end of a block that changed the modes.  At a break inside, the step that entered is the one to break."""
 
     def __init__(self, off: bool, modes: tuple[Value, ...], birth: int):
         super().__init__(())
@@ -430,24 +426,9 @@ def write_modes(m: Machine, e: Emitter) -> None:
         e.line(f"{e.helper(torch._C._push_on_torch_function_stack)}({e.expr(mode)})")
 
 
-class DeviceExit(ExitValue):
-    """The end of `with torch.device(...)`.  At a break inside, the step that entered is the one to break."""
-
-    def __init__(self, modes: tuple[Value, ...], birth: int):
-        super().__init__(())
-        self.modes, self.birth = modes, birth
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.change(m.modes, "entered", self.modes)
-        return FALSE
-
-    def rebuild(self, e: Emitter) -> str:
-        raise CannotRebuild(self, self.birth)
-
-
 def enter_device(m: Machine, device: Value) -> tuple[Value, Value]:
     """(exit function, result of __enter__).  There is one device, and it is asked last."""
-    leave = DeviceExit(m.modes.entered, m.steps)
+    leave = ModesExit(m.modes.off, m.modes.entered, m.steps)
     made = m.call_now(m.constant_object(DeviceContext), [device], {})
     m.effects.change(m.modes, "entered", (made, *(mode for mode in m.modes.entered if mode.python_type() is not DeviceContext)))
     return leave, device

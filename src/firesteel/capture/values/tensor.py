@@ -55,7 +55,6 @@ TENSOR_METHODS: Table[Callable[..., Value]] = Table("tensor method", "capture/va
 TENSOR_STORES: Table[Callable[..., None]] = Table("store of a tensor's attribute", "capture/values/tensor.py")
 
 
-
 class TensorValue(Value):
     """A tensor."""
 
@@ -442,14 +441,13 @@ def wrap_output(m: Machine, out: Any, node: torch.fx.Node) -> Value:
     if isinstance(out, SYMBOLIC):
         return SymNumber(out, lambda: node)
     if isinstance(out, (tuple, list)):
-        items = [_wrap_item(m, item, node, i) for i, item in enumerate(out)]
-        return m.sequence_like(out, items)
+        return m.sequence_like(out, [wrap_item(m, item, node, i) for i, item in enumerate(out)])
     if is_constant_object(out):
         return ConstValue(out)
     raise Break("object", name=type(out).__qualname__)
 
 
-def _wrap_item(m: Machine, item: Any, node: torch.fx.Node, index: int) -> Value:
+def wrap_item(m: Machine, item: Any, node: torch.fx.Node, index: int) -> Value:
     if is_constant_object(item):
         return ConstValue(item)
     return wrap_output(m, item, m.record.call_function(operator.getitem, (node, index), {}, item))

@@ -11,7 +11,6 @@ operators.  A break inside, or an effect on the user's objects, is a break of th
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,11 +23,11 @@ from firesteel.autograd.seams import is_seam_function
 from firesteel.capture.meanings import BY_NAME
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.values.base import Value
-from firesteel.capture.values.const import ConstValue, is_constant_object
+from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, Sequence, TupleValue
 from firesteel.capture.values.functions import TRANSFORMED, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
-from firesteel.capture.values.tensor import TensorValue, wrap_output
+from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.errors import Break
 
@@ -175,13 +174,7 @@ def transformed(m: Machine, name: str, body: Body, use: Callable[..., Any], *giv
 
 def items_of(m: Machine, node: Node, out: Iterable[Any], structure: Any) -> Value:
     """What a node that gives flat leaves stands for."""
-    return as_value(pytree.tree_unflatten([_item(m, node, i, leaf) for i, leaf in enumerate(out)], structure))
-
-
-def _item(m: Machine, node: Node, place: int, leaf: Any) -> Value:
-    if is_constant_object(leaf):
-        return ConstValue(leaf)
-    return wrap_output(m, leaf, m.record.call_function(operator.getitem, (node, place), {}, leaf))
+    return as_value(pytree.tree_unflatten([wrap_item(m, leaf, node, i) for i, leaf in enumerate(out)], structure))
 
 
 def plain(nest: Any) -> Any:
@@ -229,21 +222,16 @@ class TransformValue(Value):
         return f"{e.constant(getattr(torch.func, self.name))}({e.expr(self.fn)}, **{e.constant(self.options)})"
 
 
-class PullbackValue(Value):
-    """The function that torch.func.vjp gives."""
+class DerivativeValue(Value):
+    """The function that torch.func.vjp or torch.func.linearize gives: `differentiate(the function, primals, its arguments)`."""
 
     always_true = True
 
-    def __init__(self, body: Body, primals: tuple[Any, Any], has_aux: bool):
-        self.body, self.primals, self.has_aux = body, primals, has_aux
+    def __init__(self, name: str, body: Body, primals: tuple[Any, Any], differentiate: Callable[..., Any]):
+        self.name, self.body, self.primals, self.differentiate = name, body, primals, differentiate
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        given, _ = as_args(m, args, kwargs)
-        has_aux = self.has_aux
-
-        def pull_back(fn: Callable[..., Any], primals: Any, cotangents: Any) -> Any:
-            return torch.func.vjp(fn, *primals, has_aux=has_aux)[1](*cotangents)
-        return transformed(m, "vjp", self.body, pull_back, self.primals, given)
+        return transformed(m, self.name, self.body, self.differentiate, self.primals, as_args(m, args, kwargs)[0])
 
 
 # -- the functions ------------------------------------------------------------------------------------------------------
@@ -257,12 +245,6 @@ def _maker(name: str, names: tuple[str, ...]) -> Callable[[Machine, Args, Kwargs
     return make
 
 
-for _name, _names in {"grad": ("func", "argnums", "has_aux"), "grad_and_value": ("func", "argnums", "has_aux"),
-                      "vmap": ("func", "in_dims", "out_dims", "randomness", "chunk_size"), "jacrev": ("func", "argnums", "has_aux", "chunk_size"),
-                      "jacfwd": ("func", "argnums", "has_aux", "randomness"), "hessian": ("func", "argnums")}.items():
-    BY_NAME.add(f"torch.func.{_name}", _maker(_name, _names))
-
-
 def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Callable[[Machine, dict[str, Value]], Value]:
     """torch.vmap(f) made outside of the region: the same by its closure.  Settings that we do not take must have their defaults."""
     def make(m: Machine, closure: dict[str, Value]) -> Value:
@@ -272,13 +254,16 @@ def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any]) -
     return make
 
 
-for _code, _name, _names, _defaults in (
-        ("grad.<locals>.wrapper", "grad", ("func", "argnums", "has_aux"), {}),
-        ("grad_and_value.<locals>.wrapper", "grad_and_value", ("func", "argnums", "has_aux"), {}),
-        ("vmap.<locals>.wrapped", "vmap", ("func", "in_dims", "out_dims", "randomness", "chunk_size"), {}),
-        ("jacrev.<locals>.wrapper_fn", "jacrev", ("func", "argnums", "has_aux", "chunk_size"), {"_preallocate_and_copy": False}),
-        ("jacfwd.<locals>.wrapper_fn", "jacfwd", ("func", "argnums", "has_aux", "randomness"), {})):
-    TRANSFORMED.add(_code, _made_outside(_name, _names, _defaults))
+for _name, _inner, _names, _defaults in (       # _inner: the name of the function that the transform gives
+        ("grad", "wrapper", ("func", "argnums", "has_aux"), {}),
+        ("grad_and_value", "wrapper", ("func", "argnums", "has_aux"), {}),
+        ("vmap", "wrapped", ("func", "in_dims", "out_dims", "randomness", "chunk_size"), {}),
+        ("jacrev", "wrapper_fn", ("func", "argnums", "has_aux", "chunk_size"), {"_preallocate_and_copy": False}),
+        ("jacfwd", "wrapper_fn", ("func", "argnums", "has_aux", "randomness"), {}),
+        ("hessian", "", ("func", "argnums"), {})):      # gives a function of jacfwd's
+    BY_NAME.add(f"torch.func.{_name}", _maker(_name, _names))
+    if _inner:
+        TRANSFORMED.add(f"{_name}.<locals>.{_inner}", _made_outside(_name, _names, _defaults))
 
 
 @BY_NAME.row("torch.func.functionalize")
@@ -289,36 +274,16 @@ def call_functionalize(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @BY_NAME.row("torch.func.vjp")
 def call_vjp(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    settings = known_settings(m, "vjp", kwargs, ("has_aux",))
+    has_aux = known_settings(m, "vjp", kwargs, ("has_aux",)).get("has_aux", False)
     primals, _ = as_args(m, args[1:], {})
     leaves = run_abstract(m, differentiated, [primals[1], {}, {"argnums": tuple(range(len(args) - 1))}], {}, "torch.func.vjp")
-    draws = m.world.draws
-    body = Body(m, m.look(args[0]), args[1:], {}, leaves)
-    if m.world.draws > draws:       # the value and each pullback run the function anew
-        raise Break("transform", name="by torch.func.vjp of a function that draws random numbers")
-    out = transformed(m, "vjp_value", body, lambda fn, primals: fn(*primals), primals)
-    pull_back = PullbackValue(body, primals, settings.get("has_aux", False))
-    if not settings.get("has_aux"):
+    out, pull_back = value_and_derivative(m, "vjp", args, primals, leaves,
+                                          lambda fn, primals, cotangents: torch.func.vjp(fn, *primals, has_aux=has_aux)[1](*cotangents))
+    if not has_aux:
         return TupleValue([out, pull_back])
     if not isinstance(out, TupleValue) or len(out.items) != 2:
         raise Break("transform", name="by torch.func.vjp with has_aux of a function that does not give a pair")
     return TupleValue([out.items[0], pull_back, out.items[1]])
-
-
-class PushforwardValue(Value):
-    """The function that torch.func.linearize gives."""
-
-    always_true = True
-
-    def __init__(self, body: Body, primals: tuple[Any, Any]):
-        self.body, self.primals = body, primals
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        given, _ = as_args(m, args, kwargs)
-
-        def push_forward(fn: Callable[..., Any], primals: Any, tangents: Any) -> Any:
-            return torch.func.jvp(fn, primals, tangents)[1]
-        return transformed(m, "jvp", self.body, push_forward, self.primals, given)
 
 
 @BY_NAME.row("torch.func.linearize")
@@ -326,11 +291,19 @@ def call_linearize(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if kwargs:
         raise Break("transform", name="by torch.func.linearize with settings of its own")
     primals, _ = as_args(m, args[1:], {})
+    leaves = run_abstract(m, pytree.tree_leaves, [primals[1]], {}, "torch.func.linearize")
+    return TupleValue([*value_and_derivative(m, "linearize", args, primals, leaves,
+                                             lambda fn, primals, tangents: torch.func.jvp(fn, primals, tangents)[1])])
+
+
+def value_and_derivative(m: Machine, name: str, args: Args, primals: tuple[Any, Any], leaves: list[Any],
+                         differentiate: Callable[..., Any]) -> tuple[Value, Value]:
+    """The value and each call of the derivative run the function anew."""
     draws = m.world.draws
-    body = Body(m, m.look(args[0]), args[1:], {}, run_abstract(m, pytree.tree_leaves, [primals[1]], {}, "torch.func.linearize"))
-    if m.world.draws > draws:       # the value and each derivative run the function anew
-        raise Break("transform", name="by torch.func.linearize of a function that draws random numbers")
-    return TupleValue([transformed(m, "linearize_value", body, lambda fn, primals: fn(*primals), primals), PushforwardValue(body, primals)])
+    body = Body(m, m.look(args[0]), args[1:], {}, leaves)
+    if m.world.draws > draws:
+        raise Break("transform", name=f"by torch.func.{name} of a function that draws random numbers")
+    return transformed(m, f"{name}_value", body, lambda fn, primals: fn(*primals), primals), DerivativeValue(name, body, primals, differentiate)
 
 
 def known_settings(m: Machine, name: str, kwargs: Kwargs, allowed: tuple[str, ...]) -> dict[str, Any]:
