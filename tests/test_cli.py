@@ -1,4 +1,7 @@
 """The command line: each command does what its sentence says."""
+import os
+import pathlib
+import subprocess
 import sys
 import textwrap
 
@@ -77,6 +80,9 @@ def test_bench_needs_a_checkout(tmp_path, monkeypatch, capsys):
     (["compile"], "firesteel: There is no command 'compile'. Commands are doctor, explain,"),
     (["cache", "burn"], "firesteel: There is no cache burn."),
     (["explain"], "firesteel: explain takes a script."),
+    (["doctor", "nose"], "firesteel: doctor takes no arguments."),
+    (["cache", "clear", "old"], "firesteel: There is no cache clear old."),
+    (["report", "no/such/folder"], "firesteel: There are no stage dumps in no/such/folder."),
     (["replay", "no/such/folder"], "firesteel: There is no dump of graph in no/such/folder."),
 ])
 def test_what_is_not_understood_is_one_sentence(argv, sentence, capsys):
@@ -92,3 +98,21 @@ def test_version_and_help(capsys):
     assert cli.main([]) == 0
     out = capsys.readouterr().out
     assert all(f"  {name} " in out for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "replay"])     # which has flags, and argparse's page
+def test_each_command_has_help(command, capsys):
+    assert cli.main([command, "--help"]) == 0
+    assert capsys.readouterr().out == f"firesteel {command}: {cli.COMMANDS[command].__doc__}\n"
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    """firesteel explain script.py | head -1"""
+    script = tmp_path / "silent.py"
+    script.write_text("")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "firesteel.cli", "explain", str(script)], stdout=writing, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parents[1])})
+    os.close(writing)
+    assert done.returncode == 1 and not done.stderr

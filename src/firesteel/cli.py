@@ -6,6 +6,7 @@ Commands are rows of a table: a function of the parsed arguments, with a sentenc
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import subprocess
 import sys
@@ -23,13 +24,15 @@ COMMANDS: Table[Callable[[argparse.Namespace], int]] = Table("command", "cli.py"
 @COMMANDS.row("doctor")
 def doctor(args: argparse.Namespace) -> int:
     """Says what was found on this machine, and what to do about what is missing."""
+    if args.target or args.rest:
+        raise UserError("doctor takes no arguments.", hint="Say firesteel doctor.")
     from firesteel.tools.doctor import examine
     return 0 if examine() else 1
 
 
 @COMMANDS.row("explain")
 def explain(args: argparse.Namespace) -> int:
-    """Runs a script and says what was captured, what broke and where the time went."""
+    """Runs a script and says what was captured, what broke and where the time went: explain SCRIPT [ARGUMENTS]."""
     if args.target is None:
         raise UserError("explain takes a script.", hint="firesteel explain SCRIPT [ARGUMENTS]")
     from firesteel.tools.explain import collecting
@@ -50,7 +53,7 @@ def bisect(args: argparse.Namespace) -> int:
 
 @COMMANDS.row("bench")
 def bench(args: argparse.Namespace) -> int:
-    """Times the reference programs (from a checkout)."""
+    """Times the reference programs (from a checkout): bench [ARGUMENTS of bench/reference.py]."""
     script = pathlib.Path.cwd() / "bench" / "reference.py"
     if not script.exists():
         print("firesteel bench runs in a checkout of the project: there is no bench/reference.py here", file=sys.stderr)
@@ -63,8 +66,9 @@ def cache(args: argparse.Namespace) -> int:
     """The on-disk cache of programs and kernels: cache show, cache clear, cache export FILE, cache import FILE."""
     if args.target in ("export", "import") and len(args.rest) == 1:
         return _carry(args.target, args.rest[0])
-    if args.target not in (None, "show", "clear"):
-        raise UserError(f"There is no cache {args.target}.", hint="Say cache show, cache clear, cache export FILE or cache import FILE.")
+    if args.target not in (None, "show", "clear") or args.rest:
+        raise UserError(f"There is no cache {' '.join([args.target or '', *args.rest])}.",
+                        hint="Say cache show, cache clear, cache export FILE or cache import FILE.")
     if args.target == "clear":
         for suffix in diskcache.SUFFIXES:
             diskcache.kernels(suffix).clear()
@@ -101,9 +105,13 @@ def package(args: argparse.Namespace) -> int:
 
 @COMMANDS.row("report")
 def report(args: argparse.Namespace) -> int:
-    """Lists the stage dumps of a folder (written with FIRESTEEL_DUMP_DIR)."""
+    """Lists the stage dumps of a folder (written with FIRESTEEL_DUMP_DIR): report FOLDER."""
     folder = pathlib.Path(args.target or config.dump_dir or ".")
-    for path in sorted(path for path in folder.rglob("[0-9]*-*.*") if path.is_file()):
+    found = sorted(path for path in folder.rglob("[0-9]*-*.*") if path.is_file())
+    if args.rest or not found:
+        raise UserError(f"There are no stage dumps in {' '.join([str(folder), *args.rest])}.",
+                        hint="They are written with FIRESTEEL_DUMP_DIR; fs.report and FIRESTEEL_REPORT write a page to look at.")
+    for path in found:
         print(f"{path.relative_to(folder)!s:40} {len(path.read_text().splitlines()):6} lines")
     return 0
 
@@ -140,7 +148,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command not in COMMANDS:
             raise UserError(f"There is no command {args.command!r}.", hint=f"Commands are {', '.join(COMMANDS)}.")
-        return COMMANDS[args.command](args)
+        if args.target is None and args.rest[:1] in (["-h"], ["--help"]):
+            print(f"firesteel {args.command}: {COMMANDS[args.command].__doc__}")
+            return 0
+        status = COMMANDS[args.command](args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:         # whoever read the output has seen enough; nothing is left to say when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except UserError as error:
         print(f"firesteel: {error.reason} {error.hint}", file=sys.stderr)
         return 2
