@@ -52,6 +52,21 @@ def test_everything_is_in_it(report):
     assert any("is a float32 tensor (4, 8)" in word for word in first["words"]) and data["events"]
 
 
+def test_of_inference_and_of_that_run_alone(tmp_path):
+    """No backward where gradients were off, whoever asks for the report; times of the stages that it shows, not of the first compilation too."""
+    fs.reset()
+    model = fs.compile(Model())
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    before = fs.stage_times()
+    data = data_of(fs.report(tmp_path / "report.html"))
+    spent = sum(fs.stage_times().values()) - sum(before.values())
+    (name, _), = [row for row in data["sections"] if row[0].startswith("time")]
+    assert [g["title"] for c in data["compilations"] for g in c["graphs"]] == ["captured graph", "joint graph", "forward graph"] and "backward" not in data["headline"]
+    assert name == f"time, {spent * 1e3:.0f} ms in all"
+    fs.reset()
+
+
 def test_the_file_needs_nothing_else(report):
     text = report.read_text()
     assert not re.search(r'(src|href)\s*=\s*["\']', text.split('id="data"')[0] + text.split("</script>", 1)[1].replace("http://www.w3.org/2000/svg", ""))

@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 from firesteel import artifacts, dumps, pipeline, stages
 from firesteel.backends import native
 from firesteel.capture.entry import ROOTS
+from firesteel.capture.guards import Guard
 from firesteel.capture.tracebacks import places_of
 from firesteel.config import config
 from firesteel.errors import FiresteelError
@@ -46,12 +47,13 @@ def report(path: str | pathlib.Path | None = None) -> pathlib.Path:
     if target.is_dir():
         target /= file_name()
     if _collected is not None:
-        return write(target, _collected, _events, "Collected as it was compiled.")
+        return write(target, _collected, _events, artifacts.stage_times(), "Collected as it was compiled.")
     events: list[tuple[str, float, float, int]] = []
-    compilations: list[Compilation] = []
+    compilations, before = [], artifacts.stage_times()
     with watching(events):
         compilations += run_again()
-    return write(target, compilations, events, "The stages of what is alive were run again for this report; times are of that run.")
+    times = {stage: seconds - before.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
+    return write(target, compilations, events, times, "The stages of what is alive were run again for this report; times are of that run.")
 
 
 def file_name() -> str:
@@ -127,9 +129,14 @@ def run_again() -> Iterator[Compilation]:
                 made = Compilation(region.name, reason="" if entry.reason == "first call" else entry.reason)
                 made.guards = entry.guard.guards
                 if entry.graph is not None:
-                    with stages.kept_by(made):
+                    with stages.kept_by(made), torch.set_grad_enabled(records_gradients(made.guards)):
                         _compile_again(entry.graph)
                 yield made
+
+
+def records_gradients(guards: Sequence[Guard]) -> bool:
+    """Was grad mode on in the call that it was compiled for?"""
+    return all(dict(guard.data.values).get("grad", True) for guard in guards if guard.kind == "state")
 
 
 def _compile_again(graph: GraphModule) -> None:
@@ -139,8 +146,7 @@ def _compile_again(graph: GraphModule) -> None:
     except FiresteelError:          # it calls what no import finds: there is its picture
         return
     with_lines(graph, read.gm)
-    with torch.set_grad_enabled(read.settings["grad_mode"]):
-        native(read.gm, read.example_inputs)
+    native(read.gm, read.example_inputs)
     compilation = stages.current()
     assert compilation is not None
     compile_backwards(compilation)
@@ -155,8 +161,9 @@ def with_lines(graph: GraphModule, again: GraphModule) -> None:
 
 # ---------------------------------------------------------------- what is shown
 
-def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Sequence[tuple[str, float, float, int]], note: str) -> pathlib.Path:
-    page = explanation_of(compilations, list(artifacts.breaks), artifacts.stage_times(), artifacts.counters, {})
+def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Sequence[tuple[str, float, float, int]], times: dict[str, float],
+          note: str) -> pathlib.Path:
+    page = explanation_of(compilations, list(artifacts.breaks), times, artifacts.counters, {})
     shown: dict[str, Any] = {
         "title": f"firesteel report: {len(compilations)} compilation(s)", "headline": page.headline(), "note": note,
         "events": timeline(events), "sections": [[name, rows] for name, rows in page.sections() if rows],
