@@ -516,6 +516,11 @@ class Root:
     def all_regions(self) -> list[Region]:
         return [*self.regions.values(), *self.continuations.values()]
 
+    def learn_from(self, other: Root) -> None:
+        """What changed between calls of the other is taken as changing here too."""
+        for (positional, *keywords), region in other.regions.items():
+            self.region(positional, tuple(keywords)).policy.take(region.policy)
+
     def reset(self) -> None:
         self.lock.holding(self._forget)
 

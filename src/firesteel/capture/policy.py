@@ -93,7 +93,10 @@ class SymbolPolicy:
         if self.everywhere and is_of_an_argument(source):
             self._numbers.update(Item(source, place) for place in range(count))
 
-    # -- called when a guard fails -----------------------------------------------------------------------------------
+    def take(self, other: SymbolPolicy) -> None:
+        self._own.take(other._own)
+
+    # -- called when a guard fails ---------------------------------------------------------------------------------
     def learn(self, guards: Iterable[Guard], arguments: Mapping[str, Any]) -> None:
         """Looks for sizes and numbers that differ from what an Entry was made for."""
         if self.dynamic is not False and config.automatic_dynamic_shapes:

@@ -98,13 +98,13 @@ class Reader(Machine):
     def constant_object(self, obj: Any) -> Value:
         return builder.constant_value(self, obj)
 
-    def cell(self, obj: types.CellType, source: Source) -> CellValue:
-        """A closure cell of the user's; one Value a cell."""
+    def cell(self, obj: types.CellType, source: Source, name: str = "") -> CellValue:
+        """A closure cell of the user's, of a variable of this name; one Value a cell."""
         known = self.same_object(obj)
         if known is not None:
             return known
         try:
-            content = LazyValue(obj.cell_contents, CellContents(source))
+            content = LazyValue(obj.cell_contents, CellContents(source, name))
         except ValueError:
             content = None
         value = CellValue(content, source, obj)

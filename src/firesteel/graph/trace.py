@@ -68,6 +68,7 @@ class TraceWorld(AbstractWorld):
         self.graph = Graph()
         self.decompositions = decompositions or {}
         self.origin: Node | None = None         # the torch-level node being interpreted
+        self.in_function = False                # is it a node of a user's autograd function?
         self.inputs: list[Any] = []
         self.taken: Sequence[AbstractTensor] = ()       # inputs with an offset into their storage, while gradients are traced
         self.verifies = config.verify
@@ -158,6 +159,8 @@ class TraceWorld(AbstractWorld):
             seq = backward._sequence_nr()
             meta.update(self._origins.get(seq, _NOTHING))
             meta["phase"], meta["seq_nr"] = "backward", seq
+            if self.in_function and self.origin is not None and "stack_trace" in self.origin.meta:
+                meta["stack_trace"] = self.origin.meta["stack_trace"]       # the user's own line, not that of the call that it differentiates
             return
         seq = torch.autograd._get_sequence_nr() - 1
         meta["phase"], meta["seq_nr"] = "forward", seq
@@ -475,6 +478,8 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
         return run_region(*args)
     if isinstance(target, SavedTensors):
         return run_again(target, *args)
+    if hasattr(target, "firesteel_function"):         # a user's autograd function
+        return target.firesteel_function(run_function).apply(*args)
     symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
     return symbolic_form(target, symbols)(*args, **kwargs)
 
@@ -482,6 +487,18 @@ def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
 def run_region(body: GraphModule, *args: Any) -> Any:
     """A checkpointed region: interpreted where nothing is computed yet, so that its nodes give their meta, else torch's checkpoint."""
     return interpret(body, *args) if is_abstract() else checkpointed(body, *args)
+
+
+def run_function(body: GraphModule, *args: Any) -> Any:
+    """The forward or backward of a user's autograd function: interpreted where it is traced, so that its nodes give their lines."""
+    world = _active.worlds[-1] if _active.worlds else None
+    if world is None:
+        return body(*args)
+    before, world.in_function = (world.origin, world.in_function), True
+    try:
+        return interpret(body, *args)
+    finally:
+        world.origin, world.in_function = before
 
 
 def run_again(saving: SavedTensors, args: Sequence[Any], states: Sequence[Any]) -> Any:

@@ -22,7 +22,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from firesteel import api, artifacts, dumps, pipeline, stages
-from firesteel.capture.guards import Guard
+from firesteel.capture import marks
+from firesteel.capture.guards import RANGE, Guard
+from firesteel.capture.source import Call
+from firesteel.homes import home_of, lies_in
 from firesteel.loops.plan import Run
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
@@ -30,6 +33,9 @@ from firesteel.targets import on_host
 from firesteel.testing import CALLS
 from firesteel.tools.cases import location
 
+UNNAMED = "the program's objects"
+NO_GRADIENT = ".grad is None"
+PRIVATE = re.compile(r"(^|\.)_(?!_main)|^pybind11|^stack\d")        # names that say nothing to the user
 SHOWN = 12              # rows of a section; the rest is counted
 EAGER = ("eager_calls", "suppressed", "recompile_limit")                # counters of calls that ran eagerly
 QUIET = ("total", "ok", "kernels", "distinct_kernels", "library_calls", "cache_hits", "compiled", "fallbacks")        # no fall-backs
@@ -42,6 +48,9 @@ class KernelRecord:
     phase: str                      # forward or backward
     origin: tuple[str, ...]         # nodes of the graph
     lines: tuple[str, ...]          # file:line in function
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.name}: {', '.join(self.lines) or ', '.join(self.origin)}"
 
 
 @dataclass
@@ -70,15 +79,16 @@ class Explanation:
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         """Headings with their lines; the folded ones are short."""
-        yield "breaks", [f"{b.reason}\n  at {b.location}\n  {b.source}\n  Hint: {b.hint}" for b in self.break_reasons]
+        yield "breaks", counted(f"{b.reason}\n  at {b.location}\n  {b.source}\n  Hint: {b.hint}" for b in self.break_reasons)
         yield "recompiles", self.recompiles
-        yield "specialised", self.specializations
+        yield "specialised", list(dict.fromkeys(self.specializations))
         yield "guards", self.guard_words
         yield "fall-backs", self.fallbacks
-        yield "kernels", [f"{k.phase} {k.name}: {', '.join(k.lines) or ', '.join(k.origin)}" for k in self.kernels]
-        yield "library calls", [f"{k.phase} {k.name}: {', '.join(k.lines) or ', '.join(k.origin)}" for k in self.library_calls]
-        yield "time", [f"{stage} {seconds * 1e3:.1f} ms" for stage, seconds in sorted(self.compile_times.items(), key=lambda row: -row[1])
-                       if seconds >= 5e-5]
+        yield "kernels", counted(map(str, self.kernels))
+        yield "library calls", counted(map(str, self.library_calls))
+        times = sorted(self.compile_times.items(), key=lambda row: -row[1])
+        yield f"time, {sum(self.compile_times.values()) * 1e3:.0f} ms in all", \
+            [f"{stage} {seconds * 1e3:.1f} ms" for stage, seconds in times if seconds >= 5e-5]
 
     def headline(self) -> str:
         saved = f", {self.saved_bytes:,} bytes saved for the backward" if self.saved_bytes else ""
@@ -107,6 +117,12 @@ class Explanation:
                                       encoding="utf-8")
 
 
+def counted(rows: Iterable[str]) -> list[str]:
+    """Each row once, with how often it came: of a loop, or of layers."""
+    return [row if count == 1 else f"{row}\n  {count} times" if "\n" in row else f"{row} ({count} times)"
+            for row, count in collections.Counter(rows).items()]
+
+
 def folded(rows: Sequence[str]) -> list[str]:
     return [*rows[:SHOWN], f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN + 1 else list(rows)
 
@@ -114,15 +130,32 @@ def folded(rows: Sequence[str]) -> list[str]:
 # ---------------------------------------------------------------- asking
 
 def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
-    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and reports what became of it."""
+    """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and reports what became of it; of what is compiled already, with its settings,
+    and why it was compiled again so far."""
+    root = root_region(fn)
+    plain = getattr(fn, "_firesteel_original", getattr(fn, marks.COMPILED, fn))
+    own = {} if root is None else {"backend": root.backend.__wrapped__, "fullgraph": root.fullgraph, "dynamic": root.dynamic}
+    names = own_names(plain)
+
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        compiled = api.compile(fn, isolate_recompiles=True, **settings)
-        with (collected := collecting(own_names(fn))):
+        before = [f"{region.name}: {renamed(entry.reason, names)}" for region in (root.all_regions() if root is not None else ())
+                  for entry in region.entries[1:]]
+        compiled = api.compile(plain, isolate_recompiles=True, **{**own, **settings})
+        if root is not None:
+            root_region(compiled).learn_from(root)
+        with (collected := collecting(names)):
             compiled(*args, **kwargs)
             for compilation in collected.compilations:
                 compile_backwards(compilation)
-        return collected.explanation()
+        page = collected.explanation()
+        page.recompiles[:0] = before
+        return page
     return explained
+
+
+def root_region(fn: Any) -> Any:
+    """Where the code of something compiled is kept; None of what is not."""
+    return getattr(getattr(fn, "_firesteel_call", fn), "__firesteel_root__", None)
 
 
 def compile_backwards(compilation: Compilation) -> None:
@@ -196,7 +229,8 @@ def phase_of(record: Record | None) -> str:
 def lines_of(gm: GraphModule | None, origin: Iterable[str]) -> tuple[str, ...]:
     """The user's lines behind nodes of a graph."""
     nodes = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
-    return tuple(dict.fromkeys(str(place) for name in origin if name in nodes and (place := location(nodes[name])) is not None))
+    places = [str(place) for name in origin if name in nodes and (place := location(nodes[name])) is not None]
+    return tuple(dict.fromkeys(re.sub(r"^.*/site-packages/", "", place) for place in places))
 
 
 def steps_of(compilation: Compilation) -> Iterator[tuple[bool, KernelRecord]]:
@@ -255,12 +289,48 @@ def is_parameter(guard: Guard) -> bool:
 
 def in_words(guards: Sequence[Guard]) -> list[str]:
     """The guards that a caller may run into, each a phrase; the rest counted."""
-    phrases = [phrase for guard in guards if (phrase := WORDS.get(guard.kind, lambda guard: "")(guard))]
+    phrases = [(guard, phrase_of(guard)) for guard in guards]
     parameters = sum(map(is_parameter, guards))
-    rest = collections.Counter(re.split(r"[.\[]", guard.name)[0] for guard in guards
-                               if not is_parameter(guard) and not WORDS.get(guard.kind, lambda guard: "")(guard) and guard.source is not None)
-    return [*dict.fromkeys(phrases), *([f"{parameters} parameters keep their shapes, dtypes and devices"] if parameters else []),
-            *(f"{name or 'the program'} keeps its types, attributes and hooks ({count} checks)" for name, count in rest.items())]
+    gradients = sum(phrase == NO_GRADIENT for _, phrase in phrases)
+    rest = collections.Counter(root_of(guard) for guard, phrase in phrases if not phrase and not is_parameter(guard) and guard.source is not None)
+    return [*dict.fromkeys(phrase for _, phrase in phrases if phrase and phrase != NO_GRADIENT),
+            *([f"{parameters} parameters keep their shapes, dtypes and devices"] if parameters else []),
+            *([f"{gradients} parameters have no gradient yet (.grad is None)"] if gradients else []),
+            *kept(rest)]
+
+
+def phrase_of(guard: Guard) -> str:
+    """What a guard says, in the user's words; empty where it is about something that has no name there."""
+    return "" if is_internal(guard) else WORDS.get(guard.kind, lambda guard: "")(guard)
+
+
+def is_internal(guard: Guard) -> bool:
+    """Does it ask a function of ours, look at what Python calls private, or say again which numbers 64 bits hold?"""
+    source = guard.source
+    while source is not None and not (isinstance(source, Call) and is_ours(source.key)):
+        source = source.base
+    return source is not None or bool(PRIVATE.search(guard.name)) or guard.kind == "expr" and guard.data.why.startswith(RANGE)
+
+
+def is_ours(thing: Any) -> bool:
+    return lies_in(home_of(thing), "firesteel")
+
+
+def root_of(guard: Guard) -> str:
+    """The variable that a guard's source begins with."""
+    source = guard.source
+    while source.base is not None:
+        source = source.base
+    return UNNAMED if is_ours(source.key) or PRIVATE.search(source.name) else re.split(r"[.\[]", source.name)[0]
+
+
+def kept(counts: collections.Counter[str], limit: int = 6) -> Iterator[str]:
+    """One phrase for what has no better one; names beyond the limit are counted."""
+    names = [name for name in counts if name != UNNAMED] or [*counts]
+    shown = ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    if counts:
+        yield f"{shown} {'keep their' if len(names) > 1 or names == [UNNAMED] else 'keeps its'} types, attributes and hooks " \
+              f"({counts.total()} check{'s' * (counts.total() > 1)})"
 
 
 def tensor_in_words(guard: Guard) -> str:
@@ -281,9 +351,9 @@ def state_in_words(guard: Guard) -> str:
 # kind of guard -> what it says; an empty phrase is folded
 WORDS: dict[str, Callable[[Guard], str]] = {
     "tensor": tensor_in_words,
-    "equals": lambda guard: f"{guard.name} == {guard.data!r}",
+    "equals": lambda guard: NO_GRADIENT if guard.data is None and guard.name.endswith(".grad") else f"{guard.name} == {guard.data!r}",
     "expr": lambda guard: guard.data.text(lambda source: source.name),
     "none": lambda guard: f"{guard.name} is None",
-    "truth": lambda guard: f"{guard.name} is {'true' if guard.data else 'false'}",
+    "truth": lambda guard: f"{guard.name}: {'yes' if guard.data else 'no'}",
     "state": state_in_words,
 }

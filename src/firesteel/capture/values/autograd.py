@@ -277,20 +277,20 @@ class Trial:
         places = [ValueRef.of(node, self.inputs, results, node in saved) for node in read]
         tensors = [value for value in self.args if isinstance(value, TensorValue)]
         self.recipe = Recipe(
-            self.cls, self.backward, len(outputs), places, [k for k, value in enumerate(tensors) if value in marked["dirty"]],
+            self.cls, self.forward, self.backward, len(outputs), places, [k for k, value in enumerate(tensors) if value in marked["dirty"]],
             [*(outputs.index(node) for node in constant if node in outputs), *range(len(outputs), len(results))],
             [k for k, value in enumerate(gradients) if isinstance(self.args[k], TensorValue)], len(self.inputs))
 
     def node(self, m: Machine) -> Value:
         """The call in the graph."""
-        recipe, module = self.recipe, self.forward
-        applied = recipe.function(module)
+        recipe = self.recipe
+        applied = recipe.function(call_body)
 
         def apply(*inputs: Any) -> Any:
             return applied.apply(*inputs)
 
         apply.__name__ = apply.__qualname__ = f"{self.cls.__name__}_apply"
-        apply.body, apply.inline = module, lambda run, *inputs: recipe.function(run).apply(*inputs)     # type: ignore[attr-defined]
+        apply.firesteel_function = recipe.function        # type: ignore[attr-defined]  # a trace runs the two graphs its own way
         out = run_abstract(m, apply, [node.meta["val"] for node in self.inputs], {}, f"{self.cls.__qualname__}.apply")
         node = m.record.call_function(apply, tuple(self.inputs), {}, out)
         items = iter(range(recipe.outputs))
@@ -342,9 +342,10 @@ class ValueRef:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a captured function consists of, besides its forward."""
+    """What a captured function consists of."""
     cls: type[torch.autograd.Function]
-    backward: Callable[..., Any]
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
     outputs: int                # tensors that the user's forward gives; behind them come values that only the backward reads
     reads: list[ValueRef]          # of the backward, behind the gradients
     dirty: list[int]            # inputs
@@ -353,10 +354,11 @@ class Recipe:
     inputs: int
 
     def function(self, run: Callable[..., Any]) -> type[torch.autograd.Function]:
-        """A torch.autograd.Function whose forward is `run`."""
+        """A torch.autograd.Function whose graphs are run by `run`."""
+        backward = functools.partial(self._backward, run)
         made: dict[str, Any] = {
-            "forward": staticmethod(lambda *inputs: tuple(run(*inputs))), "setup_context": staticmethod(self._setup),
-            "backward": staticmethod(once_differentiable(self._backward) if is_once(self.cls) else self._backward),
+            "forward": staticmethod(lambda *inputs: tuple(run(self.forward, *inputs))), "setup_context": staticmethod(self._setup),
+            "backward": staticmethod(once_differentiable(backward) if is_once(self.cls) else backward),
             "generate_vmap_rule": self.cls.generate_vmap_rule, "__module__": self.cls.__module__}
         kind: Any = type(torch.autograd.Function)
         return kind(self.cls.__name__, (torch.autograd.Function,), made)
@@ -372,12 +374,16 @@ class Recipe:
         if constant:
             ctx.mark_non_differentiable(*constant)
 
-    def _backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    def _backward(self, run: Callable[..., Any], ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)
         read = [next(saved) if yes else value for value, yes in ctx.kept]
-        found = self.backward(*gradients[:self.outputs], *read)
+        found = run(self.backward, *gradients[:self.outputs], *read)
         given = [found[k] for k in self.tensors]
         return (*given, *[None] * (self.inputs - len(given)))
+
+
+def call_body(body: torch.fx.GraphModule, *inputs: Any) -> Any:
+    return body(*inputs)
 
 
 def is_once(cls: type[torch.autograd.Function]) -> bool:

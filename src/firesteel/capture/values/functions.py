@@ -229,7 +229,8 @@ def function_value(m: Machine, fn: types.FunctionType, source: Source, found: Ca
     """A function of the user's; defaults and closure are looked at only when used."""
     defaults = [m.lazy(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
     kwdefaults = {name: m.lazy(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
-    closure = [m.cell(cell, Item(Attr(source, "__closure__"), i)) for i, cell in enumerate(fn.__closure__ or ())]
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or ())
+    closure = [m.cell(cell, Item(Attr(source, "__closure__"), i), name) for i, (name, cell) in enumerate(cells)]
     made = FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
     made.found = found
     return made

@@ -15,7 +15,7 @@ from typing import Any
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import Constants, Source
+from firesteel.capture.source import Constants, Local, Source
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import FALSE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
@@ -102,6 +102,8 @@ class Peek(Source):
 
     @property
     def name(self) -> str:
+        if is_loop(self.base):
+            return "the loop's next value" if self.key == 0 else f"the loop's value after {self.key} others"
         return f"next({self.base.name})" if self.key == 0 else f"peek({self.base.name}, {self.key})"
 
 
@@ -118,7 +120,12 @@ class HasMore(Source):
 
     @property
     def name(self) -> str:
-        return f"more than {self.key} left in {self.base.name}"
+        return f"more than {self.key} left in {'the loop' if is_loop(self.base) else self.base.name}"
+
+
+def is_loop(source: Source) -> bool:
+    """Is it the iterator of a `for` in which the program was split?  Such an item of the stack has no name in the program."""
+    return isinstance(source, Local) and source.key.startswith("stack")
 
 
 LIST_ITERATOR: type = type(iter([]))
