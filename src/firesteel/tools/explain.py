@@ -25,7 +25,7 @@ from firesteel import api, artifacts, dumps, pipeline, stages
 from firesteel.capture import marks
 from firesteel.capture.guards import RANGE, Guard
 from firesteel.capture.source import Call
-from firesteel.homes import home_of, lies_in
+from firesteel.homes import home_of, is_in_package
 from firesteel.loops.plan import Run
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
@@ -313,7 +313,7 @@ def is_internal(guard: Guard) -> bool:
 
 
 def is_ours(thing: Any) -> bool:
-    return lies_in(home_of(thing), "firesteel")
+    return is_in_package(home_of(thing), "firesteel")
 
 
 def root_of(guard: Guard) -> str:

@@ -49,7 +49,8 @@ def report(path: str | pathlib.Path | None = None) -> pathlib.Path:
     if _collected is not None:
         return write(target, _collected, _events, artifacts.stage_times(), "Collected as it was compiled.")
     events: list[tuple[str, float, float, int]] = []
-    compilations, before = [], artifacts.stage_times()
+    compilations: list[Compilation] = []
+    before = artifacts.stage_times()
     with watching(events):
         compilations += run_again()
     times = {stage: seconds - before.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
