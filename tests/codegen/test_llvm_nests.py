@@ -46,6 +46,27 @@ def test_strided_inputs_and_outputs(name, make_x):
     near(z, x.exp())
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (33, 300), (300, 33), (8, 1000), (5, 9, 70), (64, 20, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64, torch.int16])
+def test_rows_of_another_axis_are_turned(shape, dtype):
+    x, z = (randn(*shape, seed=seed).mul(10).to(dtype) for seed in (0, 1))
+    x, z = x.transpose(-1, -2).contiguous().transpose(-1, -2), z.transpose(0, 1).contiguous().transpose(0, 1)
+    y = torch.zeros(shape, dtype=dtype)
+    fn = getattr(S, "or") if dtype == torch.bool else S.add
+    run(*pointwise(fn, buffer("y", y), buffer("x", x), buffer("z", z)), {"x": x, "y": y, "z": z})
+    assert torch.equal(y, x | z if dtype == torch.bool else x + z)
+
+
+def test_turned_rows_of_symbolic_sizes_stay_inside():
+    n, m = symbol("n"), symbol("m")
+    nest, buffers = pointwise(lambda v: v, contiguous("y", (n, m)), Buffer("x", "f32", (n, m), (1, n)))
+    runner = Runner(nest, buffers)
+    for rows, columns in ((1, 1), (17, 40), (64, 257), (0, 3), (130, 15)):
+        x, y = randn(columns, rows).t(), torch.full((rows * columns + 64,), 7.0)
+        runner({"x": x, "y": y}, {"n": rows, "m": columns})
+        assert torch.equal(y[:rows * columns].view(rows, columns), x) and (y[rows * columns:] == 7).all()
+
+
 def test_broadcast_of_a_bias_and_a_scalar():
     x, b, s, y = randn(20, 33), randn(33, seed=1), randn(1, seed=2).reshape(()), torch.empty(20, 33)
     run(*pointwise(lambda v, w, u: S.mul(S.add(v, w), u), buffer("y", y), buffer("x", x), buffer("b", b), buffer("s", s)), {"x": x, "b": b, "s": s, "y": y})
@@ -197,8 +218,20 @@ def test_scatter_store():
 
 # ---------------------------------------------------------------- reductions
 
+def test_a_last_vector_of_columns_stores_its_own_lanes_alone():
+    """It starts earlier than its first column.  A sum written over what is summed: a column that is stored twice is summed twice."""
+    x = randn(50, 100)
+    want, i, r, s = x * x.sum(0), axis("i"), axis("r"), axis("s")
+    X = buffer("x", x)
+    total = Reduce("t", "sum", load(X, (r, i)), "f32")
+    phases = (Phase("reduce", (Axis("r", 50),), (total,)), Phase("map", (Axis("s", 50),), (), (Store("x", (s, i), S.mul(load(X, (s, i)), acc(total))),)))
+    run(Nest("scaled", (Axis("i", 100),), phases), {"x": X}, {"x": x})
+    near(x, want, 1e-5)
+
+
 @pytest.mark.parametrize("shape,dims", [((33, 17), (0,)), ((33, 17), (1,)), ((33, 17), (0, 1)), ((4, 5, 6), (1,)), ((4, 5, 6), (0, 2)), ((300, 9, 7), (0, 2)),
-                                        ((5000,), (0,)), ((1, 1), (0, 1)), ((3, 0), (1,)), ((3, 0), (0, 1)), ((0, 3), (0,)), ((70000,), (0,))])
+                                        ((5000,), (0,)), ((1, 1), (0, 1)), ((3, 0), (1,)), ((3, 0), (0, 1)), ((0, 3), (0,)), ((70000,), (0,)),
+                                        ((40, 100), (0,)), ((300, 1000), (0,)), ((20, 1000), (1,)), ((3, 5000), (1,)), ((3, 40, 67), (1,))])
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_reductions(shape, dims, op):
     if 0 in shape and op != "sum":

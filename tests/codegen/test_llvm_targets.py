@@ -32,6 +32,13 @@ def test_pointwise(shape):
     test_llvm_nests.test_pointwise_shapes(shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_turned_rows(dtype):
+    for shape in ((33, 300), (5, 9, 70)):
+        test_llvm_nests.test_rows_of_another_axis_are_turned(shape, dtype)
+    test_llvm_nests.test_turned_rows_of_symbolic_sizes_stay_inside()
+
+
 @pytest.mark.parametrize("shape,dims", [((33, 17), (0,)), ((33, 17), (1,)), ((33, 17), (0, 1)), ((300, 9, 7), (0, 2)), ((5000,), (0,)), ((70000,), (0,))])
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_reductions(shape, dims, op):

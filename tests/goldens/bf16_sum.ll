@@ -1,4 +1,4 @@
-define void @k_3d18e59a88f1290683770642(ptr %given) #0 {
+define void @k_a46bfd1b6dc7fc0742bbffce(ptr %given) #0 {
 entry:
   %v5 = alloca i64
   %v16 = alloca i64
@@ -15,7 +15,7 @@ entry:
   %odd = trunc i64 %bits to i1
   br i1 %odd, label %slice, label %start
 start:
-  call void @fs_run(ptr @k_3d18e59a88f1290683770642, ptr %given, i64 2, i64 48080)
+  call void @fs_run(ptr @k_a46bfd1b6dc7fc0742bbffce, ptr %given, i64 2, i64 48080)
   ret void
 slice:
   %facts = getelementptr i8, ptr %given, i64 -1
@@ -153,58 +153,57 @@ loop102:
   %v112 = fmul <32 x float> %v111, %v111
   %v113 = load <32 x float>, ptr %v93
   %v114 = call <32 x float> @llvm.fma.v32f32(<32 x float> %v111, <32 x float> %v111, <32 x float> %v113)
-  %v115 = select <32 x i1> %v91, <32 x float> %v114, <32 x float> %v113
-  store <32 x float> %v115, ptr %v93
-  %v116 = add nsw i64 %v104, 1
-  store i64 %v116, ptr %v101
-  %v117 = icmp slt i64 %v116, %v100
-  br i1 %v117, label %loop102, label %done103
+  store <32 x float> %v114, ptr %v93
+  %v115 = add nsw i64 %v104, 1
+  store i64 %v115, ptr %v101
+  %v116 = icmp slt i64 %v115, %v100
+  br i1 %v116, label %loop102, label %done103
 done103:
-  %v118 = load <32 x float>, ptr %v93
-  %v119 = load <32 x double>, ptr %v92
-  %v120 = fpext <32 x float> %v118 to <32 x double>
-  %v121 = fadd <32 x double> %v119, %v120
-  store <32 x double> %v121, ptr %v92
+  %v117 = load <32 x float>, ptr %v93
+  %v118 = load <32 x double>, ptr %v92
+  %v119 = fpext <32 x float> %v117 to <32 x double>
+  %v120 = fadd <32 x double> %v118, %v119
+  store <32 x double> %v120, ptr %v92
   store <32 x float> splat (float 0x0000000000000000), ptr %v93
-  %v122 = add nsw i64 %v97, 16
-  store i64 %v122, ptr %v94
-  %v123 = icmp slt i64 %v122, 300
-  br i1 %v123, label %loop95, label %done96
+  %v121 = add nsw i64 %v97, 16
+  store i64 %v121, ptr %v94
+  %v122 = icmp slt i64 %v121, 300
+  br i1 %v122, label %loop95, label %done96
 done96:
-  %v124 = load <32 x double>, ptr %v92
-  %v125 = fptrunc <32 x double> %v124 to <32 x float>
-  %v126 = bitcast <32 x float> %v125 to <32 x i32>
-  %v127 = lshr <32 x i32> %v126, splat (i32 16)
-  %v128 = and <32 x i32> %v127, splat (i32 1)
-  %v129 = add <32 x i32> %v128, splat (i32 32767)
-  %v130 = add <32 x i32> %v126, %v129
-  %v131 = fcmp uno <32 x float> %v125, %v125
-  %v132 = select <32 x i1> %v131, <32 x i32> splat (i32 2143289344), <32 x i32> %v130
-  %v133 = lshr <32 x i32> %v132, splat (i32 16)
-  %v134 = trunc <32 x i32> %v133 to <32 x i16>
-  %v135 = zext <32 x i16> %v134 to <32 x i32>
-  %v136 = shl <32 x i32> %v135, splat (i32 16)
-  %v137 = bitcast <32 x i32> %v136 to <32 x float>
-  %v138 = getelementptr i16, ptr %v4, i64 %v84
-  %v139 = bitcast <32 x float> %v137 to <32 x i32>
-  %v140 = lshr <32 x i32> %v139, splat (i32 16)
-  %v141 = and <32 x i32> %v140, splat (i32 1)
-  %v142 = add <32 x i32> %v141, splat (i32 32767)
-  %v143 = add <32 x i32> %v139, %v142
-  %v144 = fcmp uno <32 x float> %v137, %v137
-  %v145 = select <32 x i1> %v144, <32 x i32> splat (i32 2143289344), <32 x i32> %v143
-  %v146 = lshr <32 x i32> %v145, splat (i32 16)
-  %v147 = trunc <32 x i32> %v146 to <32 x i16>
-  call void @llvm.masked.store.v32i16.p0(<32 x i16> %v147, ptr %v138, i32 2, <32 x i1> %v91)
-  %v148 = add nsw i64 %v84, 32
-  store i64 %v148, ptr %v79
-  %v149 = icmp slt i64 %v148, %v12
-  br i1 %v149, label %loop80, label %done81
+  %v123 = load <32 x double>, ptr %v92
+  %v124 = fptrunc <32 x double> %v123 to <32 x float>
+  %v125 = bitcast <32 x float> %v124 to <32 x i32>
+  %v126 = lshr <32 x i32> %v125, splat (i32 16)
+  %v127 = and <32 x i32> %v126, splat (i32 1)
+  %v128 = add <32 x i32> %v127, splat (i32 32767)
+  %v129 = add <32 x i32> %v125, %v128
+  %v130 = fcmp uno <32 x float> %v124, %v124
+  %v131 = select <32 x i1> %v130, <32 x i32> splat (i32 2143289344), <32 x i32> %v129
+  %v132 = lshr <32 x i32> %v131, splat (i32 16)
+  %v133 = trunc <32 x i32> %v132 to <32 x i16>
+  %v134 = zext <32 x i16> %v133 to <32 x i32>
+  %v135 = shl <32 x i32> %v134, splat (i32 16)
+  %v136 = bitcast <32 x i32> %v135 to <32 x float>
+  %v137 = getelementptr i16, ptr %v4, i64 %v84
+  %v138 = bitcast <32 x float> %v136 to <32 x i32>
+  %v139 = lshr <32 x i32> %v138, splat (i32 16)
+  %v140 = and <32 x i32> %v139, splat (i32 1)
+  %v141 = add <32 x i32> %v140, splat (i32 32767)
+  %v142 = add <32 x i32> %v138, %v141
+  %v143 = fcmp uno <32 x float> %v136, %v136
+  %v144 = select <32 x i1> %v143, <32 x i32> splat (i32 2143289344), <32 x i32> %v142
+  %v145 = lshr <32 x i32> %v144, splat (i32 16)
+  %v146 = trunc <32 x i32> %v145 to <32 x i16>
+  call void @llvm.masked.store.v32i16.p0(<32 x i16> %v146, ptr %v137, i32 2, <32 x i1> %v91)
+  %v147 = add nsw i64 %v84, 32
+  store i64 %v147, ptr %v79
+  %v148 = icmp slt i64 %v147, %v12
+  br i1 %v148, label %loop80, label %done81
 done81:
-  %v150 = add nsw i64 %v8, 1
-  store i64 %v150, ptr %v5
-  %v151 = icmp slt i64 %v150, %end
-  br i1 %v151, label %loop6, label %done7
+  %v149 = add nsw i64 %v8, 1
+  store i64 %v149, ptr %v5
+  %v150 = icmp slt i64 %v149, %end
+  br i1 %v150, label %loop6, label %done7
 done7:
   ret void
 }

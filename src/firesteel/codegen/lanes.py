@@ -2,11 +2,13 @@
 
 In: a FlatNest and a Target.  Out: a `Shape`.  Either the lanes run along a parallel axis in all phases ("points": each
 lane is another point, accumulators are vectors), or along an axis of each phase ("rows": accumulators are added up
-across lanes at the end).  Judged by the memory access pattern of the lanes: contiguous, broadcast or strided.
+across lanes at the end).  Judged by the memory access pattern of the lanes: contiguous, broadcast or strided.  Loads that lie in a row along
+another parallel axis are turned (`turning.py`).
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
@@ -22,6 +24,7 @@ class Shape:
     points: str | None                  # the parallel axis of the lanes, or None for rows
     rows: tuple[str | None, ...]        # for each phase, the axis of its lanes
     widths: tuple[int, ...]             # lanes of each phase; 1 is scalar code; all the same for points
+    across: str | None = None           # the parallel axis along which turned loads are rows
 
     @property
     def width(self) -> int:
@@ -32,11 +35,13 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     width, fewest = target.lanes(_element_bytes(nest)), fewest_lanes(nest.dtypes, target)
     if adds(nest):
         return _adding_shape(nest, width, fewest)
-    points = _best(nest.axes, nest.phases)
-    rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
     swept = [p for p in nest.phases if p.axes]
-    if not swept or (points and points[0] > _rows_score(nest, rows)):
-        return _points_shape(nest, points, width, fewest, bool(swept))
+    points = _best(nest.axes, nest.phases, not swept)
+    if not swept:
+        return _turning(nest, _points_shape(nest, points, width, fewest, False))
+    rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
+    if points and points[0] > _rows_score(nest, rows):
+        return _points_shape(nest, points, width, fewest, True)
     widths = tuple(_row_width(p, r[1], width, fewest) if r else 1 for p, r in zip(nest.phases, rows))
     return Shape(None, tuple(r[1].name if r else None for r in rows), widths)
 
@@ -86,6 +91,24 @@ def _points_shape(nest: FlatNest, points: tuple[float, Axis] | None, width: int,
     return Shape(points[1].name, (None,) * len(nest.phases), (width,) * len(nest.phases))
 
 
+def _turning(nest: FlatNest, shape: Shape) -> Shape:
+    """With the axis along which most loads that are apart for the lanes are rows."""
+    if shape.points is None or shape.width < 4:
+        return shape
+    axes = [a.name for a in nest.axes if a.name != shape.points and not _is_short(a)]
+    found = [(len(turned_loads(nest, shape.points, name)), name) for name in axes]
+    most, name = max(found, default=(0, None))
+    return replace(shape, across=name) if most else shape
+
+
+def turned_loads(nest: FlatNest, lane: str, across: str) -> list[Expr]:
+    """Loads that are apart for the lanes and in a row across them, of buffers that the nest does not write."""
+    stored = {s.buffer for p in nest.phases for s in p.stores}
+    nodes = postorder(*(root for p in nest.phases for root in p.roots()))
+    return [n for n in nodes if n.op == "at" and not n.args and n.attr[0] not in stored
+            and n.attr[1].coefficient(lane) not in (0, 1) and n.attr[1].coefficient(across) == 1]
+
+
 def _vector_axes(phase: FlatPhase) -> tuple[Axis, ...]:
     return () if phase.kind == "scan" else phase.axes
 
@@ -96,23 +119,30 @@ def _rows_score(nest: FlatNest, rows: list[tuple[float, Axis] | None]) -> float:
     return sum(scores) / len(scores)
 
 
-def _best(axes: tuple[Axis, ...], phases: Iterable[FlatPhase]) -> tuple[float, Axis] | None:
+def _best(axes: tuple[Axis, ...], phases: Iterable[FlatPhase], turning: bool = False) -> tuple[float, Axis] | None:
+    """(score, axis); `turning`: loads that are rows along another of the axes can be turned."""
     accesses = [a for p in phases for a in addresses(p)]
-    scored = [(_score(axis, accesses), i, axis) for i, axis in enumerate(axes)]
+    rows = {a.name for a in axes if turning and not _is_short(a)}
+    scored = [(_score(axis, accesses, rows - {axis.name}), i, axis) for i, axis in enumerate(axes)]
     return (lambda best: (best[0], best[2]))(max(scored, key=lambda s: s[:2])) if scored else None
 
 
-def _score(axis: Axis, accesses: list) -> float:
-    """2 for neighbours in memory, 1 for one element for all lanes, -3 for elements apart; stores count double."""
+def _is_short(axis: Axis) -> bool:
+    return isinstance(axis.extent, int) and axis.extent < 8
+
+
+def _score(axis: Axis, accesses: list, rows: set[str]) -> float:
+    """2 for neighbours in memory, 1 for one element for all lanes, 0 for turned loads, -3 for elements apart; stores count double."""
     total = count = 0.0
     for _, address, irregular, stores in accesses:
         factor = 2 if stores else 1
         step = address.coefficient(axis.name)
         apart = any(_depends(e, axis.name) for e in irregular)
-        total += factor * (-3 if apart else 2 if step == 1 else 1 if step == 0 else -3)
+        turned = not irregular and not stores and any(n in rows and c == 1 for n, c in address.terms)
+        total += factor * (-3 if apart else 2 if step == 1 else 1 if step == 0 else 0 if turned else -3)
         count += factor
     score = total / max(count, 1)
-    if isinstance(axis.extent, int) and axis.extent < 8:
+    if _is_short(axis):
         score -= 2          # lanes would stand idle
     return score
 

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, flatten, mul, product
-from firesteel.codegen.lanes import Shape, adds, choose
+from firesteel.codegen.lanes import Shape, adds, choose, turned_loads
 from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, SPELL, combine, literal
 from firesteel.codegen.llvm_phases import (
@@ -33,14 +33,17 @@ from firesteel.codegen.llvm_phases import (
     write_loop,
     write_phase,
     write_phases,
+    write_vector,
 )
 from firesteel.codegen.printer import Kernel, decompose, weight
 from firesteel.codegen.target import Target, this_machine
+from firesteel.codegen.turning import write_squares
 from firesteel.loops.ir import Axis, Buffer, Nest
 from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Expr, Size, make, postorder
 
 TILE = 4096             # elements of the lane axis in one point of work
+PATCH = 256, 64         # elements of the lane axis and of the one across in a point of work that turns loads
 CHUNKS = 256            # the most slices that fs_launch makes
 _LEAF_OPS = frozenset({"const", "symbol", "axis", "at", "at_masked", "check_index", "acc"})
 
@@ -157,6 +160,8 @@ def _points(p: _LlvmPrinter) -> list[str]:
     outer = [a for a in p.nest.axes if a is not lane]
     if p.adds and lane and not p.serial:
         return _pieces(p, lane, outer)
+    if p.shape.across and lane:
+        return _patches(p, lane, outer)
     swept = any(ph.axes for ph in p.nest.phases)
     tile = max(p.shape.width, 1) if swept else TILE
     w = p.code()
@@ -167,31 +172,47 @@ def _points(p: _LlvmPrinter) -> list[str]:
         if lane:
             start, stop, rest = _tile_range(w, lane, tile, tiles, rest, bool(outer))
         _decode(w, outer, rest)
+        phases = lambda: write_phases(w, p.shape, p.rereads)      # noqa: E731
         if lane is None:
-            write_phases(w, p.shape, p.rereads)
+            phases()
+        elif swept and p.target.masks and isinstance(lane.extent, int) and lane.extent % tile and lane.extent > tile > 1:
+            write_vector(w, lane, start, stop, tile, phases)
         else:
-            write_lanes(w, lane, start, stop, p.shape.width, False, lambda: write_phases(w, p.shape, p.rereads))
+            write_lanes(w, lane, start, stop, p.shape.width, False, phases)
     return [p.both_roles(w, product([tiles, *(a.extent for a in outer)]))]
 
 
 def _pieces(p: _LlvmPrinter, lane: Axis, outer: list[Axis]) -> list[str]:
-    """A point is a piece of the lane axis; the other axes are loops inside."""
-    tile = 4 * p.shape.width
-    tiles = _tiles(lane.extent, tile)
+    """A slice is a piece of the lane axis; the other axes are loops around it, so that what one point adds is one row."""
+    tile = p.shape.width
     w = p.code()
+    start, stop = w.new(f"mul i64 %begin, {tile}"), smaller(w, w.new(f"mul i64 %end, {tile}"), w.size(lane.extent).name)
 
-    def inside(axes: list[Axis], start: str, stop: str) -> None:
+    def inside(axes: list[Axis]) -> None:
         if not axes:
-            write_lanes(w, lane, start, stop, p.shape.width, False, lambda: write_phases(w, p.shape, p.rereads))
+            write_lanes(w, lane, start, stop, tile, False, lambda: write_phases(w, p.shape, p.rereads))
             return
         with write_loop(w, "0", w.size(axes[0].extent).name, 1, can_be_empty(axes[0].extent)) as i:
             bind(w, axes[0].name, i)
-            inside(axes[1:], start, stop)
+            inside(axes[1:])
 
+    inside(outer)
+    return [p.both_roles(w, _tiles(lane.extent, tile))]
+
+
+def _patches(p: _LlvmPrinter, lane: Axis, outer: list[Axis]) -> list[str]:
+    """A point is a patch of the lane axis and the one across, in which loads are turned."""
+    across = next(a for a in outer if a.name == p.shape.across)
+    rest = [a for a in outer if a is not across]
+    loads = turned_loads(p.nest, lane.name, across.name)
+    tiles = [_tiles(a.extent, n) for a, n in zip((lane, across), PATCH)]
+    w = p.code()
     with write_loop(w, "%begin", "%end", 1, False) as point:
-        start, stop, _ = _tile_range(w, lane, tile, tiles, point, False)
-        inside(outer, start, stop)
-    return [p.both_roles(w, tiles)]
+        start, stop, point = _tile_range(w, lane, PATCH[0], tiles[0], point, True)
+        first, end, point = _tile_range(w, across, PATCH[1], tiles[1], point, bool(rest))
+        _decode(w, rest, point)
+        write_squares(w, loads, lane, (start, stop), across, (first, end), p.shape.width, lambda: write_phases(w, p.shape, p.rereads))
+    return [p.both_roles(w, product([*tiles, *(a.extent for a in rest)]))]
 
 
 def _tiles(extent: Size, tile: int) -> Size:

@@ -47,6 +47,7 @@ class LlvmFunction:
         self.lane_axis: str | None = None
         self.width = 0                      # lanes of a vector, 0 where nothing is vectorised
         self.mask: str | None = None        # which lanes exist; None: all
+        self.inside = False                 # are lanes that do not exist points all the same, of a vector before?  Then they are read, and not stored
         self.mask_level = 0
         self.guard = 0                      # memory is not read in scopes further out than this one
         self.intervals = NestIntervals(nest)
@@ -440,7 +441,7 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
     w.level = level
     pointer, offsets = w.pointer(buffer, address, node.args, level)
     kind = w.lane_kind(address, node.args, offsets)
-    raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes else None)
+    raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)
     w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
 
 

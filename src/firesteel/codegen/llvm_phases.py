@@ -13,10 +13,12 @@ from firesteel.codegen.flat import FlatPhase, FlatReduce, FlatStore, product
 from firesteel.codegen.lanes import Shape
 from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine, convert
+from firesteel.codegen.printer import weight
 from firesteel.loops.ir import Axis
 from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Size, make
 
+LIGHT = 8               # operations a point of a reduction that a mask would slow down
 BLOCK = 16              # vectors (or rows) added up before they are added to the total: keeps float sums accurate
 
 
@@ -51,12 +53,13 @@ def bind(w: LlvmFunction, axis: str, value: str) -> None:
     w.remember(("axis", axis), value, 0, w.level)
 
 
-def write_lanes(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, may_be_empty: bool, inside: Callable[[], None]) -> None:
+def write_lanes(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, may_be_empty: bool, inside: Callable[[], None],
+                light: bool = False) -> None:
     """A loop over an axis, `width` at a time.  Where the extent is no multiple, lanes past its end are masked: in every
-    iteration if the machine does that for nothing, else in one iteration after the loop."""
+    iteration if the machine does that for nothing and the inside is not so light that it is felt, else in one iteration after the loop."""
     if width == 1 or divides(width, axis.extent):
         _lane_loop(w, axis, start, stop, width, False, may_be_empty, inside)
-    elif w.target.masks:
+    elif w.target.masks and not light:
         _lane_loop(w, axis, start, stop, width, True, may_be_empty, inside)
     else:
         whole = w.new(f"and i64 {w.new(f'sub i64 {stop}, {start}')}, {-width}")
@@ -72,12 +75,26 @@ def _lane_loop(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, m
         w.lane_axis, w.width = axis.name, width if width > 1 else 0
         w.mask, w.mask_level = None, w.level
         if masked:
-            w.mask = _first_lanes(w, w.new(f"sub i64 {stop}, {i}"), width)
+            w.mask = first_lanes(w, w.new(f"sub i64 {stop}, {i}"), width)
         inside()
         w.lane_axis, w.width, w.mask, w.mask_level = before
 
 
-def _first_lanes(w: LlvmFunction, count: str, width: int) -> str:
+def write_vector(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int, inside: Callable[[], None]) -> None:
+    """The one vector of [start, stop) on an axis that has room for a vector: one that would go past the axis' end starts earlier, and the lanes
+    that an earlier vector has too are not stored.  So no sweep inside of it needs a mask."""
+    assert isinstance(axis.extent, int)
+    first = smaller(w, start, str(axis.extent - width))
+    with write_loop(w, first, stop, width, False) as i:
+        bind(w, axis.name, i)
+        before = w.lane_axis, w.width, w.mask, w.mask_level, w.inside
+        w.lane_axis, w.width, w.mask_level, w.inside = axis.name, width, w.level, True
+        w.mask = w.new(f"xor <{width} x i1> {first_lanes(w, w.new(f'sub i64 {start}, {i}'), width)}, splat (i1 true)")
+        inside()
+        w.lane_axis, w.width, w.mask, w.mask_level, w.inside = before
+
+
+def first_lanes(w: LlvmFunction, count: str, width: int) -> str:
     """The mask of the first `count` lanes, compared in the smallest integers that can count them and fill a register: the compare of
     a shorter vector is widened, and then true for lanes that do not exist."""
     bits = max(8 if width <= 64 else 16, 128 // width)
@@ -119,8 +136,9 @@ class _Accumulator:
     """One Reduce of a phase while its loops are written: an alloca; a long float sum has a second one for the current block.
     The blocks of an f32 sum are added in double; those of an f64 sum with a third alloca for what rounding took away (Kahan)."""
 
-    def __init__(self, w: LlvmFunction, reduce: FlatReduce, lanes: int, blocked: bool):
+    def __init__(self, w: LlvmFunction, reduce: FlatReduce, lanes: int, blocked: bool, across: bool):
         self.reduce, self.lanes, self.blocked = reduce, lanes, blocked
+        self.across = across                                # are lanes parts of one value?
         self.wide = "f64" if blocked else reduce.dtype      # the total's dtype
         self.type = w.shape(reduce.dtype, lanes)
         self.identity = self._identity(w, reduce.dtype)
@@ -137,7 +155,7 @@ class _Accumulator:
     def take(self, w: LlvmFunction, value: str) -> str:
         old = w.new(f"load {self.type}, ptr {self.running}")
         new = self._with_product(w, old) or combine(w, self.reduce.op, self.reduce.dtype, self.lanes, old, value)
-        if self.lanes and w.mask:
+        if self.across and self.lanes and w.mask:
             new = w.new(f"select {w.shape('bool', self.lanes)} {w.mask}, {self.type} {new}, {self.type} {old}")
         w.line(f"store {self.type} {new}, ptr {self.running}")
         return new
@@ -171,10 +189,10 @@ class _Accumulator:
         w.line(f"store {self.type} {kept}, ptr {self.lost}")
         return new
 
-    def finish(self, w: LlvmFunction, across: bool) -> None:
-        """The final value becomes what acc(name) reads; `across`: lanes are parts of one value."""
+    def finish(self, w: LlvmFunction) -> None:
+        """The final value becomes what acc(name) reads."""
         name, lanes = w.new(f"load {w.shape(self.wide, self.lanes)}, ptr {self.total}"), self.lanes
-        if across and lanes:
+        if self.across and lanes:
             name, lanes = _across(w, self.reduce.op, self.wide, lanes, name), 0
         name = convert(w, name, self.wide, self.reduce.dtype, lanes)
         w.remember(make("acc", self.reduce.dtype, (), self.reduce.name), name, lanes, w.level)
@@ -196,10 +214,10 @@ def write_phase(w: LlvmFunction, shape: Shape, number: int, phase: FlatPhase, wi
     width = shape.widths[number]
     lanes = width if width > 1 and (shape.points or lane) else 0
     long = phase.kind == "reduce" and _is_long(phase.axes, width if lane else 1)
-    accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT) for r in phase.reduces]
+    accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT, lane is not None) for r in phase.reduces]
     _sweep(w, phase, loop_order(phase, lane), lane, width, accumulators, window)
     for a in accumulators:
-        a.finish(w, lane is not None)
+        a.finish(w)
 
 
 def _is_long(axes: Sequence[Axis], width: int) -> bool:
@@ -239,7 +257,8 @@ def _sweep(w: LlvmFunction, phase: FlatPhase, axes: list[Axis], lane: str | None
 def _innermost(w: LlvmFunction, phase: FlatPhase, axis: Axis, step: int, accumulators: list[_Accumulator], start: str, stop: str,
                may_be_empty: bool) -> None:
     if step > 1:
-        write_lanes(w, axis, start, stop, step, may_be_empty, lambda: _point(w, phase, accumulators))
+        light = bool(accumulators) and weight(phase) <= LIGHT
+        write_lanes(w, axis, start, stop, step, may_be_empty, lambda: _point(w, phase, accumulators), light)
     else:
         with write_loop(w, start, stop, 1, may_be_empty) as i:
             bind(w, axis.name, i)
