@@ -511,6 +511,12 @@ sample(aten.index.Tensor, t(4, 5, 4), [_index(3), None, _index(3)])
 sample(aten.index.Tensor, t(2, 4, 5, 4), [None, _index(3), _index(2, 1, 3)])
 sample(aten.index_put.default, t(4, 5), [_index(1)], t(5))
 sample(aten.index_put.default, t(4, 5), [None, _index(1)], t())
+sample(aten.index_put.default, t(4, 20), [_index(7)], t(7, 20), True)
+sample(aten.index_put.default, t(3, 4, 20), [None, _index(7)], t(20), True)
+sample(aten.index_add.default, t(4, 20), 0, _index(7), t(7, 20))
+sample(aten.index_add.default, t(3, 4, 20), -2, _index(7), t(3, 7, 20), alpha=2)
+sample(aten.embedding_dense_backward.default, t(3, 4, 20), _index(3, 4, n=6), 6, -1, False)
+sample(aten.embedding_dense_backward.default, t(3, 4, 20), _index(3, 4, n=6), 6, 2, False)
 sample(aten.index_put.default, t(4, 5), [t(4, 5, dtype="bool")], t())
 sample(aten.index_put.default, t(4, 5), [t(4, dtype="bool")], t())
 sample(aten.scatter.value, t(4, 5), 1, _index(4, 2), 2.5)
@@ -609,7 +615,7 @@ for _lr in (0.1, T((), lo=0.1)):
            weight_decay=0.1, eps=1e-8, maximize=True)
 LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
-    (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)),
+    (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)), (aten.index_add.default, t(4, 20), 1, _index(7), t(4, 7)),
     (aten.embedding_dense_backward.default, t(3, 4, 2), _index(3, 4, n=6), 6, -1, False),
     (aten.mm.default, t(3, 4), t(4, 5)), (aten.mm.default, t(3, 4, layout="transposed"), t(4, 5, layout="sliced")),
     (aten.bmm.default, t(2, 3, 4), t(2, 4, 5)), (aten.addmm.default, t(5), t(3, 4), t(4, 5)), (aten.addmm.default, t(3, 5), t(3, 4), t(4, 5)),

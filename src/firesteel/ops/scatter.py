@@ -12,8 +12,9 @@ from firesteel.graph.rules.refusals import fits_in, surely_holds
 from firesteel.graph.sizes import must_match
 from firesteel.graph.spec import Shape, Spec, fresh, like
 from firesteel.loops.lower.build import Builder, broadcast_index, fits
+from firesteel.loops.lower.pointwise import times
 from firesteel.loops.lower.value import Body, Index, Operand
-from firesteel.loops.scalars import SHORT, S, number, to
+from firesteel.loops.scalars import SHORT, S, compute_dtype, number, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.ops.index import (
     MASKS,
@@ -63,7 +64,8 @@ def refuse_index_put(x: Spec, indices: Sequence[Spec | None], values: Spec, accu
 @lowering("index_put _unsafe_index_put")
 def lower_index_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None], values: Operand, accumulate: bool = False) -> Any:
     tensors = [t for t in indices if t is not None]
-    if not fits(out, x, values, *tensors) or (accumulate and adds_by_library(out)):
+    row = x.shape[-1] if len(indices) < len(x.shape) or indices and indices[-1] is None else 0
+    if not fits(out, x, values, *tensors) or (accumulate and adds_by_library(out, row)):
         return NotImplemented
     masked = _masked_put(b, out, x, indices, values, accumulate)
     places = places_of(b, x, indices) if masked is None else None
@@ -135,6 +137,19 @@ def refuse_index_add(x: Spec, dim: int, index: Spec, source: Spec, *rest: Any, *
             must_match(a, b, message)
     if source.shape:
         must_match(index.numel(), source.shape[place], "index_add_(): Number of indices should be equal to source.size(dim)")
+
+
+@lowering("index_add")
+def lower_index_add(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, source: Operand, alpha: Any = 1) -> Any:
+    rank = len(x.shape)
+    if not fits(out, x, indices, source) or len(indices.shape) != 1 or len(source.shape) != rank or rank < 1:
+        return NotImplemented
+    dim = dim + rank if dim < 0 else dim
+    if adds_by_library(out, x.shape[-1] if dim < rank - 1 else 0):
+        return NotImplemented
+    indices, source = b.readable(indices), b.readable(source)
+    return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]),
+                    lambda i: times(to(source.load(i), compute_dtype(source.dtype)), alpha), add=True)
 
 
 @refuses("index_copy")
