@@ -8,6 +8,7 @@ import pytest
 import torch
 from tracing import trace
 
+import firesteel as fs
 from firesteel.codegen import hosted
 from firesteel.codegen.host import Launch, build
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
@@ -284,4 +285,11 @@ def test_what_kernels_are_the_last_to_read_is_freed_before_memory_is_taken():
     value = torch.randn(n, n)
     got = call(value)
     torch.testing.assert_close(got, ((value @ value)[:, 0], value @ value))
-    assert call.source.index("del b_a") < call.source.index("b_y = empty")
+    assert call.source.index("del b_a") < call.source.index("b_y = ")
+
+
+@pytest.mark.parametrize("program", [lambda x, w: x @ w, lambda x, w: torch.addmm(x, x, w), lambda x, w: (x[None] @ w[None])[0], lambda x, w: (x @ w).view(-1)])
+def test_a_result_of_a_product_counts_no_writes(program):
+    x = torch.randn(4, 4)
+    with fs.config.patch(verify=False):
+        assert fs.compile(program)(x, x)._version == 0

@@ -36,7 +36,7 @@ from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numby
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
 from firesteel.native_method import CompileText
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr, Size
+from firesteel.sym.expr import Expr, Size, row_major
 from firesteel.table import Table
 from firesteel.targets import CPU, has_arena, is_the_only_gpu
 
@@ -129,6 +129,7 @@ class _Writer:
         self.group: list[Nest] = []                 # kernels that the next launch will run
         self.freed: list[str] = []                  # buffers to let go after it
         self.holds_much = False                     # is one of them large?
+        self.allocated: dict[str, str] = {}         # buffer -> the line that allocates it
         self.makes_views = False                    # is an output a view of an input?
         self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
 
@@ -222,7 +223,8 @@ class _Writer:
         if self.plan.zone and has_arena(buffer.device):
             self.lines.append(f"{variable} = zones.empty({variable!r}, {layout}, {self._dtype(buffer.dtype)})")
         else:
-            self.lines.append(f"{variable} = {self._empty(layout, buffer.dtype, buffer.device)}")
+            self.allocated[step.buffer] = f"{variable} = {self._empty(layout, buffer.dtype, buffer.device)}"
+            self.lines.append(self.allocated[step.buffer])
 
     def _take_over(self, new: str, old: str) -> None:
         """The memory of one tensor becomes another; where the two differ in shape, a view of it."""
@@ -372,7 +374,7 @@ class _Writer:
     def _extern(self, step: Extern) -> None:
         function = self._object(QUICK_CALLS.get(step.target, step.target), _call_stem(step.target))
         arguments = [self._argument(arg) for arg in step.args] + [f"{key}={self._argument(value)}" for key, value in step.kwargs.items()]
-        if step.out:
+        if step.out and not self._makes_its_result(step):
             arguments += [f"{key}={self._variable(name)}" for key, name in zip(_out_names(step), step.outputs) if name is not None]
             self.lines.append(f"{function}({', '.join(arguments)})")
             self._check_results(step)
@@ -390,6 +392,15 @@ class _Writer:
             self.lines += [f"{target} = laid_out({target}, {self._sizes(self.buffers[name].strides)})"
                            for target, name in zip(targets, step.outputs) if name in self.buffers]
         self._check_results(step)
+
+    def _makes_its_result(self, step: Extern) -> bool:
+        """A product whose result has memory of its own may as well allocate it, without counting that as a write to the result."""
+        name = step.outputs[0] or ""
+        line = self.allocated.get(name) if step.target in QUICK_CALLS else None
+        if line is None or self.buffers[name].strides != row_major(self.buffers[name].shape):
+            return False
+        self.lines.remove(line)
+        return True
 
     def _check_results(self, step: Extern) -> None:
         """Its readers were compiled for the shapes of the operator's rule: where a rule is wrong they would read outside."""
