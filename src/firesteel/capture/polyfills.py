@@ -285,6 +285,21 @@ def sorted_steps(iterable: Iterable[Any], /, *, key: Callable[[Any], Any] | None
     return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__, reverse=reverse)]
 
 
+def max_steps(best: Any, *items: Any) -> Any:
+    for item in items:
+        if item > best:
+            best = item
+    return best
+
+
+def min_steps(best: Any, *items: Any) -> Any:
+    for item in items:
+        if item < best:
+            best = item
+    return best
+
+
+EXTREMES = {max: max_steps, min: min_steps}
 STEPWISE: dict[Any, Callable[..., Any]] = {sum: sum_steps, any: any_steps, all: all_steps, list: list_steps, sorted: sorted_steps, next: next_steps}
 DRAINING = frozenset({tuple, set, frozenset, dict, min, max, collections.deque, collections.OrderedDict})
 

@@ -41,6 +41,7 @@ class Recorder:
         self.inputs: list[GraphInput] = []
         self.nodes: list[Node] = []                     # in order of making, placeholders left out
         self.tensors: dict[int, tuple[Any, Value]] = {} # id(abstract) -> (abstract, its Value)
+        self.known: dict[Node, Any] = {}                # what nodes give whose data has been asked for and is known (known_data.py)
         self.place = place
         self._number_nodes: dict[int, tuple[Value, Node]] = {}     # id(SymNumber) -> its node
         self._held: dict[int, Value] = {}                           # id(SymNumber) -> it, of which `all_hold` was said
@@ -159,6 +160,7 @@ class Recorder:
     def release(self) -> None:
         """Drops what was kept for building only."""
         self.tensors.clear()
+        self.known.clear()
         self._undo.clear()
         self._number_nodes.clear()
         self._held.clear()

@@ -14,6 +14,7 @@ import torch
 from firesteel.capture import polyfills
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
+from firesteel.capture.polyfills import EXTREMES
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.python_operators import BINARY, COMPARE, IN_PLACE, OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
@@ -27,6 +28,7 @@ from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import Args, Handler, Kwargs, PartialValue
 from firesteel.capture.values.generators import GeneratorValue, given
 from firesteel.capture.values.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
+from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
@@ -220,7 +222,7 @@ for _cls in (int, float, complex):
 def call_bool(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         return boolean(False)
-    if isinstance(args[0], TensorValue):
+    if isinstance(args[0], TensorValue) and known_data(m, args[0]) is None:
         raise Break("data_scalar", name="bool()")
     return boolean(m.truth_now(args[0]))
 
@@ -263,7 +265,10 @@ def _extreme(fn: Callable[..., Any], op: str) -> Callable[..., Value]:
         for i in range(1, len(items)):
             if keys is items and (isinstance(keys[i], SymNumber) or isinstance(keys[best], SymNumber)):
                 return _symbolic_extreme(m, fn, items)
-            if m.truth_now(m.compare(op, keys[i], keys[best])):
+            larger = m.compare(op, keys[i], keys[best])
+            if keys is items and isinstance(larger, TensorValue) and known_data(m, larger) is None:      # branches on data, which may be joined
+                return m.constant_object(EXTREMES[fn]).call(m, items[best:best + 1] + items[i:], {})
+            if m.truth_now(larger):
                 best = i
         return items[best]
     return extreme

@@ -15,12 +15,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from firesteel.capture.guards import Guard
+from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
+from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SymNumber, ask, converted, number
 from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
@@ -77,6 +79,10 @@ class TensorValue(Value):
         return ObjectKey(self.real if self.real is not None else self)
 
     def truth(self, m: Machine) -> bool:
+        if (data := known_data(m, self)) is not None and data.numel() == 1:
+            return bool(data)
+        if (known := truth_of_draw(self)) is not None:
+            return known
         raise Break("data_branch", value=self.describe())
 
     # -- attributes ------------------------------------------------------------------------------------------------
@@ -392,6 +398,8 @@ TENSOR_METHODS.row("item")(lambda m, tensor, args, kwargs: read_number(m, tensor
 
 def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
     """The one element as a number: a symbol, where settings ask for that."""
+    if (data := known_data(m, tensor)) is not None and data.numel() == 1:
+        return ConstValue(data.item())
     if not config.capture_scalar_outputs or m.world.env is None or tensor.abstract.dtype.is_complex:
         raise Break("data_scalar", name=name)
     return call_graph(m, "call_method", "item", [tensor], {})
@@ -401,7 +409,7 @@ def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
 def method_tolist(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     if tensor.abstract.dim() == 0:
         return read_number(m, tensor, "Tensor.tolist")
-    if not config.capture_scalar_outputs:
+    if not config.capture_scalar_outputs and known_data(m, tensor) is None:
         raise Break("data_scalar", name="Tensor.tolist")
     return ListValue([method_tolist(m, row, [], {}) for row in tensor.iterate(m)])
 
@@ -425,6 +433,47 @@ def _with_tensor_value(name: str, combine: Any) -> Callable[..., Value]:
 for _name, _combine in {"addcdiv": torch.div, "addcmul": torch.mul}.items():
     TENSOR_METHODS.add(_name, _with_tensor_value(_name, _combine))
     TENSOR_METHODS.add(_name + "_", _with_tensor_value(_name + "_", _combine))
+
+
+def scaled_by_tensor(m: Machine, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The arguments of add and sub with `alpha=t` of a tensor t, which eager reads as a number: the second times t."""
+    other, alpha = args[1] if len(args) == 2 else None, kwargs.get("alpha")
+    if not isinstance(alpha, TensorValue) or not isinstance(other, TensorValue) or alpha.abstract.dim() or not other.abstract.is_floating_point():
+        return args, kwargs
+    if m.world.literal(alpha.abstract) is not None:     # a number already
+        return args, kwargs
+    read = call_graph(m, "call_method", "detach", [alpha], {})
+    number = call_graph(m, "call_method", "to", [read, ConstValue(other.abstract.dtype)], {"copy": ConstValue(True)})      # it may be written later
+    return [args[0], call_graph(m, "call_function", operator.mul, [other, number], {})], {name: v for name, v in kwargs.items() if name != "alpha"}
+
+
+def _with_alpha(kind: str, target: Any) -> Callable[..., Value]:
+    def call(m: Machine, *given: Any) -> Value:
+        args, kwargs = scaled_by_tensor(m, [*given[:-2], *given[-2]], given[-1])
+        return call_graph(m, kind, target, args, kwargs)
+    return call
+
+
+for _name in ("add", "sub"):
+    CALLS.add(getattr(torch, _name), _with_alpha("call_function", getattr(torch, _name)))
+    TENSOR_METHODS.add(_name, _with_alpha("call_method", _name))
+    TENSOR_METHODS.add(_name + "_", _with_alpha("call_method", _name + "_"))
+
+
+# comparison of a number in [0, 1) with another -> what it gives where that is at most 0, and at least 1
+OF_DRAWS = {operator.lt: (False, True), operator.ge: (True, False)}
+
+
+def truth_of_draw(value: TensorValue) -> bool | None:
+    """Of `torch.rand([]) < p` for a p that every draw is below, or none: layerdrop that is off."""
+    node = value.node
+    if node.target not in OF_DRAWS or any(type(size) is not int or size != 1 for size in value.abstract.shape) or value.abstract._version:
+        return None
+    draw, bound = node.args
+    if not isinstance(draw, torch.fx.Node) or draw.target is not torch.rand or draw.meta["val"]._version or not isinstance(bound, (int, float)):
+        return None
+    low, high = OF_DRAWS[node.target]
+    return low if bound <= 0 else high if bound >= 1 else None
 
 
 def wrap_output(m: Machine, out: Any, node: torch.fx.Node) -> Value:

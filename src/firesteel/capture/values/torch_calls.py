@@ -22,6 +22,7 @@ from firesteel.capture.source import Fixed, StorageOffset
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
 from firesteel.capture.values.functions import function_value, name_of
+from firesteel.capture.values.known_data import known_results
 from firesteel.errors import Break, DataAccess, DataDependentError
 from firesteel.table import Table
 
@@ -59,7 +60,12 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     fn = getattr(real_args[0], target) if kind == "call_method" else target
     literals = literals_in(m, (node_args, node_kwargs))
     symbols = len(m.world.env.symbols) if m.world.env is not None else 0
-    out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
+    try:
+        out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
+    except Break as stop:
+        if stop.kind != "data_shape" or (found := known_results(m, target, node_args, node_kwargs)) is None:
+            raise
+        return literal_of(m, found)
     if "requires_grad" in kwargs and getattr(out, "requires_grad", False):      # a leaf: it must be there for real when gradients arrive
         made = call_graph(m, kind, target, args, {name: value for name, value in kwargs.items() if name != "requires_grad"})
         return m.new_leaf(made, f"{name_of(target)} with requires_grad=True")
@@ -87,6 +93,14 @@ def literals_in(m: Machine, args: Any) -> dict[torch.fx.Node, torch.Tensor]:
         return node
     torch.fx.map_arg(args, look)
     return found
+
+
+def literal_of(m: Machine, found: Any) -> Value:
+    """Tensors with data, as literals of the program."""
+    if not isinstance(found, torch.Tensor):
+        return m.sequence_like(found, [literal_of(m, one) for one in found])
+    made = call_graph(m, "call_function", torch.tensor, [m.fresh(found.tolist())], {"dtype": m.fresh(found.dtype), "device": m.fresh(found.device)})
+    return call_graph(m, "call_method", "reshape", [made, m.fresh(tuple(found.shape))], {})
 
 
 # functions whose result depends on the storage offset

@@ -1,0 +1,94 @@
+"""Tensors made of numbers alone: branches on them, numbers read of them and shapes that depend on them are known while capturing."""
+import pytest
+import torch
+
+import firesteel as fs
+
+X = torch.tensor([0.5, -1.0, 2.0])
+
+
+def check(fn, *args, breaks=0):
+    fs.reset()
+    fs.counters.clear()
+    torch.testing.assert_close(fs.compile(fn)(*args), fn(*args))
+    assert sum(fs.counters["graph_break"].values()) == breaks, fs.counters["graph_break"]
+    assert fs.counters["stats"]["unique_graphs"] == breaks + 1
+
+
+def steps(x):
+    t, i = torch.linspace(0, 1, 4), 0
+    while t[i] < 0.5:
+        i += 1
+        x = x + t[i]
+    return x * i
+
+
+def numbers(x):
+    t = torch.arange(3)
+    return x[:int(t.max())] * float(t[1]) + t.sum().item(), t.tolist(), bool(t[1] > 0), [int(n) for n in (t * 2).unsqueeze(0)[0]]
+
+
+def shapes(x):
+    t = torch.tensor([3.0, 1.0, 1.0])
+    values, counts = t.unique(return_counts=True)
+    return x[:len(values)] * values + counts, t.nonzero(), t[t > 1.0], torch.tensor([], dtype=torch.float64).unique(return_counts=True)[1]
+
+
+def written_through_a_view(x):
+    t = torch.zeros(3)
+    view = t[0:1]
+    if view.sum() == 0:
+        x = x + 1
+    t.add_(1)
+    if view.sum() == 0:
+        x = x + 10
+    return x
+
+
+def under_a_device(x):
+    with torch.device("meta"):
+        shape = torch.zeros(3).shape
+    return x + shape[0]
+
+
+@pytest.mark.parametrize("fn", [steps, numbers, shapes, written_through_a_view, under_a_device])
+def test_known(fn):
+    check(fn, X)
+
+
+def test_what_is_not_known():
+    def of_an_input(x, t):
+        return x + 1 if (t.sum() > 0).item() else x
+
+    def of_a_draw(x):
+        return x * 0 if torch.rand(1).item() < 2 else x
+    check(of_an_input, X, torch.ones(2), breaks=1)
+    check(of_a_draw, X, breaks=1)
+
+
+def test_extremes_of_tensors():
+    def fn(x):
+        return max(x[0], x[1], x[2]) * 2, min(x[0], x[1]) + max(torch.tensor(1.0), torch.tensor(2.0))
+    for sign in (1, -1):
+        check(fn, X * sign)
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(fs.compile(lambda x: max(x[0], x[1]))(x), x), torch.autograd.grad(max(x[0], x[1]), x))
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, t: torch.add(x, x.sin(), alpha=t), lambda x, t: torch.sub(x, x.sin(), alpha=t), lambda x, t: x.add(x.sin(), alpha=t),
+    lambda x, t: x.clone().sub_(x.sin(), alpha=t), lambda x, t: torch.add(x, x[0], alpha=t), lambda x, t: torch.add(x, 3.0, alpha=2.0)])
+def test_alpha_that_is_a_tensor(fn):
+    for dtype in (torch.float32, torch.float64):
+        check(fn, X, torch.tensor(0.25, dtype=dtype))
+
+
+def test_alpha_that_is_written_later():
+    def fn(x, t):
+        y = torch.add(x, x.sin(), alpha=t)
+        t.add_(1)
+        return y * t
+    (x, twin), t = (X.clone().requires_grad_() for _ in range(2)), torch.tensor(0.5)
+    fs.compile(fn)(x, t.clone()).sum().backward()
+    fn(twin, t.clone()).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
