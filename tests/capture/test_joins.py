@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 import firesteel as fs
 
@@ -231,6 +232,111 @@ def test_layerdrop(draw, kind):
         torch.testing.assert_close(outs[1], outs[0])
     torch.testing.assert_close([p.grad for p in compiled.parameters()], [p.grad for p in eager.parameters()])
     assert len(graphs) == 1
+
+
+class Slot:
+    def __init__(self):
+        self.kept, self.filled = None, False
+
+    def put(self, tensor):
+        self.dtype, self.kept, self.filled = tensor.dtype, tensor, True
+
+
+class Cache:
+    def __init__(self, count):
+        self.slots, self.updated = [Slot() for _ in range(count)], dict.fromkeys(range(count), False)
+
+    def facts(self):
+        return [vars(slot) for slot in self.slots], self.updated
+
+
+def assert_like(got, want):
+    (got, made), (want, wanted) = tree_flatten(got), tree_flatten(want)
+    assert made == wanted
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other) if isinstance(other, torch.Tensor) else None
+        assert isinstance(other, torch.Tensor) or one is other or type(one) is type(other) and one == other
+
+
+def with_cache(x, w, draws):
+    """Layerdrop that leaves some entries of a cache made inside as they were."""
+    cache = Cache(3)
+    for n, slot in enumerate(cache.slots):
+        if draws[n] < 0.5:
+            continue
+        x = (x @ w).sin()
+        slot.put(x * 2)
+        cache.updated[n] = True
+    return x, cache
+
+
+DRAWS = [torch.tensor(row) for row in ([0.1, 0.9, 0.9], [0.9, 0.1, 0.1], [0.9, 0.9, 0.9], [0.1, 0.1, 0.1])]
+
+
+def compare_caches(compiled, fn, x, w, draws):
+    (got, cache), (want, eager) = compiled(x, w, draws), fn(x, w, draws)
+    assert_like((got, *cache.facts()), (want, *eager.facts()))
+    loss = [out.sum() + sum(slot.kept.sum() for slot in made.slots if slot.filled) for out, made in ((got, cache), (want, eager))]
+    grads = [torch.autograd.grad(one, (x, w), allow_unused=True) for one in loss]
+    assert_like(*grads)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_cache_that_one_way_fills(dynamic):
+    fs.reset()
+    compiler, graphs = counted()
+    compiled = fs.compile(with_cache, backend=compiler, fullgraph=True, dynamic=dynamic)
+    for draws in DRAWS:
+        compare_caches(compiled, with_cache, torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True), draws)
+    assert len(graphs) == 1
+
+
+def test_a_cache_that_is_read_after_all():
+    def reads(x, w, draws):
+        out, cache = with_cache(x, w, draws)
+        return out + 1 if cache.updated[0] else out, cache
+    compiled = fs.compile(reads)
+    for draws in DRAWS:
+        compare_caches(compiled, reads, torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True), draws)
+
+
+def test_attributes_that_are_listed_after_all():
+    def lists(x, draws):
+        slot = Slot()
+        if draws[0] < 0.5:
+            slot.put(x)
+        return hasattr(slot, "dtype"), sorted(vars(slot)), slot.kept is None
+    compiled = fs.compile(lists)
+    for draws in DRAWS:
+        assert compiled(X, draws) == lists(X, draws)
+
+
+def test_a_condition_that_is_written_later():
+    def f(x, flag):
+        slot = Slot()
+        if flag:
+            slot.put(x.sin())
+        flag.logical_not_()
+        return slot
+    compiled = fs.compile(f)
+    for truth in (True, False):
+        got, want = (fn(X, torch.tensor(truth)) for fn in (compiled, f))
+        assert_like(vars(got), vars(want))
+
+
+def test_a_draw_that_cannot_be_below():
+    """rand() < 0.0: the layer is never dropped; the number is drawn."""
+    model = Layers(None)
+
+    def f(x):
+        kept = []
+        for layer in model.layers:
+            if torch.rand([]) < 0.0 or torch.rand(()) >= 1.0:
+                continue
+            x = layer(x)
+            kept.append(float(len(kept)))
+        return x, kept, torch.rand(2)
+    same(f, (X,), backend="eager")
 
 
 def test_flags_that_are_read_after_all():

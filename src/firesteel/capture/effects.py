@@ -20,6 +20,9 @@ from firesteel.table import Table
 class _Deleted(Value):
     """In the attribute overlay: the attribute was deleted."""
 
+    def rebuild(self, e: Any) -> str:
+        return e.constant(self)
+
 
 DELETED = _Deleted()
 

@@ -56,7 +56,8 @@ def make_exception(cls: type, args: tuple, attributes: dict[str, Any]) -> BaseEx
 
 def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        object.__setattr__(obj, name, value)
+        if value is not DELETED:        # an attribute that only the other arm of a branch sets
+            object.__setattr__(obj, name, value)
 
 
 def fill_native(obj: Any, base: Any, content: Any) -> None:
@@ -110,7 +111,7 @@ class RunEmitter:
         known = self._written.get(id(value))
         if known is not None:
             return known[1]
-        if isinstance(value, LazyValue):
+        if type(value) is LazyValue:
             return self.source(value.source)
         if value.holder is not None:        # the builtin part of an object
             return self.expr(value.holder)

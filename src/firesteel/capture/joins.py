@@ -4,8 +4,11 @@ The arms are followed from the jump to the place where they meet, or until the f
 and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.  Where they
 leave different flags (`skip = True`), they are followed past the branch that asks for the flag.
 
+Attributes and entries of objects made in this capture may differ in any way (a cache that one arm fills): an `Undecided` stands there, which
+the run function decides when it makes the object, and which nobody may look at before.
+
 What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
-breaks, raises, changes an object that was there before or the states of torch, or where they leave different things that are not tensors.
+breaks, raises, changes an object of the user's or the states of torch, or where they leave different things that are not tensors.
 An arm that writes a tensor made before leaves abstract tensors changed: the capture then starts again with a break here (`Unjoinable`).
 A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
 
@@ -31,15 +34,18 @@ from firesteel.autograd.branches import branch_of, check_of, joined_like
 from firesteel.autograd.regions import module_of
 from firesteel.capture.code import program
 from firesteel.capture.control_flow import EXIT, meeting_places, only_raises
+from firesteel.capture.effects import DELETED
 from firesteel.capture.frames import Frame, restore_frame
 from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.protocols import Machine
-from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, UserRaise, Value
+from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, Undecided, Unjoinable, UserRaise, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.capture.values.functions import CellValue
+from firesteel.capture.values.mappings import restore_entry
 from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
@@ -55,11 +61,48 @@ class NotJoined(Exception):
     """The arms cannot be joined."""
 
 
-class Unjoinable(Exception):
-    """Found out too late to go back: the capture starts again without joining at this step."""
+# -- places that arms change ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class CellPlace:
+    """The content of a cell, which must be decided."""
+    cell: CellValue
 
-    def __init__(self, step: int):
-        self.step = step
+    def read(self, m: Machine) -> Value | None:
+        return None if self.cell.content is None else m.look(self.cell.content)
+
+    def write(self, m: Machine, value: Value) -> None:
+        m.effects.change(self.cell, "content", value)
+
+
+@dataclass(frozen=True, eq=False)
+class AttributePlace:
+    """An attribute of an object made here."""
+    owner: ObjectValue
+    name: str
+
+    def read(self, m: Machine) -> Value | None:
+        return m.effects.attributes(self.owner).get(self.name, DELETED)
+
+    def write(self, m: Machine, value: Value) -> None:
+        m.effects.shadow(self.owner, self.name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class EntryPlace:
+    """An entry of a dict made here."""
+    entries: dict[Any, tuple[Value, Value]]
+    key: Any
+
+    def read(self, m: Machine) -> Value | None:
+        return self.entries[self.key][1] if self.key in self.entries else None
+
+    def write(self, m: Machine, value: Value) -> None:
+        old = self.entries[self.key]
+        self.entries[self.key] = (old[0], value)
+        m.effects.on_undo(restore_entry, self.entries, self.key, old)
+
+
+Place = CellPlace | AttributePlace | EntryPlace
 
 
 # -- an arm ------------------------------------------------------------------------------------------------------------
@@ -71,7 +114,7 @@ class Arm:
     copies: dict[Node, Node]
     slots: dict[str, Any]
     stack: list[Any]
-    cells: dict[int, tuple[CellValue, Any]]
+    changes: dict[tuple[int, Any], tuple[Place, Any]]
 
 
 class AtJump:
@@ -85,38 +128,42 @@ class AtJump:
         self.versions = [(t, t._version, t.requires_grad) for t, _ in m.record.tensors.values()]
         self.states, self.asserts = m.states.changed(), assert_count(m)
 
-    def unchanged(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[int, tuple[CellValue, Value]]:
-        """Refuses what changed objects that were there before, but for cells: these, with their contents."""
-        first: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[tuple[int, Any], Place]:
+        """The places of objects from before that an arm changed; refuses all other changes of such objects."""
+        owners = {id(attributes): target for target, attributes in self.m.effects.overlays()}
+        first: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
+        places: dict[tuple[int, Any], Place] = {}
         for fn, args in undo:
             owner = getattr(fn, "__self__", None)
-            target = args[0] if fn is setattr or owner is None or isinstance(owner, type(gc)) else owner
+            target = owners.get(id(owner)) or (args[0] if fn is setattr or owner is None or isinstance(owner, type(gc)) else owner)
             if fn is setattr:
                 first.setdefault((id(target), args[1]), args)
             elif id(target) in self.known:
-                raise NotJoined
-        cells = {}
+                places[id(target), args[fn is restore_entry]] = self._place(fn, target, args)
         for (key, name), (target, _, old) in first.items():
             new = getattr(target, name)
             if key not in self.known or new is old or not isinstance(target, Value) and new == old:
                 continue
             if not isinstance(target, CellValue) or name != "content" or new is None:
                 raise NotJoined
-            cells[key] = (target, new)
-        return cells
+            places[key, name] = CellPlace(target)
+        return places
 
-    def check(self, mark: tuple[Any, ...]) -> dict[int, tuple[CellValue, Value]]:
+    def _place(self, fn: Callable[..., Any], target: Any, args: tuple[Any, ...]) -> Place:
+        if fn is restore_entry:
+            return EntryPlace(target, args[1])
+        if isinstance(target, ObjectValue) and getattr(fn, "__self__", None) is self.m.effects.attributes(target):
+            return AttributePlace(target, args[0])
+        raise NotJoined
+
+    def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
         m = self.m
         written = any(t._version != version or t.requires_grad != tracked for t, version, tracked in self.versions)
         if written or self.asserts != assert_count(m):
             raise Unjoinable(m.steps)
         if len(m.effects.entries) > mark[1][0] or m.states.changed() != self.states or m.handling is not mark[3]:
             raise NotJoined
-        undo = m.effects.undo_since(mark[1])
-        touched = {id(getattr(fn, "__self__", None)) for fn, _ in undo}
-        if any(id(attributes) in touched and id(target) in self.known for target, attributes in m.effects.overlays()):
-            raise NotJoined
-        return self.unchanged(undo)
+        return self.changed(m.effects.undo_since(mark[1]))
 
     def follow(self, start: int, meet: int) -> Arm:
         m, f = self.m, self.f
@@ -124,10 +171,10 @@ class AtJump:
         restore_frame(f, (start, self.stack, self.slots))
         try:
             returned = m.run(depth, None if meet == EXIT else (f, meet))
-            cells = self.check(mark)
+            places = self.check(mark)
             nodes = m.record.nodes[mark[0][0]:]
             return self._arm(nodes, {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
-                             [returned] if meet == EXIT else f.stack, cells)
+                             [returned] if meet == EXIT else f.stack, places)
         except (Break, UserRaise):
             raise NotJoined from None
         finally:
@@ -135,7 +182,7 @@ class AtJump:
             m.rollback(mark)
             restore_frame(f, (self.pc, self.old_stack, self.slots))
 
-    def _arm(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], cells: dict[int, tuple[CellValue, Value]]) -> Arm:
+    def _arm(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], places: dict[tuple[int, Any], Place]) -> Arm:
         graph, lifted, copies = torch.fx.Graph(), {}, {}
         inside = set(nodes)
         for read in dict.fromkeys(before for node in nodes for before in node.all_input_nodes if before not in inside):
@@ -144,7 +191,13 @@ class AtJump:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         seen: dict[int, Any] = {}
         return Arm(graph, lifted, copies, {name: self._picture(value, seen) for name, value in slots.items()},
-                   [self._picture(value, seen) for value in stack], {key: (cell, self._picture(value, seen)) for key, (cell, value) in cells.items()})
+                   [self._picture(value, seen) for value in stack], {key: (place, self.content(place, seen)) for key, place in places.items()})
+
+    def content(self, place: Place, seen: dict[int, Any]) -> Any:
+        value = place.read(self.m)
+        if value is None:
+            raise NotJoined
+        return self._picture(value, seen)
 
     def _picture(self, value: Value, seen: dict[int, Any]) -> Any:
         """A value as it is now: going back undoes changes of what was made on the way."""
@@ -155,7 +208,7 @@ class AtJump:
     def _drawn(self, value: Value, seen: dict[int, Any]) -> Any:
         if isinstance(value, TensorValue):
             return TensorPicture(value, value.node, value.abstract)
-        if value is NULL or id(value) in self.known or value.is_constant() or value.source is not None:
+        if value is NULL or value is DELETED or id(value) in self.known or value.is_constant() or value.source is not None:
             return value
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
             return SequencePicture(type(value), [self._picture(self.m.look(item), seen) for item in value.items])
@@ -173,6 +226,12 @@ class TensorPicture:
 class SequencePicture:
     kind: type
     items: list[Any]
+
+
+@dataclass(eq=False)
+class UndecidedPicture:
+    """What a place holds: as each arm left it."""
+    arms: tuple[Any, Any]
 
 
 @dataclass(eq=False)
@@ -213,9 +272,9 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 class Merge:
     """The results of the call, in order, and what the program continues with."""
 
-    def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int):
-        self.m, self.arms, self.step = m, arms, step
-        self.results: list[tuple[TensorPicture, TensorPicture]] = []
+    def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int, condition: Value):
+        self.m, self.arms, self.step, self.condition = m, arms, step, condition
+        self.results: list[tuple[Any, Any]] = []        # TensorPictures; None: only the other arm has one
         self._seen: dict[tuple[int, int], Any] = {}
 
     def merged(self, one: Any, other: Any) -> Any:
@@ -227,9 +286,26 @@ class Merge:
             self._seen[key] = self._merge(one, other)
         return self._seen[key]
 
+    def placed(self, place: Place, one: Any, other: Any) -> Any:
+        """What a place holds then: decided, where it can be."""
+        try:
+            return self.merged(one, other)
+        except NotJoined:
+            if isinstance(place, CellPlace):
+                raise
+            return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
+
+    def _of_one(self, picture: Any, arm: int) -> Any:
+        if not isinstance(picture, TensorPicture):
+            if isinstance(picture, (SequencePicture, Other)):
+                raise NotJoined
+            return picture
+        self.results.append((picture, None) if arm == 0 else (None, picture))
+        return len(self.results) - 1
+
     def _looked(self, picture: Any) -> Any:
         """An object of the user's that only one arm has looked at."""
-        value = self.m.look(picture) if isinstance(picture, LazyValue) else picture
+        value = self.m.look(picture) if type(picture) is LazyValue else picture
         return TensorPicture(value, value.node, value.abstract) if isinstance(value, TensorValue) else value
 
     def _merge(self, one: Any, other: Any) -> Any:
@@ -252,6 +328,8 @@ class Merge:
     def finished(self, nest: Any, made: list[Value]) -> Value:
         if isinstance(nest, int):
             return made[nest]
+        if isinstance(nest, UndecidedPicture):
+            return Undecided(self.step, self.condition, *(self.finished(item, made) for item in nest.arms))
         return nest.kind([self.finished(item, made) for item in nest.items]) if isinstance(nest, SequencePicture) else nest
 
     def call(self, condition: Node) -> list[Value]:
@@ -259,11 +337,12 @@ class Merge:
         m = self.m
         vals = []
         for pair in self.results:
-            val = run_abstract(m, joined_like, [picture.abstract for picture in pair], {}, "a branch")
+            one, other = (picture or pair[not place] for place, picture in enumerate(pair))
+            val = run_abstract(m, joined_like, [one.abstract, other.abstract], {}, "a branch")
             if val is None:
                 raise NotJoined
             vals.append(val)
-        passed = [picture.node for pair in self.results for arm, picture in zip(self.arms, pair) if picture.node not in arm.copies]
+        passed = [picture.node for pair in self.results for arm, picture in zip(self.arms, pair) if picture and picture.node not in arm.copies]
         outside = list(dict.fromkeys([*(node for arm in self.arms for node in arm.lifted), *passed]))
         bodies = [self._body(place, arm, outside) for place, arm in enumerate(self.arms)]
         out = tuple(vals)
@@ -275,12 +354,12 @@ class Merge:
         """Notes which results may share memory with one another or with an input."""
         m = self.m
         tensors = [(m.world.memory(t), t) for t in inputs if isinstance(t, torch.Tensor)]
-        found = [t for arm in zip(*self.results) for n, picture in enumerate(arm)
-                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) for p in arm], vals, n)]
+        found = [t for arm in zip(*self.results) for n, picture in enumerate(arm) if picture
+                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) if p else None for p in arm], vals, n)]
         if found:
             m.aliases.append((self.step, [(t, t._version) for t in found]))
 
-    def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int], vals: list[torch.Tensor],
+    def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int | None], vals: list[torch.Tensor],
                  n: int) -> list[torch.Tensor]:
         found = [t for one, t in inputs if one == memory] + [t for k, t in enumerate(vals) if k != n and others[k] == memory]
         return [vals[n], *found] if found else []
@@ -292,9 +371,16 @@ class Merge:
         for node in arm.graph.nodes:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-        wanted = [pair[place].node for pair in self.results]
-        graph.output(tuple(copies[arm.copies[node]] if node in arm.copies else given[node] for node in wanted))
+        wanted = [pair[place].node if pair[place] else self._nothing(graph, pair[not place]) for pair in self.results]
+        graph.output(tuple(copies[arm.copies[node]] if node in arm.copies else given.get(node, node) for node in wanted))
         return module_of(graph, "Body")
+
+    def _nothing(self, graph: torch.fx.Graph, other: TensorPicture) -> Node:
+        """In the place of a tensor that only the other arm makes: an empty one, which nobody reads."""
+        kwargs: dict[str, Any] = {"dtype": other.abstract.dtype, "device": other.abstract.device}
+        made = graph.call_function(torch.empty, (0,), kwargs)
+        made.meta.update(other.node.meta, val=run_abstract(self.m, torch.empty, [0], kwargs, "a branch"))
+        return made
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -325,7 +411,7 @@ def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step
         chosen = condition.as_arg(m)[0]
         jumps, goes_on = before.follow(i.target.index, meet), before.follow(i.index + 1, meet)
         arms = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
-        return _go_on(m, f, meet, before, Merge(m, arms, step), chosen)
+        return _go_on(m, f, meet, before, Merge(m, arms, step, condition), chosen)
     except Unjoinable:
         raise Unjoinable(step) from None
     except (NotJoined, Break):
@@ -362,12 +448,14 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
         raise NotJoined
     stack = [merge.merged(a, b) for a, b in zip(one.stack, other.stack)]
     slots = {name: merge.merged(value, other.slots[name]) for name, value in one.slots.items()}
-    changed = {key: cell for arm in merge.arms for key, (cell, _) in arm.cells.items()}
-    contents = {key: merge.merged(*(arm.cells[key][1] if key in arm.cells else _content(before, cell) for arm in merge.arms))
-                for key, cell in changed.items()}
+    places = {key: place for arm in merge.arms for key, (place, _) in arm.changes.items()}
+    contents = {key: merge.placed(place, *(arm.changes[key][1] if key in arm.changes else before.content(place, {}) for arm in merge.arms))
+                for key, place in places.items()}
+    if any(isinstance(content, UndecidedPicture) for content in contents.values()) and isinstance(merge.condition, TensorValue):
+        m.aliases.append((merge.step, [(merge.condition.abstract, merge.condition.abstract._version)]))
     made = merge.call(condition)
-    for key, cell in changed.items():
-        m.effects.change(cell, "content", merge.finished(contents[key], made))
+    for key, place in places.items():
+        place.write(m, merge.finished(contents[key], made))
     values = [merge.finished(item, made) for item in stack]
     if meet == EXIT:
         m.frames.pop()
@@ -375,12 +463,6 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     else:
         f.pc, f.stack, f.slots = meet, values, {name: merge.finished(item, made) for name, item in slots.items()}
     return True
-
-
-def _content(before: AtJump, cell: CellValue) -> Any:
-    if cell.content is None:
-        raise NotJoined
-    return before._picture(before.m.look(cell.content), {})
 
 
 def is_readable(condition: Value) -> bool:

@@ -21,7 +21,7 @@ from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_TABLES, Attr, CellContents, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
 from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
-from firesteel.capture.values.base import LazyValue, Value
+from firesteel.capture.values.base import LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.classes import LocalClass, stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, SizeValue, TupleValue
@@ -57,7 +57,12 @@ class Reader(Machine):
 
     def look(self, value: Value) -> Value:
         """The value, wrapped and guarded if nobody has looked at it yet."""
-        return builder.build(self, value.obj, value.source) if type(value) is LazyValue else value
+        return self._looked_at(value) if isinstance(value, LazyValue) else value
+
+    def _looked_at(self, value: LazyValue) -> Value:
+        if isinstance(value, Undecided):
+            raise Unjoinable(value.step)
+        return builder.build(self, value.obj, value.source)
 
     def read(self, obj: Any, source: Source) -> Value:
         return builder.build(self, obj, source)

@@ -21,7 +21,7 @@ from firesteel.capture.collectives import HAND_ON
 from firesteel.capture.eager_errors import eager_error
 from firesteel.capture.emit import RunEmitter, boxed_graph_call, careful_graph_call, graph_call
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
-from firesteel.capture.joins import Unjoinable, refuse_written
+from firesteel.capture.joins import refuse_written
 from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.overlap import overlap_guards, written_groups
 from firesteel.capture.policy import SymbolPolicy
@@ -29,7 +29,7 @@ from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
 from firesteel.capture.source import Call, Item, Local, build_function
 from firesteel.capture.tracebacks import located_inside
-from firesteel.capture.values.base import CannotRebuild, LazyValue, UserRaise, Value
+from firesteel.capture.values.base import CannotRebuild, LazyValue, Unjoinable, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
 from firesteel.capture.values.overrides import run_without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws

@@ -226,6 +226,24 @@ class LazyValue(Value):
         return f"unread {type(self.obj).__name__}"
 
 
+class Unjoinable(Exception):
+    """Found out too late to go back: the capture starts again without joining the branch at this step (joins.py)."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+
+class Undecided(LazyValue):
+    """What a branch on data leaves in a place of an object: only the run function knows which.  Whoever looks at it makes the branch a break."""
+
+    def __init__(self, step: int, condition: Value, when_false: Value, when_true: Value):
+        super().__init__(None, None)
+        self.step, self.condition, self.when_false, self.when_true = step, condition, when_false, when_true
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"({e.expr(self.when_true)} if {e.graph_output(self.condition)} else {e.expr(self.when_false)})"
+
+
 class OpaqueValue(RealObject):
     """An object that is only passed around; every operation on it is a Break, executed for real."""
 

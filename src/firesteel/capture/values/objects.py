@@ -23,7 +23,7 @@ from firesteel.capture.values.attributes import (
     mro_lookup,
     written_in_class,
 )
-from firesteel.capture.values.base import ObjectKey, UserRaise, Value
+from firesteel.capture.values.base import ObjectKey, Undecided, UserRaise, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
@@ -348,7 +348,7 @@ class InstanceDict(DictValue):
             m.guard_own_names(self.owner, tuple(own))
         found = {name: m.lazy_own(self.owner, name, obj) for name, obj in own.items()}
         found.update(m.effects.attributes(self.owner))
-        return {name: value for name, value in found.items() if value is not DELETED}
+        return {name: m.look(value) if isinstance(value, Undecided) else value for name, value in found.items() if value is not DELETED}
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
         m.effects.store_attr(self.owner, m.known(key), value, "set_own")
