@@ -55,6 +55,37 @@ def test_modules_compile_in_place(installed):
     assert torch.allclose(layer(x), expected) and graphs() == 1
 
 
+class LightningModule(torch.nn.Module):
+    """As the framework's base class: it knows modules by their class, and its loop calls their steps."""
+    def training_step(self, batch): ...
+    def test_step(self, batch): ...
+
+
+class Steps(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def training_step(self, batch):
+        return self(batch).square().mean()
+
+
+def test_steps_that_a_framework_calls(installed):
+    fs.reset()
+    module, x = Steps(), torch.randn(3, 4)
+    compiled = torch.compile(module, fullgraph=True)
+    loss = compiled.training_step(x)
+    loss.backward()
+    expected = module.training_step(x)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(module.linear.weight.grad, torch.autograd.grad(expected, module.linear.weight)[0])
+    assert graphs() == 1 and fs.counters["stats"]["calls_captured"] == 3        # the loss too
+    assert compiled.training_step.__wrapped__ is Steps.training_step and type(compiled).test_step is LightningModule.test_step
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_equal_modules_share_a_graph_and_different_ones_no_limit(installed, in_place):
     """As diffusers' compile_repeated_blocks and accelerate's regional compilation do: each block by itself."""

@@ -285,6 +285,32 @@ def _compiled_class(cls: type) -> Any:
     return made
 
 
+# class of a framework -> methods of a module that its loops call in place of the module itself: what the user overrides of these is compiled too
+STEPS = {"LightningModule": ("training_step", "validation_step", "test_step", "predict_step")}
+
+
+def steps_of(cls: type) -> list[str]:
+    found = [(base, name) for base in cls.__mro__ for name in STEPS.get(base.__name__, ())]
+    return [name for base, name in found if getattr(cls, name, None) is not getattr(base, name, None)]
+
+
+@functools.cache
+def call_step(name: str) -> Callable:
+    def call_method(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(module, name)(*args, **kwargs)
+    return call_method
+
+
+def _compiled_step(cls: Any, name: str) -> Callable:
+    @functools.wraps(getattr(cls, name))
+    def step(self, *args, **kwargs):
+        call = _module_call(self._firesteel_original, self._firesteel_settings, call_step(name))
+        return call(self._firesteel_original, *args, **kwargs)
+
+    marks.hide_from_the_peer(step)
+    return step
+
+
 def _make_compiled_class(cls: Any) -> Any:
     def call(self, *args, **kwargs):
         return self._firesteel_call(self._firesteel_original, *args, **kwargs)
@@ -303,7 +329,7 @@ def _make_compiled_class(cls: Any) -> Any:
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
     body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
-            "__call__": call, "forward": forward,
+            "__call__": call, "forward": forward, **{name: _compiled_step(cls, name) for name in steps_of(cls)},
             "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls,), body)

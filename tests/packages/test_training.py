@@ -109,7 +109,7 @@ def test_accelerate(regional, precision):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightning(precision):
-    @use("lightning", "torchmetrics", graphs=2, rtol=1e-3 if precision == "32-true" else 3e-2, atol=1e-3)
+    @use("lightning", "torchmetrics", graphs=10, breaks=11, rtol=1e-3 if precision == "32-true" else 3e-2, atol=1e-3)
     def trains(compile):
         import lightning
         import torchmetrics
