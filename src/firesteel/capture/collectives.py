@@ -195,6 +195,13 @@ if c10d is not None:
             CALLS.add(getattr(c10d, _name), captured(_fn))
 
 
+# -- other calls that speak to other ranks: one break each -------------------------------------------------------------------
+for _name in ("send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "all_to_all", "monitored_barrier",
+              "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list", "recv_object_list",
+              "new_group", "new_subgroups", "split_group", "init_process_group", "destroy_process_group"):
+    if hasattr(c10d, _name):
+        CALLABLES.add(getattr(c10d, _name), breaks("outside"))
+
 # -- modules around modules: what they do before and after a forward runs as it is, one break each; the module between is one graph ------
 for _name in ("_runtime_utils", "_fully_shard._fsdp_common", "_fully_shard._fsdp_state", "_fully_shard._fsdp_param_group"):
     PYTHON_MODULES.add(f"torch.distributed.fsdp.{_name}", breaks("outside"))
