@@ -39,7 +39,7 @@ def test_ode_adjoint_field(compile):
     return y, gradients(field)
 
 
-@use("torchdiffeq", breaks=6, graphs=7)
+@use("torchdiffeq", graphs=1)
 def test_fixed_step_solver(compile):
     from torchdiffeq import odeint
     field = Field()
@@ -48,7 +48,7 @@ def test_fixed_step_solver(compile):
     return y, gradients(field)
 
 
-@use("torchdiffeq", breaks=26, graphs=24)
+@use("torchdiffeq", breaks=11, graphs=10)
 def test_adaptive_solver(compile):
     from torchdiffeq import odeint
     field = Field()
@@ -65,7 +65,7 @@ def test_sde_field(compile):
     return y, gradients(field)
 
 
-@use("torchode", breaks=9, graphs=10)
+@use("torchode", breaks=6, graphs=7)
 def test_parallel_ode(compile):
     import torchode
     field = Field()

@@ -5,9 +5,10 @@
 
 It runs twice from the same seeds: with a `compile` that does nothing, then with torch.compile after fs.install().  Values must be equal, and
 graphs and breaks at most as many as said: steps that depend on data may break.  Skipped where the package is not installed;
-`make test-packages` installs them all.
+`make test-packages` installs them all.  With COUNT_USES=ours or =peer only graphs and breaks are counted and said (peer.py).
 """
 import functools
+import os
 import random
 
 import numpy as np
@@ -45,6 +46,31 @@ def installed(fn):
         fs.uninstall()
 
 
+def by_peer(fn):
+    """Under torch's own compiler, whose backend "eager" needs no C++ compiler."""
+    whole = torch.compile
+
+    def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None):
+        return whole(model, dynamic=dynamic, backend="eager")
+    torch.compile = compile
+    try:
+        return seeded(fn, compile)
+    finally:
+        torch.compile = whole
+
+
+def count(fn, who):
+    counters = fs.counters
+    if who == "ours":
+        installed(fn)
+    else:
+        by_peer(fn)
+        from torch._dynamo.utils import counters
+    print(f"COUNTED {counters['stats']['unique_graphs']}/{sum(counters['graph_break'].values())}", flush=True)
+    for text, times in counters["graph_break"].items():
+        print("BREAK", times, text.splitlines()[:4], flush=True)
+
+
 def use(*packages, graphs, breaks=0, rtol=1e-4, atol=1e-5):
     def make(fn):
         @pytest.mark.filterwarnings("ignore")
@@ -52,6 +78,9 @@ def use(*packages, graphs, breaks=0, rtol=1e-4, atol=1e-5):
         def test():
             for package in packages:
                 pytest.importorskip(package)
+            if who := os.environ.get("COUNT_USES"):
+                count(fn, who)
+                return
             expected = seeded(fn, lambda model=None, **keywords: model if model is not None else lambda model: model)
             found = installed(fn)
             assert_same(found, expected, rtol, atol)
