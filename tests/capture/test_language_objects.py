@@ -11,6 +11,8 @@ import typing
 import torch
 from harness import capture, make_test
 
+import firesteel as fs
+
 one = functools.partial(make_test, fullgraph=True)
 
 
@@ -550,3 +552,81 @@ def test_the_dict_of_a_thread_local_is_that_of_the_calling_thread():
     thread.start()
     thread.join()
     assert torch.equal(found[0], x * 9) and torch.equal(compiled(x), x * 2)
+
+
+class Names(set):
+    def both(self, others):
+        return self & others
+
+    def add(self, item):
+        super().add(item * 2)
+
+
+class Fixed(frozenset):
+    pass
+
+
+class Thing:
+    pass
+
+
+def sets_of_the_users(x, names, fixed, things, thing):
+    names.add(7)
+    names.discard(1)
+    names |= {40}
+    known = thing in things
+    things.add(thing)
+    both = sorted(names.both({14, 2, 40}))
+    return (x * len(names) + sum(both) + (3 in fixed) + len(fixed | {9}), both, known, thing in things, len(things), type(names) is Names, type(names & {2}),
+            type(fixed | {9}), sorted(fixed), names == {2, 14, 40})
+
+
+def test_sets_of_the_users():
+    first, second = Thing(), Thing()
+
+    def run(fn):
+        names, fixed, things = Names([1, 2]), Fixed([3, 4]), {first, torch.nn.ReLU}
+        return [fn(torch.ones(2), names, fixed, things, thing) for thing in (first, first, second, second)], sorted(names), things
+
+    compiled = fs.compile(sets_of_the_users, fullgraph=True)
+    ours, theirs = run(compiled), run(sets_of_the_users)
+    assert ours[1:] == theirs[1:]
+    for mine, eager in zip(ours[0], theirs[0]):
+        torch.testing.assert_close(mine[0], eager[0])
+        assert mine[1:] == eager[1:]
+
+
+def test_another_object_that_is_not_in_a_set():
+    things = {Thing(), Thing()}
+    compiled = fs.compile(lambda x, thing: x + 1 if thing in things else x, fullgraph=True)
+    for thing in (Thing(), *things, Thing()):
+        assert compiled(torch.zeros(()), thing).item() == (thing in things)
+
+
+def test_a_set_of_tensors_is_passed_on():
+    def f(x, given):
+        return x + 1, given
+    given = {torch.ones(2)}
+    assert fs.compile(f, fullgraph=True)(torch.ones(2), given)[1] is given
+
+
+class Doubled(list):
+    def append(self, item):
+        super().append(item * 2)
+
+
+class Entries(dict):
+    def __setitem__(self, key, item):
+        super().__setitem__(key, item * 2)
+
+
+def test_methods_of_a_class_over_a_builtin_run_once():
+    def f(x, items, entries):
+        items.append(7)
+        entries["a"] = 3
+        items[0] = x
+        return x + len(items)
+
+    items, entries, x = Doubled([1]), Entries(), torch.ones(2)
+    fs.compile(f, fullgraph=True)(x, items, entries)
+    assert items[1:] == [14] and items[0] is x and entries == {"a": 6}

@@ -321,11 +321,29 @@ def wrap_proxy(m: Machine, obj: types.MappingProxyType, source: Source) -> Value
 
 @WRAPPERS.row(set)
 def wrap_set(m: Machine, obj: set, source: Source) -> Value:
-    guard(m, source, "type", type(obj))
-    if not all(map(is_constant_object, obj)):
+    if not all(map(is_element, obj)):
         return opaque(m, obj, source)
-    m.guard(Guard(source, "equals", set(obj)))
-    return SetValue({item: ConstValue(item) for item in obj}, source, obj)
+    guard(m, source, "type", type(obj))
+    return SetValue(elements(m, obj, source), source, obj)
+
+
+def is_element(item: Any) -> bool:
+    """Is it a constant, or an object that is equal to itself alone?  A tensor is new in each call."""
+    return is_constant_object(item) or type(item).__hash__ is object.__hash__ and type(item).__eq__ is object.__eq__
+
+
+def elements(m: Machine, obj: Any, source: Source) -> dict[Any, Value]:
+    """What a set, or the set part of an object, holds."""
+    if all(map(is_constant_object, obj)):
+        m.guard(Guard(source, "equals", type(obj)(obj)))
+        return {item: ConstValue(item) for item in obj}
+    guard(m, source, "length", len(obj))
+    found = {}
+    for i, item in enumerate(obj):
+        guard(m, Nth(source, i), "equals" if is_constant_object(item) else "identity", item)
+        value = known_key(m, item, source, i)
+        found[value.hash_key(m)] = value
+    return found
 
 
 @WRAPPERS.row(slice)
@@ -527,10 +545,15 @@ def wrap_object(m: Machine, obj: Any, source: Source) -> Value:
 def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
     """An instance of a class over dict, list, ...: the builtin part is read past the class's own methods."""
     base: Any = native_base(type(obj))
-    if is_fixed(source) or not issubclass(base, (dict, list)):
+    part = next((kind for kind in PART if issubclass(base, kind)), None)
+    if is_fixed(source) or part is None:
         return opaque(m, obj, source)
     guard(m, source, "type", type(obj))
-    native = Call(source, PART[list if issubclass(base, list) else dict])
+    native = Call(source, PART[part])
+    if part in (set, frozenset):
+        if not all(map(is_element, PART[part](obj))):
+            return opaque(m, obj, source)
+        return NativeObject(type(obj), base, SetValue(elements(m, PART[part](obj), native), source, obj, part), obj, source)
     if issubclass(base, list):
         guard(m, native, "length", list.__len__(obj))
         items = [m.lazy(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
@@ -552,7 +575,15 @@ def list_part(obj: Any) -> list:
     return list(list.__iter__(obj))
 
 
-PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part}
+def set_part(obj: Any) -> set:
+    return set(set.__iter__(obj))
+
+
+def frozenset_part(obj: Any) -> frozenset:
+    return frozenset(frozenset.__iter__(obj))
+
+
+PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part, set: set_part, frozenset: frozenset_part}
 
 
 class NativeEntries(DictValue):

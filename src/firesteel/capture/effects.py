@@ -90,12 +90,14 @@ class Effects:
     # -- recording -------------------------------------------------------------------------------------------------
     def log(self, kind: str, target: Value, *data: Value, name: str = "") -> None:
         """An effect on `target`; nothing to replay where it was made inside."""
-        native = getattr(target, "native", None)
-        if native is not None:
-            base = Literal(native)
-            self.entries.append(Effect("native_assign", target, (base, *data)) if kind == "assign"
-                                else Effect("native", target, (base, *data), NATIVE_METHOD[kind]))
-        elif target.source is not None:
+        if target.source is None:
+            return
+        holder = getattr(target, "holder", None)
+        if holder is not None and kind in NATIVE_METHOD:        # past the methods of the class, which have run
+            self.entries.append(Effect("native", target, (Literal(holder.base), *data), NATIVE_METHOD[kind]))
+        elif holder is not None and kind == "assign":
+            self.entries.append(Effect("native_assign", target, (Literal(holder.base), *data)))
+        else:
             self.entries.append(Effect(kind, target, data, name))
 
     def do(self, kind: str, target: Value, *data: Value) -> None:

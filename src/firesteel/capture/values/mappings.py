@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from firesteel.capture.effects import DELETED
+from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Source
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh
 from firesteel.capture.values.containers import METHODS, Args, Container, Kwargs, NamedTupleValue, TupleValue, gives_none
 from firesteel.errors import Break
@@ -327,7 +328,11 @@ class SetValue(Hashed):
         return list(self.entries.values())
 
     def contains(self, m: Machine, item: Value) -> Value:
-        return boolean(item.as_key(m, self).hash_key(m) in self.entries)
+        key = item.as_key(m, self)
+        found = key.hash_key(m) in self.entries
+        if not found and self.source is not None and key.source is not None and isinstance(key.hash_key(m), ObjectKey):
+            m.guard(Guard(key.source, "identity", key.obj))     # another object may be in the set
+        return boolean(found)
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if self.cls is not set:
