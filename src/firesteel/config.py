@@ -135,14 +135,14 @@ class Config:
         if knob.refuses(value):
             raise TypeError(f"fs.config.{name} takes {knob}, not {value!r}")
         self._values[name] = value
-        self._tell(name)
+        self._notify(name)
 
     def watch(self, name: str, watcher: Callable[[Any], None]) -> None:
         """Calls `watcher(value)` now and after each change: for a setting that machine code reads from memory."""
         self._watchers.setdefault(name, []).append(watcher)
         watcher(self._values[name])
 
-    def _tell(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         for watcher in self._watchers.get(name, ()):
             watcher(self._values[name])
 
@@ -160,7 +160,7 @@ class Config:
         finally:
             self._values.update(before)
             for name in before:
-                self._tell(name)
+                self._notify(name)
 
     def code_key(self) -> tuple:
         """The values that generated code depends on."""

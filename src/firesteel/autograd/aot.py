@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,11 +25,20 @@ from firesteel import artifacts, stages
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
 from firesteel.autograd.alias import overlaps
-from firesteel.autograd.arrived import tangent_bits
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, trace_program
-from firesteel.autograd.outline import Outline, ProgramCache, ProgramEntry
+from firesteel.autograd.outline import (
+    Outline,
+    ProgramCache,
+    ProgramEntry,
+    keep_gradients,
+    of_wrappers,
+    reached_by_tangents,
+    read_and_written,
+    saved_results,
+    without_graph,
+)
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.recompute import is_size, op_class
@@ -47,7 +55,7 @@ from firesteel.graph.passes import clean
 from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
-from firesteel.graph.wrappers import Pack, Packing, places_of, width
+from firesteel.graph.wrappers import Pack, width
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
@@ -162,7 +170,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     entry = compilers.cache(graph, example_inputs) if compilers.cache is not None and graph is not None else None
     if entry is not None and (outline := entry.outline()) is not None:
         counters["aot"]["ok"] += 1
-        tell_histories(graph, outline.joint)
+        mark_histories(graph, outline.joint)
         return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
     try:
         with timed("joint"):
@@ -181,7 +189,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         for place in held:
             joint.gm.graph.find_nodes(op="placeholder")[place].meta["held"] = True
     tidy(joint, compilers.rewrite)
-    tell_histories(graph, joint)
+    mark_histories(graph, joint)
     if joint.refusal is not None:
         return run_by_eager(*joint.refusal, eager)
     stages.done("joint", joint, graph)
@@ -193,7 +201,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     return in_grad_mode(compiled, turns_on, joint)
 
 
-def tell_histories(graph: GraphModule | None, joint: Joint) -> None:
+def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
     """Marks which inputs of a captured graph are mutated such that they get a grad_fn."""
     if graph is not None:
         graph.meta["given_histories"] = [write.input for write in joint.plan.writes if write.how == "grad"]
@@ -235,11 +243,11 @@ def _compile_late(program: Program, example_inputs: Sequence[Any], compilers: Co
     try:
         return compile_program(program, example_inputs, compilers, eager)
     except LateQuestion as question:
-        _tell_late("program", question)
+        _log_late("program", question)
         return eager
 
 
-def _tell_late(part: str, question: LateQuestion) -> None:
+def _log_late(part: str, question: LateQuestion) -> None:
     counters["aot"]["late_questions"] += 1
     artifacts.log("aot", lambda: f"{part}: {question}")
 
@@ -262,10 +270,6 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
 
 def _inference(joint: Joint, boxed: bool, forward: Callable, eager: Callable) -> Callable:
     return runtime.boxed_inference(joint.plan, forward, eager) if boxed else runtime.inference(joint.plan, forward, eager)
-
-
-def without_graph(joint: Joint) -> Joint:
-    return dataclasses.replace(joint, gm=None, example_inputs=[])       # type: ignore[arg-type]
 
 
 def _from_cache(outline: Outline, entry: ProgramEntry, program: Program, compilers: Compilers, eager: Callable) -> Callable:
@@ -325,7 +329,7 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
     outline = Outline(without_graph(joint), facts={
         "tangents": runtime.of_function(joint.tangents, joint.plan), "num_saved_tensors": len(saved) - sizes, "num_saved_sizes": sizes,
         "non_differentiable": joint.non_differentiable, "gradients": gradients, "reaches": reaches, "tangent_numbers": numbers,
-        "saved_results": _saved_results(joint, results_of(fw)), "copied": _read_and_written(joint),
+        "saved_results": saved_results(joint, results_of(fw)), "copied": read_and_written(joint),
         "draws_random": any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"),
         "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on})
     if entry is not None:
@@ -344,21 +348,6 @@ def _training(outline: Outline, forward: Callable, program: Program, compilers: 
         second_order=gradients, unstored=unstored, **outline.facts)
 
 
-def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
-    """`gradients` and `reaches` of a TrainingGraph, which the graph has for its placeholders, for the program's inputs; and how the backward's
-    results are put together."""
-    found: list[int | None] = []
-    bits: list[int] = []
-    packs: list[Pack | None] = []
-    for k, pack in enumerate(packing.gradients):
-        parts = [p for place in places_of(packing.gradients, k) if (p := places[place]) is not None]
-        found.append(len(bits) if parts else None)
-        if parts:
-            bits.append(functools.reduce(operator.or_, (reaches[p] for p in parts)))
-            packs.append(pack)
-    return found, bits, packs
-
-
 def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None, compilation: stages.Compilation | None,
                       entry: ProgramEntry | None = None) -> Callable:
     with stages.kept_by(compilation):
@@ -374,14 +363,6 @@ def _compile_part(compilers: Compilers, compilation: stages.Compilation | None, 
         return _compile_plain_backward(part, compilers)
 
 
-def _saved_results(joint: Joint, results: Sequence[Any]) -> dict[int, int]:
-    """Place among what is saved -> version with which it is, for what is a result too."""
-    if joint.packing is not None:
-        return {}
-    first = {node: k for k, node in enumerate(results[:joint.num_fwd_outputs])}
-    return {place: joint.plan.versions.get(first[node], 0) for place, node in enumerate(results[joint.num_fwd_outputs:]) if node in first}
-
-
 def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: ProgramEntry | None = None) -> Callable:
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
@@ -393,7 +374,7 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: Progra
                 entry.keep_backward(compiled)
             return runtime.boxed_call(compiled)
         except LateQuestion as question:    # the guards are made: this backward is right for all sizes only as PyTorch runs it
-            _tell_late("backward", question)
+            _log_late("backward", question)
             return runtime.boxed_call(nop(bw, inputs))
         except Exception as error:
             stages.failed("note_graph", error, bw, inputs)
@@ -401,46 +382,6 @@ def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: Progra
         finally:
             if entry is not None:
                 entry.let_go()
-
-
-def keep_gradients(bw: GraphModule) -> list[int | None]:
-    """Takes the Nones out of the backward's results; says for each input at which place its gradient is."""
-    output, results = bw.graph.output_node(), results_of(bw)
-    kept = [r for r in results if r is not None]
-    if len(kept) != len(results):
-        output.args = (tuple(kept),)
-        output.meta["val"] = tuple(n.meta.get("val") for n in kept)
-        bw.recompile()
-    places = iter(range(len(kept)))
-    return [None if r is None else next(places) for r in results]
-
-
-def reached_by_tangents(bw: GraphModule, numbers: Sequence[int], joint: Joint, places: Sequence[int | None]) -> list[int]:
-    """For each result of the backward the bit set of tangents from which eager's engine would give it."""
-    bits = tangent_bits(bw, numbers)
-    found = [bits[node] for node in results_of(bw)]
-    if joint.packing is None:
-        for reach, place in zip(joint.reaches, places):
-            if place is not None:
-                found[place] |= reach
-    return found
-
-
-def _read_and_written(joint: Joint) -> list[int]:
-    """Inputs that the program overwrites and on whose old value gradients depend: kept by copy for higher orders."""
-    written = {w.input for w in joint.plan.writes}
-    if not written:
-        return []
-    results = results_of(joint.gm)[joint.num_fwd_outputs:]
-    needed, stack = set(), [r for r in results if isinstance(r, Node)]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
-    placeholders = [node for node in joint.gm.graph.nodes if node.op == "placeholder"]
-    packs = joint.packing.inputs if joint.packing is not None else None
-    return [i for i in sorted(written) if any(placeholders[p] in needed for p in places_of(packs, i))]
 
 
 def _compile_gradients(compilers: Compilers, program: Program, example_inputs: list[Any], eager: Callable) -> Callable:

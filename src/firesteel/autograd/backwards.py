@@ -61,7 +61,7 @@ def fresh_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The first gradient of a leaf: a tensor of its own, with the leaf's strides where these are dense, else contiguous."""
     if gradient.layout is not torch.strided:
         return gradient.clone()
-    if lies_like(gradient, leaf):
+    if has_layout_of(gradient, leaf):
         return gradient.clone()
     if is_dense(leaf.shape, leaf.stride(), operator.eq, operator.lt):
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device).copy_(gradient)
@@ -92,7 +92,7 @@ def late_after_hooks(leaf: torch.Tensor, known: int) -> tuple[Any, ...]:
     return after_hooks(leaf)[known:]
 
 
-def lies_like(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+def has_layout_of(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     """Are the strides the same, but for sizes of 1, where they do not matter?"""
     return all(one == other or type(size) is int and size == 1 for size, one, other in zip(leaf.shape, gradient.stride(), leaf.stride()))
 

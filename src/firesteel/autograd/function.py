@@ -479,7 +479,7 @@ class InlinedBackward:
         examples = [node.meta["val"] for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
         first = len(examples) - len(self.graph.tangents)
         known = self.sizes([None if place - first in missing else example for place, example in enumerate(examples)])
-        return plain and all(is_told(from_sym(size), known) for place in missing for size in examples[first + place].shape)
+        return plain and all(is_bound(from_sym(size), known) for place in missing for size in examples[first + place].shape)
 
 
 def zeros_of(like: torch.Tensor, known: Mapping[Any, Any]) -> torch.Tensor:
@@ -495,9 +495,9 @@ def size_from(size: Any, known: Mapping[Any, Any]) -> Any:
     return size_function(size)(*(size_from(arg, known) for arg in size.args))
 
 
-def is_told(size: Any, known: Mapping[Any, Any]) -> bool:
+def is_bound(size: Any, known: Mapping[Any, Any]) -> bool:
     """Can `size_from` answer?"""
-    return is_const(size) or size in known or bool(size.args) and all(is_told(arg, known) for arg in size.args)
+    return is_const(size) or size in known or bool(size.args) and all(is_bound(arg, known) for arg in size.args)
 
 
 def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:

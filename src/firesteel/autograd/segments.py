@@ -68,7 +68,7 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     called as they are."""
     mark_held(gm)
     parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
-    tell_sizes(gm, parts)
+    bind_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
     tracked: set[Node] = set()
     steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), tracked) for part in parts]
@@ -175,7 +175,7 @@ def with_states(parts: list[list[Node]]) -> list[Stretch]:
     return found
 
 
-def tell_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
+def bind_sizes(gm: GraphModule, parts: Iterable[Stretch]) -> None:
     """Finds for each stretch the symbols that it uses and does not learn from what it reads.  A symbol that the environment has learnt to be an
     expression of others stands for these."""
     env = environment(gm.graph.nodes)

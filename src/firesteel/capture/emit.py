@@ -119,9 +119,8 @@ class RunEmitter:
             text = self.source(value.source)
         else:
             text = value.rebuild(self)
-            again = self._written.get(id(value))        # an object that is part of itself names itself first
-            if again is not None:
-                return again[1]
+            if (again := self.written(value)) is not None:      # an object that is part of itself names itself first
+                return again
             if not isinstance(value, NO_NAME) and not text.isidentifier():
                 text = self.assign(text)
         self._written[id(value)] = (value, text)
@@ -170,9 +169,8 @@ class RunEmitter:
         closure = "".join(f"{self.expr(cell)}, " for cell in fn.closure)
         defaults = "".join(f"{self.expr(value)}, " for value in fn.defaults)
         kwdefaults = ", ".join(f"{name!r}: {self.expr(value)}" for name, value in fn.kwdefaults.items())
-        known = self._written.get(id(fn))
-        if known is not None:           # a cell of its closure holds the function itself
-            return known[1]
+        if (known := self.written(fn)) is not None:     # a cell of its closure holds the function itself
+            return known
         parts = [self.constant(fn.code), self.constant(fn.scope), repr(fn.name), f"({defaults})", f"{{{kwdefaults}}}", f"({closure})"]
         name = self.write_as(fn, self.assign(f"{self.helper(make_function)}({', '.join(parts)})"))
         for attribute, value in self.m.effects.attributes(fn).items():
@@ -182,9 +180,10 @@ class RunEmitter:
     def new_object(self, obj: ObjectValue) -> str:
         cls = self.class_text(obj.cls)
         maker = cls if obj.cls is types.SimpleNamespace else "object"
-        name = self.write_as(obj, self.assign(f"{maker}.__new__({cls})"))
-        attributes = self._attributes(obj)
-        if attributes:
+        return self._filled(obj, self.write_as(obj, self.assign(f"{maker}.__new__({cls})")))
+
+    def _filled(self, obj: ObjectValue, name: str) -> str:
+        if attributes := self._attributes(obj):
             self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
         return name
 
@@ -196,10 +195,7 @@ class RunEmitter:
         else:
             name = self.write_as(obj, self.assign(f"{native}.__new__({cls})"))
             self.line(f"{self.helper(fill_native)}({name}, {native}, {obj.payload.rebuild(self)})")
-        attributes = self._attributes(obj)
-        if attributes:
-            self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
-        return name
+        return self._filled(obj, name)
 
     def new_generator(self, generator: Any) -> str:
         return WRITERS["generator"](self, generator)

@@ -107,10 +107,10 @@ def _ordered(guards: Iterable[Guard]) -> list[Guard]:
     def place(guard: Guard) -> tuple[bool, int, int]:
         rank, depth = KINDS[guard.kind].rank, len(guard.source.chain()) if guard.source is not None else 0
         return not _concerns_argument(guard), rank, depth
-    return sorted({guard.key(): guard for guard in _aliases_told(guards)}.values(), key=place)
+    return sorted({guard.key(): guard for guard in _aliases_known(guards)}.values(), key=place)
 
 
-def _aliases_told(guards: Iterable[Guard]) -> Iterable[Guard]:
+def _aliases_known(guards: Iterable[Guard]) -> Iterable[Guard]:
     """A second tensor guard on the same tensor becomes "the same object as the first": the C++ check wants them distinct."""
     seen: dict[int, Source] = {}
     for guard in guards:

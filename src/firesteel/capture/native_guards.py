@@ -341,7 +341,7 @@ def _find(cls: type, name: str) -> Any:
 
 
 def _is_plain(base: Any) -> bool:
-    """Is it an object whose attributes lie in a dictionary, read as all objects' are?"""
+    """Is it an object whose attributes are in a dictionary, read as all objects' are?"""
     own, read = (_find(type(base), name) for name in ("__dict__", "__getattribute__"))
     return isinstance(own, types.GetSetDescriptorType) and read is object.__getattribute__ and not issubclass(type(base), type)
 

@@ -2,7 +2,7 @@
 
 In: a Plan and the kernels of its nests.  Out: those kernels, some of them replaced by joint ones, each under the name of its first nest.  A small
 kernel takes a GPU two microseconds, most of which it waits; three products of one vector take as long together as one of them.  A joint kernel's
-programs are those of its members, one member's after the other's; a member is a function that is told its own program's number.
+programs are those of its members, one member's after the other's; a member is a function of its own program's number.
 
 What always holds
  1. Members stand in one row of launches (nothing but kernels between them, `host.rows_of`), and no member reads or writes bytes that another one
@@ -117,6 +117,6 @@ def programs_of(kernel: GpuKernel) -> int:
 
 
 def _part(number: int, kernel: GpuKernel) -> str:
-    """A kernel as a function that is told which of its programs it is."""
+    """A kernel as a function of the number of its program."""
     text = kernel.text.rstrip().replace(f"def {kernel.passes[0].function}(", f"@jit\ndef KERNEL_part_{number}(program, ")
     return text.replace("tl.program_id(0)", "program")

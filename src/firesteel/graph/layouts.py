@@ -103,7 +103,7 @@ class _Layout:
     def _copied(self, value: Any, layout: torch.memory_format, reader: Node) -> Node:
         """The value in a format, copied once for all readers of a checkpointed region."""
         have: Any = spec_of(value)
-        if have.strides == _strides(have, layout) or layout is torch.channels_last and _lies_both_ways(have):
+        if have.strides == _strides(have, layout) or layout is torch.channels_last and _has_both_layouts(have):
             return value
         key = value, layout, reader.meta.get("region")
         if key not in self.copies:
@@ -156,7 +156,7 @@ def _strides(spec: Spec, layout: torch.memory_format) -> Any:
     return channels_last_strides(spec.shape) if layout is torch.channels_last else contiguous_strides(spec.shape)
 
 
-def _lies_both_ways(spec: Spec) -> bool:
+def _has_both_layouts(spec: Spec) -> bool:
     """One channel, or one pixel: the formats are the same memory."""
     return spec.shape[1] == 1 or spec.shape[2:] == (1, 1)
 

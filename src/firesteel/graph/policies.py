@@ -24,7 +24,7 @@ aten = torch.ops.aten
 Policy = Callable[..., Any]
 _RANK = {wish: rank for rank, wish in enumerate(WISHES.values())}
 _CONTEXT: Any = torch.utils.checkpoint.SelectiveCheckpointContext
-_TELLS_OUTPUT = "op_output" in inspect.signature(_CONTEXT).parameters       # newer versions of torch pass the result to a policy
+_PASSES_OUTPUT = "op_output" in inspect.signature(_CONTEXT).parameters       # newer versions of torch pass the result to a policy
 _IGNORED: Collection[Any] = getattr(torch.utils.checkpoint, "SAC_IGNORED_OPS", frozenset())
 
 
@@ -71,7 +71,7 @@ class Asking(TorchDispatchMode):
         last = _last(self.graph)
         out = op(*args, **kwargs)
         if op not in _IGNORED:
-            context = _CONTEXT(is_recompute=False, op_output=out) if _TELLS_OUTPUT else _CONTEXT(is_recompute=False)
+            context = _CONTEXT(is_recompute=False, op_output=out) if _PASSES_OUTPUT else _CONTEXT(is_recompute=False)
             self._tag(last, wish_of(self.policy(context, op, *args, **kwargs)))
         return out
 

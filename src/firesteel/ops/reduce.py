@@ -62,9 +62,7 @@ def _simple(b: Builder, out: Any, x: Operand, op: str, dims: Any, keepdim: bool,
     if far := _far_dims(x.spec, sweeps.dims):
         part = _partial(b, x.spec, op, far, dtype, load)
         sweeps, load = Sweeps(b, part.shape, dims), part.load
-    result = sweeps.store(out, finish(sweeps.reduce(op, dtype, load), count), keepdim)
-    sweeps.emit()
-    return result
+    return sweeps.emit(sweeps.store(out, finish(sweeps.reduce(op, dtype, load), count), keepdim))
 
 
 MOST_TERMS = 4      # elements whose reduction is written out: then it is pointwise, and computed where it is read
@@ -204,16 +202,14 @@ def refuse_amax(x: Spec, dim: Any = (), keepdim: bool = False) -> None:
     not_empty(x, dims)
 
 
-@lowering("amax")
-def lower_amax(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+@lowering("amax amin max min")
+def lower_extreme(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
     kind = out_dtype(out)
-    return _simple(b, out, x, "max", dims, keepdim, kind, lambda e: to(e, kind))
+    return _simple(b, out, x, _extreme(b), dims, keepdim, kind, lambda e: to(e, kind))
 
 
-@lowering("amin")
-def lower_amin(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
-    kind = out_dtype(out)
-    return _simple(b, out, x, "min", dims, keepdim, kind, lambda e: to(e, kind))
+def _extreme(b: Builder) -> str:
+    return "max" if "max" in b.target.__name__ else "min"
 
 
 @lowering("aminmax")
@@ -223,9 +219,7 @@ def lower_aminmax(b: Builder, out: Any, x: Operand, *, dim: int | None = None, k
     x, kind = b.readable(x), compute_dtype(x.dtype)
     sweeps = Sweeps(b, x.shape, dim)
     extremes = [sweeps.reduce(op, kind, lambda i: to(x.load(i), kind)) for op in ("min", "max")]
-    results = tuple(sweeps.store(spec, value, keepdim) for spec, value in zip(b.read_only(out), extremes))
-    sweeps.emit()
-    return results
+    return sweeps.emit(tuple(sweeps.store(spec, value, keepdim) for spec, value in zip(b.read_only(out), extremes)))
 
 
 probed_rule("max min median nanmedian")(lambda x: fresh(x, ()))
@@ -235,10 +229,6 @@ probed_rule("max min median nanmedian")(lambda x: fresh(x, ()))
 def refuse_max_all(x: Spec) -> None:
     check(not x.dtype.is_complex, "max is not implemented for complex tensors")
     not_nothing(x)
-
-
-lowering("max")(lambda b, out, x: lower_amax(b, out, x))
-lowering("min")(lambda b, out, x: lower_amin(b, out, x))
 
 
 @probed_rule("max.dim min.dim")
@@ -284,11 +274,9 @@ def lower_max_dim(b: Builder, out: Any, x: Operand, dim: int, keepdim: bool = Fa
         return NotImplemented
     x = b.readable(x)
     sweeps = Sweeps(b, x.shape, dim)
-    best, at = _position(sweeps, x, "max" if "max" in b.target.__name__ else "min", compute_dtype(x.dtype))
+    best, at = _position(sweeps, x, _extreme(b), compute_dtype(x.dtype))
     out = b.read_only(out)
-    results = sweeps.store(out[0], best, keepdim), sweeps.store(out[1], at, keepdim)
-    sweeps.emit()
-    return results
+    return sweeps.emit((sweeps.store(out[0], best, keepdim), sweeps.store(out[1], at, keepdim)))
 
 
 probed_rule("argmax argmin")(lambda x, dim=None, keepdim=False: reduced(x, dim, keepdim, torch.int64))
@@ -300,10 +288,8 @@ def lower_argmax(b: Builder, out: Any, x: Operand, dim: int | None = None, keepd
         return NotImplemented
     x = b.readable(x)
     sweeps = Sweeps(b, x.shape, dim)
-    _, at = _position(sweeps, x, "max" if "max" in b.target.__name__ else "min", compute_dtype(x.dtype))
-    result = sweeps.store(out, at, keepdim)
-    sweeps.emit()
-    return result
+    _, at = _position(sweeps, x, _extreme(b), compute_dtype(x.dtype))
+    return sweeps.emit(sweeps.store(out, at, keepdim))
 
 
 # ---------------------------------------------------------------- truth

@@ -44,9 +44,7 @@ def lower_logsumexp(b: Builder, out: Any, x: Operand, dims: Any, keepdim: bool =
     top = sweeps.reduce("max", kind, value)
     top = S.where(S.isinf(top), 0, top)
     total = sweeps.reduce("sum", kind, lambda i: S.exp(S.sub(value(i), top)))
-    result = sweeps.store(out, S.add(S.log(total), top), keepdim)
-    sweeps.emit()
-    return result
+    return sweeps.emit(sweeps.store(out, S.add(S.log(total), top), keepdim))
 
 
 @device_rule("_softmax _log_softmax", probed=True)
@@ -105,11 +103,8 @@ def lower_softmax(b: Builder, out: Any, x: Operand, dim: int, half_to_float: Any
     top = sweeps.reduce("max", kind, value)
     total = sweeps.reduce("sum", kind, lambda i: S.exp(S.sub(value(i), top)))
     if b.target is aten._log_softmax.default:
-        result = sweeps.map(out, lambda i: S.sub(S.sub(value(i), top), S.log(total)))
-    else:
-        result = sweeps.map(out, lambda i: S.div(S.exp(S.sub(value(i), top)), total))
-    sweeps.emit()
-    return result
+        return sweeps.emit(sweeps.map(out, lambda i: S.sub(S.sub(value(i), top), S.log(total))))
+    return sweeps.emit(sweeps.map(out, lambda i: S.div(S.exp(S.sub(value(i), top)), total)))
 
 
 device_rule("_softmax_backward_data _log_softmax_backward_data", probed=True)(
@@ -145,9 +140,6 @@ def lower_softmax_backward(b: Builder, out: Any, grad: Operand, y: Operand, dim:
     g, v = lambda i: to(grad.load(i), kind), lambda i: to(y.load(i), kind)
     if b.target is aten._log_softmax_backward_data.default:
         total = sweeps.reduce("sum", kind, g)
-        result = sweeps.map(out, lambda i: S.sub(g(i), S.mul(S.exp(v(i)), total)))
-    else:
-        total = sweeps.reduce("sum", kind, lambda i: S.mul(g(i), v(i)))
-        result = sweeps.map(out, lambda i: S.mul(v(i), S.sub(g(i), total)))
-    sweeps.emit()
-    return result
+        return sweeps.emit(sweeps.map(out, lambda i: S.sub(g(i), S.mul(S.exp(v(i)), total))))
+    total = sweeps.reduce("sum", kind, lambda i: S.mul(g(i), v(i)))
+    return sweeps.emit(sweeps.map(out, lambda i: S.mul(v(i), S.sub(g(i), total))))

@@ -95,22 +95,22 @@ def diag_embed(x: Spec, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Spec
     ndim = len(x.shape) + 1
     a, b = wrap_dim(dim1, ndim), wrap_dim(dim2, ndim)
     check(a != b, "diagonal dimensions cannot be identical")
-    size = x.shape[-1] + abs(offset)
-    shape = list(x.shape[:-1])
-    for d in sorted((a, b)):
-        shape.insert(d, size)
-    return fresh(x, shape)
+    return fresh(x, embedded_shape(x.shape, offset, a, b))
+
+
+def embedded_shape(shape: Any, offset: int, first: int, second: int) -> list[Any]:
+    """Of a tensor with diagonals of the last dimension's size."""
+    made = list(shape[:-1])
+    for d in sorted((first, second)):
+        made.insert(d, shape[-1] + abs(offset))
+    return made
 
 
 @decomposition("diag_embed")
 def decompose_diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     ndim = x.dim() + 1
     first, second = wrap(dim1, ndim), wrap(dim2, ndim)
-    size = x.shape[-1] + abs(offset)
-    shape = list(x.shape[:-1])
-    for d in sorted((first, second)):
-        shape.insert(d, size)
-    return aten.diagonal_scatter.default(aten.new_zeros.default(x, shape), x, offset, first, second)
+    return aten.diagonal_scatter.default(aten.new_zeros.default(x, embedded_shape(x.shape, offset, first, second)), x, offset, first, second)
 
 
 # ---------------------------------------------------------------- gradients of views

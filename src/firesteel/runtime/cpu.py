@@ -359,11 +359,11 @@ def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
     with timed("compile_kernels"):
         found = load_texts([(k.symbol, k.text) for k in kernels])
     if config.profile:
-        _tell_perf(kernels, found)
+        _log_perf(kernels, found)
     return found
 
 
-def _tell_perf(kernels: Sequence[Kernel], addresses: Sequence[int]) -> None:
+def _log_perf(kernels: Sequence[Kernel], addresses: Sequence[int]) -> None:
     """Names of kernels for `perf report`, in the file where it looks for them.  Sizes are not known: up to the next kernel, a page at most."""
     ends = sorted({*addresses, *CODES.values()})
     with open(os.path.join(tempfile.gettempdir(), f"perf-{os.getpid()}.map"), "a", encoding="utf-8") as file:

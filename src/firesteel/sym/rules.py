@@ -140,7 +140,12 @@ def floordiv_split(c: Context, x: Size, d: Size) -> Size | None:
 
 @rule("floordiv", "(k*x + j) // (k*d) -> (x + j//k) // d where d > 0 or j % k == 0")
 def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
-    """k is an int > 0 that divides all terms but the constant, or a product of atoms that divides all terms."""
+    common = _without_common(c, x, d)
+    return None if common is None else c.floordiv(*common[:2])
+
+
+def _without_common(c: Context, x: Size, d: Size) -> tuple[Size, Size, Size, int] | None:
+    """(x + j//k, d, k, j % k) of k*x + j and k*d: k is an int > 0 that divides all terms but the constant, times atoms that divide all terms."""
     term = single_term(d)
     if term is None:
         return None
@@ -150,10 +155,11 @@ def floordiv_common(c: Context, x: Size, d: Size) -> Size | None:
     if k == 1 and not shared:
         return None
     d = from_poly({divided(term[0], shared): term[1] // k})
-    if terms.get((), 0) % k and not c.positive(d):
+    rest = terms.get((), 0) % k
+    if rest and not c.positive(d):
         return None         # rounding j/k down first is right for a positive divisor only
     numerator = {divided(m, shared): count // k for m, count in terms.items() if count // k}
-    return c.floordiv(from_poly(numerator), d)
+    return from_poly(numerator), d, from_poly({shared: k}), rest
 
 
 def _shared_atoms(terms: Poly, factors: Monomial) -> Monomial:
@@ -294,20 +300,8 @@ def mod_split(c: Context, x: Size, d: Size) -> Size | None:
 
 @rule("mod", "(k*x + j) % (k*d) -> k*((x + j//k) % d) + j%k where d > 0 or j % k == 0")
 def mod_common(c: Context, x: Size, d: Size) -> Size | None:
-    term = single_term(d)
-    if term is None:
-        return None
-    terms = poly(x)
-    shared = _shared_atoms(terms, term[0])
-    k = gcd(term[1], *[count for m, count in terms.items() if m or shared])
-    if k == 1 and not shared:
-        return None
-    d = from_poly({divided(term[0], shared): term[1] // k})
-    if terms.get((), 0) % k and not c.positive(d):
-        return None
-    numerator = {divided(m, shared): count // k for m, count in terms.items() if count // k}
-    inner = c.mod(from_poly(numerator), d)
-    return c.add(c.mul(inner, from_poly({shared: k})), terms.get((), 0) % k)
+    common = _without_common(c, x, d)
+    return None if common is None else c.add(c.mul(c.mod(*common[:2]), common[2]), common[3])
 
 
 @rule("mod", "x % d -> x - d*(x//d) where x // d is a known number")

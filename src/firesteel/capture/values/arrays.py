@@ -360,7 +360,7 @@ def stand_in(m: Machine, val: Any, regular: bool = False) -> Any:
 
 
 def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[Any, bool]:
-    """What NumPy gives for ones of the same shapes, and whether it lies in an argument's memory."""
+    """What NumPy gives for ones of the same shapes, and whether it aliases an argument."""
     ones: dict[int, Any] = {}
 
     def real(arg: Any) -> Any:

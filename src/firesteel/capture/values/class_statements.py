@@ -173,7 +173,7 @@ def make_class(m: Machine, meta: Callable[..., type], name: str, given: list[Val
     for key, value in named:
         m.call_now(value.getattr(m, "__set_name__"), [made, ConstValue(key)], {})
     if silent:
-        tell_bases(m, made, settings)
+        notify_bases(m, made, settings)
     return made
 
 
@@ -204,7 +204,7 @@ def is_custom_hook(hook: Any) -> bool:
     return isinstance(hook, classmethod) and hook.__func__.__module__ not in KNOWN_HOOKS
 
 
-def tell_bases(m: Machine, made: LocalClass, settings: Kwargs) -> None:
+def notify_bases(m: Machine, made: LocalClass, settings: Kwargs) -> None:
     """super(cls, cls).__init_subclass__(**settings)"""
     hook = next(vars(base)["__init_subclass__"] for base in made.cls.__mro__[1:] if "__init_subclass__" in vars(base))
     if is_custom_hook(hook):

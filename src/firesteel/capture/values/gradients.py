@@ -25,10 +25,10 @@ from firesteel.autograd.backwards import (
     fresh_gradient,
     gradient_hooks,
     gradients,
+    has_layout_of,
     history_of,
     late_after_hooks,
     late_gradient_hooks,
-    lies_like,
 )
 from firesteel.autograd.seams import is_seam_function, retain_here
 from firesteel.capture.guards import Guard
@@ -309,7 +309,7 @@ def accumulate(m: Machine, leaf: TensorValue, gradient: Any, create: bool, share
     old = m.look(leaf.getattr(m, "grad")) if leaf.abstract.is_leaf else m.effects.written(leaf, "grad") or NONE
     if old is NONE:
         kept = gradient is given and shared is not None and m.world.memory(gradient.abstract) not in shared \
-            and lies_like(gradient.abstract, leaf.abstract)
+            and has_layout_of(gradient.abstract, leaf.abstract)
         leaf.setattr(m, "grad", gradient if kept else call_graph(m, "call_function", fresh_gradient, [leaf, gradient], {}))
     elif create:
         leaf.setattr(m, "grad", m.binary("+", old, gradient))

@@ -322,11 +322,11 @@ def make_backward_hook(module: Any, hooks: list, pre_hooks: list, inputs: int) -
     return made
 
 
-def tell_backward_hook(hook: BackwardHook, module: Any, hooks: list, pre_hooks: list) -> None:
+def fill_backward_hook(hook: BackwardHook, module: Any, hooks: list, pre_hooks: list) -> None:
     hook.module, hook.user_hooks, hook.user_pre_hooks = module, hooks, pre_hooks
 
 
-REPLAY.add("backward_hook", lambda e, t, d, n: f"{e.helper(tell_backward_hook)}({t}, {', '.join(d)})")
+REPLAY.add("backward_hook", lambda e, t, d, n: f"{e.helper(fill_backward_hook)}({t}, {', '.join(d)})")
 SETUPS = {"setup_input_hook": BackwardHookValue.setup_input, "setup_output_hook": BackwardHookValue.setup_output}
 
 

@@ -109,12 +109,12 @@ class NodeFacts:
         self.env: Any = next(filter(None, (environment(node.meta.get("val")) for node in nodes)), None)
         self.known: dict[Expr, Any] = {}
         self.bound: set[Expr] = set()            # symbols bound by inputs, where the sizes mention others
-        self._find_told([from_node for from_node in nodes if from_node.op == "placeholder"])
+        self._find_bound([from_node for from_node in nodes if from_node.op == "placeholder"])
         self.unbacked = self.env.unbacked_since(0) if self.env is not None and self.env.has_unbacked else ()
         self.by_python: dict[Expr, Expr] = {}      # what kernels do not compute -> the symbol that stands for it
         self._numbers: list[Extern] = []        # the calls that compute those, not yet taken
 
-    def _find_told(self, placeholders: Sequence[Node]) -> None:
+    def _find_bound(self, placeholders: Sequence[Node]) -> None:
         """An input's size may be 4*s0 while no input has the size s0 itself: then sizes are written over symbols that inputs bind."""
         if self.env is None:
             return

@@ -64,9 +64,11 @@ class Sweeps:
         self.phases.append(Phase("map", axes, (), (store,)))
         return Operand.of(buffer, out)
 
-    def emit(self) -> None:
+    def emit(self, result: Any = None) -> Any:
+        """Emits the nest; what it stores is the result."""
         last = (Phase("map", (), (), tuple(self.stores)),) if self.stores else ()
         self.b.nest(self.axes.values(), *self.phases, *last)
+        return result
 
 
 def _dims(dims: Sequence[int] | int | None, rank: int) -> set[int]:
