@@ -35,17 +35,20 @@ INSIDE = {"native_group_norm", "native_layer_norm", "native_batch_norm", "_nativ
           "_softmax_backward_data", "_log_softmax_backward_data"}
 # kernels that add up terms -> the operand in which they are linear, None for all
 SUMS = dict.fromkeys(["sum", "mean", "mm", "bmm", "mv", "dot", "addmm", "addmv", "baddbmm", "addbmm", "convolution", "convolution_backward", "cumsum", "trace", "avg_pool2d",
-                      "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward"])
+                      "avg_pool2d_backward", "_adaptive_avg_pool2d", "upsample_bilinear2d"])
 SUMS |= dict.fromkeys(["_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"], 2)
 # kernels that add to memory, one term at a time: each addition may round, half a unit in the same direction
-ADDITIONS = {"index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce", "embedding_dense_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward"}
+ADDITIONS = {"index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce", "embedding_dense_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward",
+             "upsample_bilinear2d_backward", "_adaptive_avg_pool2d_backward", "col2im"}
 MANY = 2 * FACTOR       # additions to one element: from there on their half units are more than FACTOR times the unit of the result
 # kernels of many roundings in which nothing cancels
 CHAINS = {"var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod", "cumprod"}
 # kernels that subtract a mean -> the power of its rounding error that is left where all elements are equal
 DEVIATIONS = {"var": 2, "var_mean": 2, "std": 1, "std_mean": 1}
-# kernels that add 1 to an error function or a hyperbolic tangent, which cancels where that is near -1 -> what half of the sum is multiplied by
-CANCELLING: dict[str, Callable[..., torch.Tensor]] = {"gelu": lambda x, **_: x / 2, "gelu_backward": lambda grad, x, **_: grad / 2}
+# kernels whose result is a sum that may cancel -> how large its terms are: gelu's is 1 and an error function (or hyperbolic tangent) near -1, times half of x
+CANCELLING: dict[str, Callable[..., torch.Tensor]] = {
+    "gelu": lambda x, **_: x / 2, "gelu_backward": lambda grad, x, **_: grad / 2, "lerp": lambda x, end, weight: x.abs() + (weight * end).abs(),
+    "addcmul": lambda x, a, b, value=1: x.abs() + (value * a * b).abs()}
 # gradients of a scaled value -> the places of gradient, scale and weight, whose product cancels
 SCALED = {"native_layer_norm_backward": (0, 4, 5), "native_group_norm_backward": (0, 3, 4), "native_batch_norm_backward": (0, 6, 2)}
 
