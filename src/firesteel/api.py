@@ -19,7 +19,7 @@ import torch.fx
 
 from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
-from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend, native_recorded
+from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend, native, native_recorded
 from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
@@ -114,8 +114,17 @@ def _first_backends() -> dict[str, Callable]:
 def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
     compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
-                                      first_backends=_first_backends(), **{**own, "backend": checked(settings["backend"])})
+                                      first_backends=_first_backends(), kept=_kept_regions if settings["backend"] is native else lambda: None,
+                                      **{**own, "backend": checked(settings["backend"])})
     return _capturing_backwards(compiled, settings) if settings["backwards"] else compiled
+
+
+def _kept_regions() -> Any:
+    """Where captured regions are kept between processes."""
+    if not config.cache_dir:
+        return None
+    from firesteel import regioncache  # with what reads and writes them
+    return regioncache
 
 
 # ---------------------------------------------------------------- closures

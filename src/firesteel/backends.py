@@ -15,6 +15,7 @@ from torch.fx.graph import _PyTreeCodeGen
 
 from firesteel import pipeline
 from firesteel.autograd import aot
+from firesteel.autograd.outline import ProgramEntry
 from firesteel.config import config
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.build import write_code
@@ -62,8 +63,17 @@ def _on_gpu(inputs: Sequence[Any]) -> bool:
 def _native(gm: torch.fx.GraphModule, example_inputs: list, **more: Any) -> Callable:
     if _on_gpu(example_inputs):
         pipeline.later("runtime.gpu", "expect_kernels")()
-    return aot.compile_aot(gm, example_inputs, fw_compiler=pipeline.compile_native, bw_compiler=pipeline.compile_native, hookable_results=True,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), rewrite=rewrite, **more)
+    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(), **more)
+
+
+def _settings() -> dict[str, Any]:
+    return {"fw_compiler": pipeline.compile_native, "bw_compiler": pipeline.compile_native, "partition_fn": aot.min_cut_partition,
+            "decompositions": core_decompositions(), "rewrite": rewrite}
+
+
+def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool) -> Callable | None:
+    """What `native` makes of a captured graph that the cache has; None where it has not.  The graph is read where something needs it."""
+    return aot.compile_kept(entry, read_graph, **_settings(), whole=whole)
 
 
 def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

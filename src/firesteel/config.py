@@ -16,6 +16,7 @@ import difflib
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -172,4 +173,5 @@ class Config:
 
 
 config = Config()
+STARTED = time.time()       # a file that is newer than this may not be what was imported
 _say_what_nothing_reads()

@@ -47,6 +47,7 @@ from firesteel.sym.env import ShapeEnv
 from firesteel.targets import CPU
 
 SUFFIX = ".program"
+INPUTS = "\n# inputs\n"      # between a graph's text and those of its inputs
 
 
 class NotKept(Exception):
@@ -58,11 +59,17 @@ def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None
     try:
         with timed("program_cache"):
             check_asked()
-            return DiskEntry(key_of(gm, example_inputs), env_of(gm))
+            key = gm.meta["program_key"] = key_of(gm, example_inputs)
+            return DiskEntry(key, env_of(gm))
     except NotKept as reason:
         text = str(reason)
         artifacts.log("cache", lambda: f"a graph of {len(gm.graph.nodes)} nodes is not kept: {text}")
         return None
+
+
+def known_entry(graph: str) -> DiskEntry:
+    """The place of a captured graph without symbols, of which the text is known."""
+    return DiskEntry(ProgramKey(graph, fact_texts()), None)
 
 
 def check_asked() -> None:
@@ -93,7 +100,11 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
     text = dumps.graph_text(gm, hands_on=bool(gm.meta.get("hands_on")))
     inputs = "\n".join(map(input_text, example_inputs))
     check_text(text + inputs)
-    return ProgramKey(f"{text}\n{inputs}", {name: str(value) for name, value in facts().items()})
+    return ProgramKey(f"{text}{INPUTS}{inputs}", fact_texts())
+
+
+def fact_texts() -> dict[str, str]:
+    return {name: str(value) for name, value in facts().items()}
 
 
 def input_text(value: Any) -> str:

@@ -5,6 +5,7 @@ returns depends on nearly all of them.  Each step draws one change from a table;
 function raise the same.
 """
 import functools
+import math
 import random
 import types
 
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 import firesteel as fs
+from firesteel import programcache, regioncache
+from firesteel.artifacts import counters
 from firesteel.capture import native_guards
 from firesteel.runtime import cpu
 from firesteel.testing import CompileCounter
@@ -270,3 +273,38 @@ def test_calling_again_without_a_change_compiles_nothing():
     for _ in range(3):
         outcome(compiled, world)
     assert counter.frame_count == before == 1
+
+
+def doubled(world):
+    """In double precision, so that compiled code gives nearly the same numbers."""
+    world.dtype = torch.float64
+    world.net.to(torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_change_is_seen_in_another_process(seed, tmp_path, monkeypatch):
+    """All that is known of the program is forgotten before each call, but for what is kept on disk."""
+    monkeypatch.setattr(regioncache, "STARTED", math.inf)
+    programcache.versions.cache_clear()
+    choose, hits, done = random.Random(seed), 0, []
+    mine, theirs = World(), World()
+    names = [name for name in (*CHANGES, *GLOBAL_CHANGES) if name != "dtype"]
+    with fs.config.patch(verify=False, cache_dir=str(tmp_path)):
+        for _ in range(12):
+            doubled(mine), doubled(theirs)
+            for _ in range(2):
+                fs.reset()
+                try:
+                    same(outcome(fs.compile(mine.program), mine), outcome(theirs.program, theirs))
+                except AssertionError as error:
+                    raise AssertionError(f"after {done}") from error
+                hits += counters["native"]["region_hits"]
+            name, pick = choose.choice(names), choose.randrange(1 << 30)
+            done.append(name)
+            if name in CHANGES:
+                CHANGES[name](mine, random.Random(pick))
+                CHANGES[name](theirs, random.Random(pick))
+            else:
+                GLOBAL_CHANGES[name](random.Random(pick))
+    programcache.versions.cache_clear()
+    assert hits > 3

@@ -201,6 +201,16 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     return in_grad_mode(compiled, turns_on, joint)
 
 
+def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], **settings: Any) -> Callable | None:
+    """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there."""
+    outline = None if runtime.is_transformed() else entry.outline()
+    if outline is None:
+        return None
+    counters["aot"].update(total=1, ok=1)
+    program: Program = lambda *inputs: interpret(read_graph(), *inputs)     # noqa: E731
+    return _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
+
+
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
     """Marks which inputs of a captured graph are mutated such that they get a grad_fn."""
     if graph is not None:

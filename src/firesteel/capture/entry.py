@@ -63,7 +63,7 @@ class Entry:
     """A compiled variant of a region."""
     guard: GuardFunction
     run: Callable[..., Any]
-    graph: torch.fx.GraphModule | None
+    read_graph: Callable[[], torch.fx.GraphModule | None]
     reason: str                         # why it was compiled: the guard of an earlier Entry that failed
     seconds: float
     broke: str = ""                     # the break that ended it, if any
@@ -74,6 +74,11 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.check = self.guard.check
+
+    @property
+    def graph(self) -> torch.fx.GraphModule | None:
+        """The captured graph; of an Entry that was loaded it is read now."""
+        return self.read_graph()
 
     @property
     def stages(self) -> list[Record]:
@@ -112,6 +117,11 @@ class Region:
         self._first: Entry | None = None            # what a stance had compiled for the first call alone
         self.backend = root.backend                 # who gets the graph that is being captured
         self._under_modes: UnderModes | None = None
+
+    @property
+    def is_first_of_function(self) -> bool:
+        """Does it begin a function, and has it neither a variant nor anything learnt from one?"""
+        return False
 
     def place(self) -> tuple[Any, ...]:
         """Which region of its function it is."""
@@ -267,8 +277,13 @@ class Region:
         counters["frames"]["total"] += 1
         begun = time.perf_counter()
         try:
-            with timed("capture"), marks.compiling(), stages.kept_by(stages.wanted(self.name, reason if self.entries else "")) as compilation:
-                captured = stages.done("captured", translate(self, inputs))
+            with marks.compiling(), stages.kept_by(stages.wanted(self.name, reason if self.entries else "")) as compilation:
+                store = self.root.kept()
+                captured = store.load(self, inputs) if store is not None else None
+                if captured is None:
+                    with timed("capture"):
+                        captured = translate(self, inputs)
+                stages.done("captured", captured)
         except Break as stop:           # at the very call of the region: there is nothing to split
             if self.root.fullgraph:
                 raise stop.unsupported() from None
@@ -309,6 +324,10 @@ class FunctionRegion(Region):
         self.positional, self.keywords = positional, keywords
         super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
         self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
+
+    @property
+    def is_first_of_function(self) -> bool:
+        return not self.entries and self._first is None and self.stolen is None and self.backend is self.root.backend and self.policy.is_new
 
     def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
         target = build(m, self.root.fn, Fixed(self.root.fn))
@@ -452,7 +471,8 @@ class Root:
     def __init__(self, fn: Callable[..., Any], *, backend: Backend, make_world: MakeWorld, fullgraph: bool = False, dynamic: bool | None = None,
                  native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
                  recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({}),
-                 code: types.CodeType | None = None, later: Callable[[Region, tuple[Any, ...]], bool] | None = None):
+                 code: types.CodeType | None = None, later: Callable[[Region, tuple[Any, ...]], bool] | None = None,
+                 kept: Callable[[], Any] = lambda: None):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
         own = getattr(fn, "__module__", None) == "firesteel.api"        # that calls modules: one function for all of them
         self.code = code if own else code_of(fn)    # whose records of what changed are shared
@@ -462,6 +482,7 @@ class Root:
         self.recompile_limit = recompile_limit      # of each region; None: the setting
         self.first_backends = first_backends        # stance -> who compiles for the first call
         self.later = later                          # sees to it that an Entry is made; False: it is to be made at once
+        self.kept = kept                            # where captured regions are kept between processes; None: nowhere
         self.lock = transaction.Lock()
         self.regions: dict[Any, FunctionRegion] = {}
         self.continuations: dict[Spec, Continuation] = {}

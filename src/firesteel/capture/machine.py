@@ -96,6 +96,8 @@ class SymbolicMachine(Reader):
         self.joining = 0                                # how many branches are being joined
         self.aliases: list[Any] = []                    # (step, tensors with their versions) of branches whose results may be inputs
         self.exit: Callable[[int], Any] | None = None   # writes how the program leaves the graph (translate.py)
+        self.executed: dict[types.CodeType, dict[str, Any]] = {}    # with the globals
+        self.imported: dict[str, tuple[str, ...]] = {}      # modules, and which names of them
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -172,6 +174,7 @@ class SymbolicMachine(Reader):
         """Calls a Python function whose arguments are bound."""
         if len(self.frames) >= DEPTH_LIMIT:
             raise Break("depth", limit=DEPTH_LIMIT)
+        self.executed[fn.code] = fn.scope
         self.frames.append(Frame(fn.code, fn.scope, slots, fn.closure, birth=self.steps))
         return PENDING
 

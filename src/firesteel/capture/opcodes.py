@@ -436,6 +436,7 @@ def op_import_name(m: Machine, f: Frame, i: Instr) -> None:
     module = find_module(f.scope, i.argval, level, names)
     if module is None:
         raise Break("opcode", name=f"import of {i.argval}")
+    m.imported[module.__name__] = (*m.imported.get(module.__name__, ()), *(names or ()))
     f.finish(2, m.constant_object(module))
 
 

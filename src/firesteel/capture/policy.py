@@ -70,6 +70,11 @@ class SymbolPolicy:
         """Are sizes and numbers symbols from the first call on?"""
         return self.dynamic is True or self.dynamic is None and not config.assume_static_by_default
 
+    @property
+    def is_new(self) -> bool:
+        """Has nothing been learnt?"""
+        return not (self._sizes or self._strides or self._numbers)
+
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
         wishes, seen = dimension_wishes(tensor), self._sizes.get(source, ())
         everywhere = self.everywhere and not isinstance(tensor, torch.nn.Parameter)

@@ -138,6 +138,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     leaves: Leaves
     draws: tuple[Any, ...]
     unjoined: frozenset[int]
+    imported: dict[str, tuple[str, ...]]
     joining: int
     aliases: list[Any]
     exit: Callable[[int], Any] | None

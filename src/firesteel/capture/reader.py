@@ -120,6 +120,10 @@ class Reader(Machine):
         found = self._objects.get(id(obj))
         return found[1] if found is not None else None
 
+    def known_objects(self) -> list[tuple[Any, Value]]:
+        """All that was looked at."""
+        return list(self._objects.values())
+
     def known_values(self, kind: type) -> list[Any]:
         """The Values of this kind that stand for objects of the user's."""
         return [value for _, value in self._objects.values() if isinstance(value, kind)]

@@ -91,10 +91,24 @@ class RegionCode:
     """A region's new code."""
     guard: GuardFunction
     run: Callable[..., Any]
-    graph: torch.fx.GraphModule | None
+    graph: Callable[[], torch.fx.GraphModule | None]
     broke: str
     keep: bool          # False: code that only raises, not to be used again
     boxed: bool         # the run function takes its values in one list, which it empties
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a capture without a break made and relied on, for who keeps it (regioncache.py)."""
+    guard: GuardFunction
+    returns: list[Any]                      # sources, in the order of the run function's arguments
+    run: Any
+    graph: torch.fx.GraphModule
+    compiled: Callable[..., Any]
+    symbols: bool                           # are sizes or numbers symbols?
+    objects: list[tuple[Any, Value]]        # of the program and of libraries, that were looked at
+    executed: dict[Any, dict[str, Any]]     # code -> its globals
+    imported: dict[str, tuple[str, ...]]    # by import statements: modules, and names of them
 
 
 def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
@@ -275,7 +289,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     m.check_wishes()
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
-    graph, lines, boxed = None, write_draws(m, e), False
+    graph, compiled, lines, boxed = None, None, write_draws(m, e), False
     written = written_groups(m.record.inputs)
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
@@ -304,8 +318,11 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         m.world.env.freeze()
     run = e.build("run", lines, boxed)
     broke = stop.sentence if stop is not None else ""
+    if (store := region.root.kept()) is not None and stop is None and graph is not None and compiled is not None and not boxed:
+        symbols = m.world.env is not None and bool(m.world.env.symbols)
+        store.keep(region, inputs, Captured(guard, list(e.sources), run, graph, compiled, symbols, m.known_objects(), m.executed, m.imported))
     m.release()
-    return RegionCode(guard, run, graph, broke, not (region.root.fullgraph and stop is not None), boxed)
+    return RegionCode(guard, run, lambda: graph, broke, not (region.root.fullgraph and stop is not None), boxed)
 
 
 def place_text(region: Captures, inputs: tuple[Any, ...]) -> str:

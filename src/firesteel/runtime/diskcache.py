@@ -77,6 +77,10 @@ class DiskCache:
             self._renew(path)
         return payload
 
+    def has(self, key: str) -> bool:
+        """Is there a file?  It may be of no use."""
+        return self._usable and self._path(key).exists()
+
     def forget(self, key: str) -> None:
         """Of an entry that turned out to be of no use."""
         self._remove(self._path(key))

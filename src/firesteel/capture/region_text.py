@@ -1,0 +1,300 @@
+"""Regions as JSON, and back: guards with their sources, and the objects that guards and run functions name.
+
+In: the guards of a captured region and the names of its run function, as they are in one process.  Out: the same in another one, over its own
+objects.  What always holds
+ - Nothing is pickled, and nothing is imported or called to read: an object is found again as a name of a loaded module, or where a guard's source
+   reads it now, and is taken only where its print (`prints.py`) is the one it had.
+ - A guard that cannot be written makes the whole region `Unwritable`, with the reason; what cannot be found again is a `Changed`.
+ - Of tensors their facts are written.  The tensors there are now become the examples, after a comparison with the facts.
+
+    writer = RegionWriter(guards, own);  rows = [writer.guard(guard) for guard in guards];  data = writer.tables()
+    reader = RegionReader(data, arguments, own);  [reader.guard(row) for row in rows]
+"""
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from firesteel.capture import source as sources
+from firesteel.capture.guards import GlobalState, Guard, TensorFacts
+from firesteel.capture.marks import dimension_wishes
+from firesteel.capture.prints import NoPrint, Prints
+from firesteel.capture.source import Fixed, Source
+
+
+class Unwritable(Exception):
+    """Why a region cannot be kept."""
+
+
+class Changed(Exception):
+    """What is not as it was."""
+
+
+PLAIN = (bool, int, str, type(None))
+NAMED = (torch.dtype, torch.layout, torch.memory_format)
+SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "Size": torch.Size}
+STEPS = {cls.__name__: cls for cls in (sources.Attr, sources.Item, sources.OwnDict, sources.HiddenDict, sources.Type, sources.Call,
+                                       sources.CellContents, sources.Nth, sources.DimSize, sources.Stride, sources.StorageOffset)}
+OF_BASE_ALONE = (sources.OwnDict, sources.HiddenDict, sources.Type, sources.StorageOffset)
+FACTS = ("cls", "dtype", "device", "layout", "requires_grad", "sizes", "strides", "bits")       # of a tensor
+UNWRITTEN = frozenset({"expr", "overlap"})      # kinds of guards on sizes and memory: regions that have them are captured
+
+
+class RegionWriter:
+    """Mutable.  `own` are objects of this project's that stand in the text by a name."""
+
+    def __init__(self, guards: Sequence[Guard], own: Mapping[str, Any], prints: Prints):
+        self.prints, self.own = prints, {id(value): name for name, value in own.items()}
+        self.sources: list[Any] = []
+        self.objects: list[Any] = []
+        self._places: dict[Source, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._under_way: set[int] = set()
+        self._read_by: dict[int, Source] = {}       # where a guard reads an object that has no name
+        for guard in guards:
+            if guard.kind == "type":
+                self._read_by.setdefault(id(guard.data), sources.Type(guard.source))
+            elif guard.kind in ("identity", "code"):
+                self._read_by.setdefault(id(guard.data), guard.source if guard.kind == "identity" else sources.Attr(guard.source, "__code__"))
+
+    def tables(self) -> dict[str, Any]:
+        return {"sources": self.sources, "objects": self.objects}
+
+    # -- guards ----------------------------------------------------------------------------------------------------
+    def guard(self, guard: Guard) -> list[Any]:
+        if guard.kind in UNWRITTEN:
+            raise Unwritable(f"a guard is about {'sizes that are symbols' if guard.kind == 'expr' else 'tensors that share memory'}")
+        place = None if guard.source is None else self.source(guard.source)
+        if guard.kind == "tensor":
+            return [place, guard.kind, self._facts(guard)]
+        data = [list(row) for row in guard.data.values] if guard.kind == "state" else guard.data
+        return [place, guard.kind, self.value(data)]
+
+    def _facts(self, guard: Guard) -> list[Any]:
+        facts: TensorFacts = guard.data
+        example = facts.example()
+        if example is None or type(example) not in (torch.Tensor, torch.nn.Parameter):
+            raise Unwritable(f"{guard.name} is a {facts.cls.__name__}")
+        if dimension_wishes(example):
+            raise Unwritable(f"sizes of {guard.name} are marked")
+        return [self.value(one) for one in (*(getattr(facts, name) for name in FACTS), keys_of(example))]
+
+    # -- sources ---------------------------------------------------------------------------------------------------
+    def source(self, source: Source) -> int:
+        known = self._places.get(source)
+        if known is None:
+            row = self._step(source)
+            known = self._places[source] = len(self.sources)
+            self.sources.append(row)
+        return known
+
+    def _step(self, source: Source) -> list[Any]:
+        if type(source) is sources.Local:
+            return ["Local", None, source.key]
+        if type(source) is Fixed:
+            return ["Fixed", None, self.value(source.key), source.label]
+        if type(source) is sources.Const:
+            return ["Const", None, self.value(source.key)]
+        if STEPS.get(type(source).__name__) is not type(source):
+            raise Unwritable(f"{source.name} is read by {type(source).__name__}")
+        row = [type(source).__name__, self.source(source.base), self.value(source.key)]
+        return [*row, source.label] if isinstance(source, sources.CellContents) else row
+
+    # -- values ----------------------------------------------------------------------------------------------------
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind is bytes:
+            return {"bytes": value.hex()}
+        if kind is complex:
+            return {"complex": [self.value(value.real), self.value(value.imag)]}
+        if kind.__name__ in SEQUENCES and SEQUENCES[kind.__name__] is kind:
+            return {kind.__name__: [self.value(item) for item in value]}
+        if kind is slice:
+            return {"slice": [self.value(part) for part in (value.start, value.stop, value.step)]}
+        if isinstance(value, NAMED):
+            return {"torch": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"device": str(value)}
+        if value is Ellipsis:
+            return {"ellipsis": None}
+        if isinstance(value, Source):
+            return {"source": self.source(value)}
+        return {"object": self.object(value)}
+
+    def object(self, obj: Any) -> int:
+        known = self._numbers.get(id(obj))
+        if known is None:
+            if id(obj) in self._under_way:
+                raise Unwritable(f"{described(obj)} is found by itself alone")
+            self._under_way.add(id(obj))
+            row = self._object(obj)
+            known = self._numbers[id(obj)] = len(self.objects)
+            self.objects.append(row)
+        return known
+
+    def is_found(self, obj: Any) -> bool:
+        """Does a name or a guard lead to it?"""
+        return id(obj) in self._read_by or path_of(obj) is not None
+
+    def _object(self, obj: Any) -> list[Any]:
+        if id(obj) in self.own:
+            return ["own", self.own[id(obj)]]
+        if type(obj) is dict and (home := scope_name(obj)) is not None:
+            return ["scope", home]
+        try:
+            text = self.prints.code(obj, "") if isinstance(obj, types.CodeType) else self.prints.of(obj)
+        except NoPrint as reason:
+            raise Unwritable(f"it holds {reason}") from None
+        if isinstance(obj, types.ModuleType):
+            return ["module", obj.__name__]
+        if (path := path_of(obj)) is not None:
+            return ["path", *path, text]
+        if id(obj) in self._read_by:
+            return ["source", self.source(self._read_by[id(obj)]), text]
+        raise Unwritable(f"no name and no guard leads to {described(obj)}")
+
+
+def described(obj: Any) -> str:
+    return f"{getattr(obj, '__qualname__', None) or getattr(obj, 'co_qualname', None) or 'an object'} ({type(obj).__name__})"
+
+
+def keys_of(tensor: torch.Tensor) -> str:
+    """What the C++ check of tensors compares besides the facts."""
+    return str(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def scope_name(scope: dict[str, Any]) -> str | None:
+    """The name of the loaded module whose globals these are."""
+    name = scope.get("__name__")
+    return name if isinstance(name, str) and getattr(sys.modules.get(name), "__dict__", None) is scope else None
+
+
+def path_of(obj: Any) -> tuple[str, str] | None:
+    """The loaded module and the name in it that lead to an object."""
+    home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    return (home, name) if isinstance(home, str) and isinstance(name, str) and at_path(home, name) is obj else None
+
+
+def at_path(home: str, name: str) -> Any:
+    try:
+        return operator.attrgetter(name)(sys.modules[home])
+    except (KeyError, AttributeError):
+        return None
+
+
+class RegionReader:
+    """What a writer wrote, over the objects of this process.  Mutable; raises Changed."""
+
+    def __init__(self, tables: Mapping[str, Any], arguments: Mapping[str, Any], own: Mapping[str, Any], prints: Prints):
+        self.rows, self.object_rows, self.arguments, self.own, self.prints = tables["sources"], tables["objects"], arguments, own, prints
+        self._sources: dict[int, Source] = {}
+        self._objects: dict[int, Any] = {}
+        self._values: dict[Source, Any] = {}
+
+    def guard(self, row: Sequence[Any]) -> Guard:
+        place, kind, data = row
+        source = None if place is None else self.source(place)
+        if kind == "tensor":
+            assert source is not None
+            return Guard(source, kind, self._facts(source, data))
+        return Guard(source, kind, self._state(self.value(data)) if kind == "state" else self.value(data))
+
+    def _state(self, then: list[list[Any]]) -> GlobalState:
+        now = GlobalState.now()
+        if now.values != tuple(map(tuple, then)):
+            raise Changed(GlobalState(tuple((name, value) for name, value in then)).difference())
+        return now
+
+    def _facts(self, source: Source, data: Sequence[Any]) -> TensorFacts:
+        now = self.fetch(source)
+        *facts, keys = map(self.value, data)
+        if not isinstance(now, torch.Tensor):
+            raise Changed(f"{source.name} is a {type(now).__qualname__}; it was a tensor")
+        made = TensorFacts(**dict(zip(FACTS, facts)), example=weakref.ref(now))
+        mine = TensorFacts.of(now) if now.layout is torch.strided else None
+        same = mine is not None and all(getattr(mine, name) == getattr(made, name) for name in FACTS) and keys_of(now) == keys
+        if not same:
+            raise Changed(made.difference(source.name, now))
+        if dimension_wishes(now):
+            raise Changed(f"sizes of {source.name} are marked")
+        return made
+
+    def fetch(self, source: Source) -> Any:
+        """The value there is now."""
+        if source not in self._values:
+            base = self.fetch(source.base) if source.base is not None else self.arguments
+            try:
+                self._values[source] = source.step(base)
+            except Exception as error:      # whatever a program's attribute raises: it is not where it was
+                raise Changed(f"{source.name} cannot be read ({type(error).__name__}: {error})") from None
+        return self._values[source]
+
+    def source(self, place: int) -> Source:
+        known = self._sources.get(place)
+        if known is None:
+            known = self._sources[place] = self._step(*self.rows[place])
+        return known
+
+    def _step(self, name: str, base: int | None, key: Any, label: str = "") -> Source:
+        if base is None:
+            root: Any = getattr(sources, name)
+            return root(self.value(key), label) if root is Fixed else root(self.value(key))
+        cls: Any = STEPS[name]
+        inner = self.source(base)
+        if cls in OF_BASE_ALONE:
+            return cls(inner)
+        return cls(inner, label if cls is sources.CellContents else self.value(key))
+
+    def value(self, data: Any) -> Any:
+        if type(data) is list:
+            return [self.value(item) for item in data]
+        if type(data) is not dict:
+            return data
+        (kind, content), = data.items()
+        return READERS[kind](self, content) if kind in READERS else SEQUENCES[kind](map(self.value, content))
+
+    def object(self, number: int) -> Any:
+        if number not in self._objects:
+            self._objects[number] = self._object(*self.object_rows[number])
+        return self._objects[number]
+
+    def _object(self, how: str, *about: Any) -> Any:
+        if how == "own":
+            return self.own[about[0]]
+        if how in ("scope", "module"):
+            found = sys.modules.get(about[0])
+            if found is None:
+                raise Changed(f"the module {about[0]} is not loaded")
+            return found if how == "module" else found.__dict__
+        found = at_path(*about[:2]) if how == "path" else self.fetch(self.source(about[0]))
+        name = ".".join(about[:2]) if how == "path" else self.source(about[0]).name
+        if found is None:
+            raise Changed(f"{name} is not loaded")
+        if self._print(found) != about[-1]:
+            raise Changed(f"the code of {name} is another one")
+        return found
+
+    def _print(self, found: Any) -> str:
+        try:
+            return self.prints.code(found, "") if isinstance(found, types.CodeType) else self.prints.of(found)
+        except NoPrint:
+            return ""
+
+
+READERS: dict[str, Any] = {
+    "float": lambda reader, text: float(text), "bytes": lambda reader, text: bytes.fromhex(text),
+    "complex": lambda reader, parts: complex(*map(reader.value, parts)), "slice": lambda reader, parts: slice(*map(reader.value, parts)),
+    "torch": lambda reader, name: getattr(torch, name), "device": lambda reader, text: torch.device(text), "ellipsis": lambda reader, _: ...,
+    "source": lambda reader, place: reader.source(place), "object": lambda reader, number: reader.object(number),
+}

@@ -1,0 +1,345 @@
+"""Captured regions between processes: guards and run function of a call, found again where the program's code is unchanged.
+
+In: a region (capture/entry.py) and the inputs of its first call.  Out: its code as capture would make it, without tracing anything; or None, and the
+reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `programcache.py`, by the text of the captured graph.  What always holds
+ - Every guard that capture made is in the entry, and is checked on the call for which it is loaded, and on all later ones.
+ - What capture took as fixed is compared by prints (capture/prints.py): all functions that it executed, the classes that it met, what code may
+   have read of builtins and of modules of torch and the standard library, and the files in which the program's own code stands.
+ - A region that relies on anything else is not kept: objects that are no code and that no source leads to, symbols, breaks, states of torch that are
+   set, graphs that are compiled in parts or not kept themselves.
+ - The first variant of a region alone is kept and looked for: later ones depend on what was seen to change.
+ - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is made again.
+
+An entry is a line of JSON, then the code of the run function.
+"""
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import inspect
+import json
+import marshal
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from firesteel import artifacts, backends, dumps, programcache
+from firesteel.artifacts import counters, timed
+from firesteel.capture import marks
+from firesteel.capture.eager_errors import as_eager_says
+from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
+from firesteel.capture.guards import Guard
+from firesteel.capture.prints import NATIVE, NoPrint, Prints, digest
+from firesteel.capture.region_text import Changed, RegionReader, RegionWriter, Unwritable, described, path_of, scope_name
+from firesteel.capture.source import Constants, Fixed
+from firesteel.capture.translate import Captured, RegionCode, outside_inference
+from firesteel.config import KNOBS, STARTED, config
+from firesteel.homes import is_in_package, is_library
+from firesteel.programcache import SUFFIX, NotKept, ProgramKey
+from firesteel.runtime import diskcache
+
+FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType)
+# native functions and operators, to which compared names lead; what is derived of functions, which are compared
+UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspect.Signature, inspect.Parameter)
+ALWAYS = (torch.Tensor, torch.nn.Parameter)
+# settings that change nothing in what is captured
+SILENT = frozenset({"cache_dir", "compile_threads", "progress", "internal_frames", "report", "keep_stages", "dump_dir", "verify"})
+
+
+def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
+    """The code of a region whose entry holds for these inputs."""
+    try:
+        with timed("region_cache"):
+            check_asked(region)
+            payload = diskcache.kernels(SUFFIX).get(key_of(region, inputs))
+            if payload is None:
+                raise Changed("no such call was kept")
+            code = Loading(region, inputs, payload).code()
+    except (Changed, NotKept) as reason:
+        say(region, f"a miss ({reason})")
+        return None
+    except Exception as error:      # written by us, read by us: whatever is wrong with it, it is made again
+        say(region, f"cannot be used ({type(error).__name__}: {error}), and is made again")
+        return None
+    counters["native"]["region_hits"] += 1
+    say(region, "found")
+    return code
+
+
+def keep(region: Any, inputs: Sequence[Any], made: Captured) -> None:
+    """Writes what was just captured, where all of it can be written."""
+    try:
+        with timed("region_cache"):
+            check_asked(region)
+            payload = Keeping(region, made).payload()
+            diskcache.kernels(SUFFIX).put(key_of(region, inputs), payload)
+    except (NotKept, Unwritable, NoPrint) as reason:
+        counters["regions_not_kept"][str(reason)] += 1
+        say(region, f"is not kept: {reason}")
+
+
+def say(region: Any, text: str) -> None:
+    artifacts.log("cache", lambda: f"region {region.name}: {text}")
+
+
+def check_asked(region: Any) -> None:
+    programcache.check_asked()
+    if not config.cache_dir:
+        raise NotKept("there is no cache")
+    if not region.is_first_of_function:
+        raise NotKept("it is not the first variant of a function's call")
+    if marks.SUBSTITUTES or config.profile:
+        raise NotKept("functions are substituted" if marks.SUBSTITUTES else "calls are ranges of a profile")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise NotKept("ranks compare what they capture")
+
+
+# ---------------------------------------------------------------- keys
+
+def key_of(region: Any, inputs: Sequence[Any]) -> str:
+    """Which call it is, as far as it is quick to tell: the guards decide."""
+    root = region.root
+    fn = root.fn
+    about: dict[str, Any] = {"name": region.name, "function": path_of(fn) or str(getattr(fn, "__qualname__", "")), "arguments": region.arg_names,
+             "positional": region.positional, "fullgraph": root.fullgraph, "dynamic": root.dynamic, "inputs": list(map(input_text, inputs))}
+    settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
+    return f"region {json.dumps(about)} {json.dumps(settings)} {json.dumps(programcache.fact_texts())}"
+
+
+def input_text(value: Any) -> str:
+    if isinstance(value, torch.nn.Module):
+        parts = [f"{name} {type(part).__qualname__} {part.training}" for name, part in value.named_modules()]
+        return digest(str([*parts, *[(name, tuple(p.shape)) for name, p in value.named_parameters()]]))
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {value.device}"
+    if type(value) in (bool, int, float, str):
+        return repr(value)
+    return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
+
+
+# ---------------------------------------------------------------- files of the program
+
+@functools.cache
+def file_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def file_of(home: str) -> str | None:
+    found = getattr(sys.modules.get(home), "__file__", None)
+    return found if isinstance(found, str) and os.path.exists(found) else None
+
+
+def files_of(homes: Iterable[str]) -> dict[str, str]:
+    """Digests of the files in which code of the user's stands."""
+    found = {}
+    for home in homes:
+        path = file_of(home)
+        if path is None:
+            raise NotKept(f"code of {home} stands in no file")
+        if os.stat(path).st_mtime > STARTED:
+            raise NotKept(f"{home} was written after the process began")
+        found[home] = file_digest(path)
+    return found
+
+
+# ---------------------------------------------------------------- writing
+
+class Keeping:
+    """One region, as it is written."""
+
+    def __init__(self, region: Any, made: Captured):
+        self.region, self.made, self.prints = region, made, Prints()
+        self.names = {name: value for name, value in made.run.__globals__.items() if name.startswith("c_")}
+        told = next((value for value in self.names.values() if getattr(value, "func", None) is as_eager_says), None)
+        own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn}
+        self.guards = [guard for guard in made.guard.guards if not self._always_holds(guard)]
+        self.writer = RegionWriter(self.guards, {name: value for name, value in own.items() if value is not None}, self.prints)
+
+    def payload(self) -> bytes:
+        made, writer = self.made, self.writer
+        key = self._program()
+        fixed = self._fixed()
+        about = {"guards": list(map(writer.guard, self.guards)), "returns": [writer.source(source) for source in made.returns],
+                 "names": {name: writer.value(value) for name, value in self.names.items()},
+                 "fixed": [writer.object(obj) for obj in fixed if writer.is_found(obj)],
+                 "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "program": key.graph,
+                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported, **traces(made.graph, self._homes())}
+        self._check_executed(fixed)
+        homes = {*self.prints.homes, *(str(scope.get("__name__", "")) for scope in made.executed.values())}
+        files = files_of(sorted(home for home in homes if not is_library(home) and not is_in_package(home, "firesteel")))
+        return json.dumps({**about, **writer.tables(), "files": files}).encode() + b"\n" + marshal.dumps(made.run.__code__)
+
+    def _always_holds(self, guard: Guard) -> bool:
+        """Is it about what nobody can change: a native function's own name, or the parameters of a signature that capture made?"""
+        root = guard.source.root if guard.source is not None else None
+        if type(root) is not Fixed:
+            return False
+        return isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
+
+    def _is_of_signature(self, obj: Any) -> bool:
+        signatures = [one for one, _ in self.made.objects if isinstance(one, inspect.Signature)]
+        return type(obj) is types.MappingProxyType and any(obj is one.parameters for one in signatures)
+
+    def _program(self) -> ProgramKey:
+        graph = self.made.graph
+        key = graph.meta.get("program_key")
+        if key is None or not diskcache.kernels(SUFFIX).has(f"forward {key}"):
+            raise NotKept("its graph is not kept, or is compiled in parts")
+        if any("state" in node.meta for node in graph.graph.nodes):
+            raise NotKept("it sets states of torch")
+        if self.made.symbols:
+            raise NotKept("sizes or numbers are symbols")
+        return key
+
+    def _fixed(self) -> list[Any]:
+        """Objects that capture took as they were, without a guard."""
+        found: list[Any] = [*ALWAYS]
+        for obj, value in self.made.objects:
+            if isinstance(obj, types.FunctionType) and marks.is_marked(obj, marks.CONSTANT):
+                raise NotKept(f"a result of {described(obj)} is a constant of this process")
+            if value.source is not None and type(value.source) is not Fixed or is_ours(obj):
+                continue
+            if isinstance(obj, UNCHANGING) or self._is_of_signature(obj) or type(obj) is dict and scope_name(obj) is not None:
+                continue
+            if not isinstance(obj, FIXED):
+                raise NotKept(f"it relies on {described(obj)}, whose contents nothing guards")
+            if not isinstance(obj, (types.CellType, types.ModuleType)) and obj is not self.region.root.fn:
+                found.append(obj)
+        return list({id(obj): obj for obj in found}.values())
+
+    def _library(self) -> dict[str, dict[str, str]]:
+        """What may have been read of modules of libraries, by whatever was executed."""
+        names = self._names()
+        modules = [builtins, *(obj for obj, _ in self.made.objects if isinstance(obj, types.ModuleType))]
+        scopes = [*map(vars, modules), *self.made.executed.values()]
+        found = {str(scope["__name__"]): scope for scope in scopes if is_library(str(scope.get("__name__", "")))}
+        return {home: {name: library_print(self.prints, scope[name]) for name in sorted(names & scope.keys())} for home, scope in found.items()}
+
+    def _names(self) -> set[str]:
+        codes = list(self.made.executed)
+        return {name for code in codes for name in (*code.co_names, *(text for text in code.co_consts if isinstance(text, str)))}
+
+    def _check_executed(self, fixed: Sequence[Any]) -> None:
+        """Is all code compared, if not by its own name then with what holds it?"""
+        for obj in fixed:
+            if not self.writer.is_found(obj) and id(obj) not in self.prints.functions:
+                raise NotKept(f"no name and no guard leads to {described(obj)}")
+        for code, scope in self.made.executed.items():
+            home = str(scope.get("__name__", ""))
+            if code not in self.prints.codes and not is_in_package(home, "firesteel"):
+                raise NotKept(f"it executes {code.co_qualname} of {home}, which was found in a way that is not compared")
+
+    def _homes(self) -> dict[str, str]:
+        homes = {str(scope.get("__name__", "")) for scope in self.made.executed.values()}
+        return {home: path for home in homes if (path := file_of(home)) is not None}
+
+
+def is_ours(obj: Any) -> bool:
+    return is_in_package(str(getattr(obj, "__module__", "")), "firesteel")
+
+
+def library_print(prints: Prints, value: Any) -> str:
+    return digest(prints.part(value))
+
+
+def traces(graph: torch.fx.GraphModule, files: Mapping[str, str]) -> dict[str, Any]:
+    """The program's lines, for errors; the names of modules stand in the place of their files."""
+    table: dict[str, int] = {}
+    nodes = {node.name: table.setdefault(node.stack_trace, len(table)) for node in graph.graph.nodes if node.stack_trace}
+    texts = list(table)
+    for home, path in files.items():
+        texts = [text.replace(f'"{path}"', f'"<{home}>"') for text in texts]
+    return {"lines": nodes, "traces": texts, "homes": list(files)}
+
+
+# ---------------------------------------------------------------- reading
+
+class Loading:
+    """One entry, as it is read for a call."""
+
+    def __init__(self, region: Any, inputs: Sequence[Any], payload: bytes):
+        end = payload.index(b"\n")
+        self.region, self.inputs, self.about, self.run_code = region, inputs, json.loads(payload[:end]), marshal.loads(payload[end + 1:])
+        self.prints = Prints()
+        self.read_graph = functools.cache(self._graph)
+        self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "told": self._told}
+        self.reader = RegionReader(self.about, dict(zip(region.arg_names, inputs)), self.own, self.prints)
+
+    def code(self) -> RegionCode:
+        self._compare()
+        guards = list(map(self.reader.guard, self.about["guards"]))
+        self.own["graph"] = self._compiled()
+        guard = self._guards(guards)        # with machine code, where the kernels brought a compiler
+        return RegionCode(guard, self._run(), self.read_graph, "", True, False)
+
+    def _compare(self) -> None:
+        """Is the program's code what it was?"""
+        for home, names in self.about["imported"].items():
+            if not all(hasattr(sys.modules.get(home), name) for name in names):     # modules that load lazily do so now, as in eager
+                raise Changed(f"the module {home} is not loaded")
+        for home, then in self.about["files"].items():
+            path = file_of(home)
+            if path is None or file_digest(path) != then:
+                raise Changed(f"the file of {home} is another one")
+        if self.prints.of(self.region.root.fn) != self.about["function"]:
+            raise Changed(f"the code of {self.region.name}, its defaults or its closure are others")
+        asked = set(self.about["asked"])
+        for home, names in self.about["library"].items():
+            scope = getattr(sys.modules.get(home), "__dict__", {})
+            now = {name: library_print(self.prints, scope[name]) for name in asked & scope.keys()}
+            if now != names:
+                changed = sorted(name for name in {*now, *names} if now.get(name) != names.get(name))
+                raise Changed(f"{home}.{changed[0]} is another one")
+        for number in self.about["fixed"]:
+            self.reader.object(number)
+
+    def _guards(self, guards: list[Guard]) -> GuardFunction:
+        reader = self.reader
+        tensors: dict[int, str] = {}
+        for guard in guards:
+            if guard.kind == "tensor" and tensors.setdefault(id(guard.data.example()), guard.name) != guard.name:
+                raise Changed(f"{guard.name} and {tensors[id(guard.data.example())]} are the same tensor")
+        compile_text = self.region.root.native_compiler()
+        returns = [reader.source(place) for place in self.about["returns"]]
+        machine_code = MachineCode(compile_text, reader.arguments) if compile_text is not None else None
+        try:
+            made = build_guards(guards, self.region.arg_names, returns, machine_code)
+        except Exception:       # machine code is written for arguments of which the guards hold
+            made = build_guards(guards, self.region.arg_names, returns)
+        if made.check(*self.inputs) is None:
+            raise Changed(made.explain(self.inputs))
+        return made
+
+    def _compiled(self) -> Callable[..., Any]:
+        with outside_inference():
+            compiled = backends.kept(programcache.known_entry(self.about["program"]), self.read_graph, self.region.root.fullgraph)
+        if compiled is None:
+            raise Changed("its program is not in the cache")
+        return compiled
+
+    def _run(self) -> Callable[..., Any]:
+        names = {name: self.reader.value(data) for name, data in self.about["names"].items()}
+        run: Any = types.FunctionType(self.run_code, {**Constants().namespace, **names})
+        run.__source__ = self.about["text"]
+        return run
+
+    def _graph(self) -> torch.fx.GraphModule:
+        """The captured graph, with the program's lines."""
+        graph = dumps.read_graph(self.about["program"].rpartition(programcache.INPUTS)[0]).gm
+        graph.meta["fullgraph"] = self.region.root.fullgraph
+        texts = self.about["traces"]
+        for home in self.about["homes"]:
+            texts = [text.replace(f'"<{home}>"', f'"{file_of(home)}"') for text in texts]
+        for node in graph.graph.nodes:
+            if node.name in self.about["lines"]:
+                node.stack_trace = texts[self.about["lines"][node.name]]
+        return graph
+
+    def _told(self, error: Exception, inputs: Sequence[Any]) -> Exception:
+        return as_eager_says(self.read_graph(), error, inputs)
