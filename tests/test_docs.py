@@ -96,3 +96,15 @@ def test_the_version_stands_in_one_more_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == fs.__version__ and f"## {fs.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert (ROOT / "src" / "firesteel" / "py.typed").exists()
+
+
+def test_the_diffs_of_how_to_add_stand_in_the_files():
+    page = (ROOT / "docs" / "adding.md").read_text()
+    missing, file, places = [], "", 0
+    for line in "\n".join(re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines():
+        if line.startswith("--- a/"):
+            file, places = (ROOT / line.removeprefix("--- a/")).read_text(), places + 1
+        elif line.removeprefix("+").split("  #")[0].strip() not in file:
+            missing.append(line)
+    assert missing == [] and places > 12
+    assert page.count("```diff") >= page.count("\n## ") - 1, "every section but that of settings has one"

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from firesteel import transaction
 from firesteel.graph.functions import FUNCTIONS
+from firesteel.sym.symint import SYMBOLIC
 
 aten = torch.ops.aten
-_SYMBOLS = (torch.SymInt, torch.SymFloat)
 
 FACTORIES: dict[Callable[..., Any], Any] = {
     torch.linspace: aten.linspace, torch.logspace: aten.logspace, torch.bartlett_window: aten.bartlett_window,
@@ -32,7 +32,7 @@ def _factory(packet: Any) -> Callable[..., Any]:
 
     def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
-        if not any(type(v) in _SYMBOLS for v in values) or any(isinstance(v, torch.Tensor) for v in values):
+        if not any(type(v) in SYMBOLIC for v in values) or any(isinstance(v, torch.Tensor) for v in values):
             return NotImplemented
         found = next((call for op in overloads if (call := _as_call(op, args, kwargs)) is not None), None)
         if found is None or not hasattr(_get_current_dispatch_mode(), "world"):

@@ -32,6 +32,7 @@ from firesteel.capture.values.functions import Args, Kwargs, NumpyFunction
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue, size_of
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
+from firesteel.homes import is_in_package
 from firesteel.sym.symint import from_sym
 from firesteel.targets import on_host
 
@@ -302,7 +303,7 @@ def memory_owner(value: TensorValue) -> Any:
 
 def loop_dtypes(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Args:
     """The arguments of a ufunc in the dtypes in which NumPy computes: torch has rules of its own."""
-    ufunc = found_in(np, name) if not name.startswith("ndarray.") else None
+    ufunc = found_in(np, name)
     if not isinstance(ufunc, np.ufunc) or len(args) != ufunc.nin or ufunc.signature is not None or kwargs:
         return args
     asked = [dtype_of(v) if isinstance(v, TensorValue) else v.python_type() for v in args]
@@ -365,7 +366,7 @@ def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[A
 
     def real(arg: Any) -> Any:
         if isinstance(arg, torch.fx.Node):
-            return ones.setdefault(id(arg), stand_in(m, arg.meta["val"], regular=name.startswith("linalg.")))
+            return ones.setdefault(id(arg), stand_in(m, arg.meta["val"], regular=is_in_package(name, "linalg")))
         return numpy_dtype(arg) if isinstance(arg, torch.dtype) else torch.fx.node.map_aggregate(arg, real) if isinstance(arg, COMPOUND) else arg
     given = real((tuple(m.look(value).as_arg(m)[0] for value in args), {key: m.look(value).as_arg(m)[0] for key, value in kwargs.items()}))
     try:
