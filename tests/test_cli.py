@@ -106,13 +106,14 @@ def test_each_command_has_help(command, capsys):
     assert capsys.readouterr().out == f"firesteel {command}: {cli.COMMANDS[command].__doc__}\n"
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path):
-    """firesteel explain script.py | head -1"""
-    script = tmp_path / "silent.py"
-    script.write_text("")
+@pytest.mark.parametrize("where, status, told", [("left", 1, ""), ("/dev/full", 1, "firesteel: [Errno 28] No space left on device\n"), ("&-", 0, "")])
+def test_an_output_that_takes_nothing(where, status, told, tmp_path):
+    """A reader that left, a full disk, no output at all: one sentence at most."""
+    (tmp_path / "silent.py").write_text("")
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-m", "firesteel.cli", "explain", str(script)], stdout=writing, stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parents[1])})
+    target = f"&{writing}" if where == "left" else where
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m firesteel.cli explain silent.py >{target}"], stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                          pass_fds=(writing,), env={**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parents[1])})
     os.close(writing)
-    assert done.returncode == 1 and not done.stderr
+    assert (done.returncode, done.stderr) == (status, told)

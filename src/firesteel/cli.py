@@ -39,7 +39,7 @@ def explain(args: argparse.Namespace) -> int:
     from firesteel.tools.scripts import run_script
     with collecting() as found:
         status = run_script([args.target, *args.rest])
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"         # there may be no stdout
     print(str(found()).encode(encoding, "backslashreplace").decode(encoding))       # names of the program may be of another alphabet
     return status
 
@@ -152,10 +152,12 @@ def main(argv: list[str] | None = None) -> int:
             print(f"firesteel {args.command}: {COMMANDS[args.command].__doc__}")
             return 0
         status = COMMANDS[args.command](args)
-        sys.stdout.flush()
+        print(end="", flush=True)
         return status
-    except BrokenPipeError:         # whoever read the output has seen enough; nothing is left to say when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)         # nothing is left to write when Python ends
+        if not isinstance(error, BrokenPipeError):           # else whoever read the output has seen enough
+            print(f"firesteel: {error}", file=sys.stderr)
         return 1
     except UserError as error:
         print(f"firesteel: {error.reason} {error.hint}", file=sys.stderr)

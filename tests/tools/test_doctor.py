@@ -22,6 +22,7 @@ def test_missing_packages(monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
     monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert doctor.check_numpy() == doctor.Found("not installed", "Capture needs it: pip install numpy", True)
     assert doctor.check_llvmlite() == doctor.Found("not installed", "Kernels of the CPU need it: pip install llvmlite", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert doctor.check_triton().needed

@@ -2,6 +2,7 @@
 import html
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -65,6 +66,20 @@ def test_of_inference_and_of_that_run_alone(tmp_path):
     assert [g["title"] for c in data["compilations"] for g in c["graphs"]] == ["captured graph", "joint graph", "forward graph"] and "backward" not in data["headline"]
     assert name == f"time, {spent * 1e3:.0f} ms in all"
     fs.reset()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    """The error is raised; no half of a report, and an older one stays."""
+    old = tmp_path / "report.html"
+    old.write_text("old")
+
+    def write_half(path, text, **settings):
+        path.touch()
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(pathlib.Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        fs.report(old)
+    assert list(tmp_path.iterdir()) == [old] and old.read_text() == "old"
 
 
 def test_the_file_needs_nothing_else(report):

@@ -70,6 +70,12 @@ def check_llvmlite() -> Found:
     return Found(found or "not installed", "" if found else "Kernels of the CPU need it: pip install llvmlite", not found)
 
 
+@CHECKS.row("numpy")
+def check_numpy() -> Found:
+    found = version("numpy")
+    return Found(found or "not installed", "" if found else "Capture needs it: pip install numpy", not found)
+
+
 @CHECKS.row("processor")
 def check_processor() -> Found:
     try:

@@ -177,7 +177,12 @@ def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Seque
 
 def fill(path: pathlib.Path, shown: dict[str, Any]) -> pathlib.Path:
     text = json.dumps(shown, default=str).replace("</", "<\\/")
-    path.write_text(TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/", text), encoding="utf-8")
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        written.write_text(TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/", text), encoding="utf-8")
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)         # half a report on a full disk
     return path
 
 
