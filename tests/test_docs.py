@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import firesteel as fs
-from firesteel.artifacts import breaks
+from firesteel.artifacts import LOG_NAMES, breaks
+from firesteel.cli import COMMANDS
+from firesteel.config import KNOBS, OTHER_VARIABLES
 from firesteel.errors import BREAKS
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -42,6 +44,34 @@ def test_files_that_pages_name_are_there(page):
     named = re.findall(r"`((?:docs|tests|bench|examples|src)/[\w./-]*\.\w+)`", page.read_text())
     named += re.findall(r"python ((?:docs|tests|bench|examples)/[\w./-]*\.py)", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_what_was_measured_has_its_command():
+    """Each section with a table begins with what printed it."""
+    page = (ROOT / "docs" / "measured.md").read_text()
+    sections = page.split("\n## ")[1:]
+    assert [text.splitlines()[0] for text in sections if "|---" in text and not re.search(r"`[\w= ]*python bench/", text.split("|---")[0])] == []
+
+
+def test_pages_link_to_each_other():
+    """A page that is named is a link: the site is read by clicking."""
+    names = "|".join(page.stem for page in (ROOT / "docs").glob("*.md"))
+    assert {page.name: found for page in (ROOT / "docs").glob("*.md")
+            if (found := [name for name in re.findall(rf"(?<!\[)`((?:docs/)?(?:{names})\.md)`", page.read_text())
+                          if not name.endswith(("README.md", page.name))])} == {}
+
+
+def test_the_guide_names_every_command_and_log():
+    page = (ROOT / "docs" / "guide.md").read_text()
+    rows = page.split("## Commands, settings and logs")[1].split("\n## ")[0]
+    assert {name.split()[0] for name in re.findall(r"^\| `firesteel (\w+)", rows, re.MULTILINE)} == set(COMMANDS)
+    told = [name for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", rows, re.MULTILINE) for name in re.findall(r"\w+", row)]
+    assert sorted(told) == sorted(LOG_NAMES)
+
+
+def test_variables_that_pages_name_are_read():
+    named = {name for page in PAGES for name in re.findall(r"\bFIRESTEEL_[A-Z_]+\b", page.read_text())}
+    assert named - set(OTHER_VARIABLES) - {f"FIRESTEEL_{name.upper()}" for name in KNOBS} == {"FIRESTEEL_FUZZ"}      # which tests read
 
 
 # ---------------------------------------------------------------- docs/errors.md
