@@ -2,10 +2,13 @@
 # ruff: noqa: B007, B023, B904, E731, SIM105, SIM108, SIM117, UP031, UP032  (the constructs are what is tested)
 import dataclasses
 import functools
+import sys
 
 import pytest
 import torch
 from harness import capture, check, make_test, same
+
+import firesteel as fs
 
 one = functools.partial(make_test, fullgraph=True)
 
@@ -458,6 +461,27 @@ def test_imports_inside(x):
 
     import torch.nn.functional as F
     return F.relu(x) * root(16) + math.floor(2.5), Ordered(a=1)
+
+
+def test_a_module_that_is_not_imported_yet(monkeypatch, tmp_path):
+    (tmp_path / "brought_along.py").write_text("factor = 3")
+
+    def fn(x):
+        from brought_along import factor
+        return x * factor
+
+    def after_an_effect(x):
+        sys.path.append(str(tmp_path))
+        from brought_along import factor
+        return x * factor
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for program, breaks in ((after_an_effect, 1), (fn, 0)):
+        sys.modules.pop("brought_along", None)
+        fs.reset()
+        fs.counters.clear()
+        assert fs.compile(program)(torch.ones(2)).tolist() == [3, 3]
+        assert sum(fs.counters["graph_break"].values()) == breaks
+    sys.modules.pop("brought_along")
 
 
 # -- async --------------------------------------------------------------------------------------------------------------

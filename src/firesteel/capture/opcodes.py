@@ -433,15 +433,26 @@ def op_yield_value(m: Machine, f: Frame, i: Instr) -> None:
 @OPCODES.row("IMPORT_NAME")
 def op_import_name(m: Machine, f: Frame, i: Instr) -> None:
     level, names = m.known(f.stack[-2]), m.known(f.stack[-1])
-    module = find_module(f.scope, i.argval, level, names)
+    module = find_module(f.scope, i.argval, level, names) or imported(m, f.scope, i.argval, level, names)
     if module is None:
         raise Break("opcode", name=f"import of {i.argval}")
     m.imported[module.__name__] = (*m.imported.get(module.__name__, ()), *(names or ()))
     f.finish(2, m.constant_object(module))
 
 
+def imported(m: Machine, scope: dict[str, Any], name: str, level: int, names: Any) -> types.ModuleType | None:
+    """A module that is imported now, as it would be by the call; None where it cannot be, or effects that it may see come first."""
+    if m.effects.entries or m.joining:
+        return None
+    try:
+        __import__(name, scope, None, names, level)
+    except Exception:       # told by the import itself, at a break
+        return None
+    return find_module(scope, name, level, names)
+
+
 def find_module(scope: dict[str, Any], name: str, level: int, names: Any) -> types.ModuleType | None:
-    """A module that is imported already; importing one is an effect."""
+    """A module that is imported already."""
     package = scope.get("__package__") or ""
     if level:
         package = package.rsplit(".", level - 1)[0] if level > 1 else package
