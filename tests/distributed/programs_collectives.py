@@ -227,3 +227,20 @@ def program_kernels():
     with fs.config.patch(cache_dir=os.path.join(os.environ["KERNELS"], str(RANK)), verify=False):
         fs.compile(step)(torch.randn(4, 8) + RANK).sum().backward()
     return len(kept)
+
+
+def program_kernels_are_made_once():
+    """Ranks with a common folder: how many kernels both compile."""
+    fs.reset()
+
+    def step(x, y):
+        z = (x @ y).sin().softmax(-1)
+        dist.all_reduce(z)
+        return z.cos() + 1
+    with fs.config.patch(cache_dir=os.path.join(os.environ["KERNELS"], "common"), verify=False):
+        fs.counters["native"].clear()
+        dist.barrier()
+        fs.compile(step)(torch.randn(4, 8), torch.randn(8, 5))
+        made = [None, None]
+        dist.all_gather_object(made, fs.counters["native"]["compiled"])
+    return sum(made)

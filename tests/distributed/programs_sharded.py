@@ -59,6 +59,10 @@ def program_operators():
     return compared(lambda t: torch.tanh(t @ t.t()) * 2, PART, tolerance=1e-6)
 
 
+def program_relu():
+    return compared(torch.relu, PART)
+
+
 def program_conversions():
     def f(x):
         t = DTensor.from_local(x, MESH, [Shard(0)])

@@ -106,17 +106,25 @@ class Jit:
         self.imports.update(self.link([("fs_launch", code)], imports, LAUNCH_FUNCTIONS))
 
     def compile(self, texts: Sequence[tuple[str, str]]) -> list[bytes]:
-        """Object code of each (symbol, text), out of the disk cache where it is there."""
+        """Object code of each (symbol, text), out of the disk cache where it is there.  Processes that miss the same at once make it once."""
         cache = diskcache.kernels()
         keys = [_key(text) for _, text in texts]
         KEYS.update((symbol, diskcache.hashed(key)) for key, (symbol, _) in zip(keys, texts))
         found = {k: code for k in dict.fromkeys(keys) if (code := cache.get(k)) is not None}
         missing = {k: text for k, (_, text) in zip(keys, texts) if k not in found}
-        counters["native"]["cache_hits"] += len(found)
-        counters["native"]["compiled"] += len(missing)
-        for key, code in zip(missing, self._compile_all(list(missing.values())), strict=True):
-            found[key] = code
-            cache.put(key, code)
+        let_go, is_made = cache.claim(next(iter(missing))) if missing else (None, False)
+        try:
+            if is_made:
+                found.update((k, code) for k in missing if (code := cache.get(k)) is not None)
+                missing = {k: text for k, text in missing.items() if k not in found}
+            counters["native"]["cache_hits"] += len(found)
+            counters["native"]["compiled"] += len(missing)
+            for key, code in zip(missing, self._compile_all(list(missing.values())), strict=True):
+                found[key] = code
+                cache.put(key, code)
+        finally:
+            if let_go is not None:
+                let_go()
         return [found[k] for k in keys]
 
     def _compile_all(self, texts: list[str]) -> list[bytes]:
