@@ -73,7 +73,8 @@ def closure():
 
 
 VALUES = [None, True, False, 0, 1, 3, 2**70, 3.0, 0.0, -0.0, float("nan"), float("inf"), "a", "b", b"a", (), (1, 2), [], [1, 2], {}, {"a": 1}, {"v": None},
-          collections.OrderedDict(), collections.OrderedDict(a=1), Strange(), Equal(), Number(3), int, Strange, function, other_function, 3 + 0j, object()]
+          collections.OrderedDict(), collections.OrderedDict(a=1), Strange(), Equal(), Number(3), int, Strange, function, other_function, 3 + 0j, object(),
+          torch.device("cpu"), torch.device("cpu"), torch.device("cpu", 0), torch.device("cuda")]
 KINDS = {"type": type, "identity": lambda v: v, "none": lambda v: None, "equals": lambda v: v, "length": lambda v: len(v), "keys": lambda v: tuple(v),
          "has_key": lambda v: "a", "no_key": lambda v: "a", "code": lambda v: v.__code__}
 

@@ -27,6 +27,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Source, Type, literal
 from firesteel.native_method import CompileText, native_method, with_fetches
@@ -406,7 +408,7 @@ def _check_code(steps: Steps, slot: int, data: Any, now: Any) -> bool:
 def _check_equals(steps: Steps, slot: int, data: Any, now: Any) -> bool:
     if data is None or isinstance(data, bool):
         return steps.add(IS, slot, data)
-    if type(data) in (int, str, bytes):
+    if type(data) in (int, str, bytes, torch.device):
         return steps.add(EQUAL, slot, data, of=type(data))
     if type(data) is float and not math.isnan(data):        # by its bits: 0.0 is not -0.0
         return steps.add(WORD, slot, ctypes.c_void_p(struct.unpack("Q", struct.pack("d", data))[0]), of=float)

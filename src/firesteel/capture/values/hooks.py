@@ -28,7 +28,7 @@ from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, Source
+from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, OwnDict, Source
 from firesteel.capture.values.base import CannotRebuild, MethodOfOwner, OpaqueValue, Value
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
@@ -189,7 +189,7 @@ def hook_layout(module: torch.nn.Module) -> tuple[Any, ...]:
     """How many hooks of which kind a module has, in order."""
     own = module.__dict__
     if not (own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]):
-        return (), (), (), (), own["_is_full_backward_hook"]        # guards ask at every call
+        return (), (), (), (), own["_is_full_backward_hook"]
     flags = [own[table] for table in FLAG_TABLES]
     tables = [tuple(tuple(key in flag for flag in flags) for key in own[table]) for table in MODULE_HOOKS]
     return (*tables, own["_is_full_backward_hook"])
@@ -237,7 +237,12 @@ def hook_table(m: Machine, module: torch.nn.Module, module_source: Source, name:
     if known is not None:
         return known
     source = module_source.attr(name)
-    m.guard(Guard(Call(module_source, hook_layout), "equals", hook_layout(module)))
+    layout, own = hook_layout(module), OwnDict(module_source)
+    if any(layout[:-1]):
+        m.guard(Guard(Call(module_source, hook_layout), "equals", layout))
+    else:       # the same, in words of machine code
+        m.guard(Guard(own, "no_hooks"))
+        m.guard(Guard(own.item("_is_full_backward_hook"), "equals", layout[-1]))
     values = Call(source, dict_values)
     entries: dict[Any, tuple[Value, Value]] = {
         key: (HookId(key, Nth(source, i)), m.lazy(hook, Item(values, i))) for i, (key, hook) in enumerate(obj.items())}
