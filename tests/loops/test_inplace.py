@@ -5,6 +5,7 @@ import torch
 import firesteel as fs
 from firesteel import backends, pipeline
 from firesteel.loops import fuse as fuse_module
+from firesteel.loops import inplace
 from firesteel.loops.inplace import COPY, write_in_place, write_to_inputs
 
 
@@ -45,10 +46,27 @@ def returned_too(cache, at, row):
     return new
 
 
-@pytest.mark.parametrize("fn,copies", [(one_row, 0), (one_place, 0), (of_a_product, 0), (read_before, 1), (all_of_it, 1), (returned_too, 1)],
-                         ids=lambda value: getattr(value, "__name__", ""))
-def test_a_cache_is_written_as_in_eager(fn, copies, monkeypatch):
+def repeated(cache, at, row):
+    cache.index_copy_(0, at, row)
+    return (cache[:, None].expand(6, 3, 5).reshape(18, 5) * 2).sum(1)
+
+
+def read_between(cache, at, row):
+    cache.index_copy_(0, at, row)
+    between = cache.t().contiguous()
+    cache.index_copy_(0, at, row + 1)
+    return between.exp(), cache.sum(0)
+
+
+FUNCTIONS = [(one_row, 0), (one_place, 0), (of_a_product, 0), (read_before, 1), (all_of_it, 1), (returned_too, 1), (repeated, 0), (read_between, 1)]
+
+
+@pytest.mark.parametrize("by_kernels", [False, True], ids=["library", "kernels"])
+@pytest.mark.parametrize("fn,copies", FUNCTIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_cache_is_written_as_in_eager(fn, copies, by_kernels, monkeypatch):
     left = []
+    if by_kernels:      # as on other devices
+        monkeypatch.setattr(inplace, "CPU", "")
 
     def noted(program):
         new = write_in_place(program)
@@ -65,7 +83,15 @@ def test_a_cache_is_written_as_in_eager(fn, copies, monkeypatch):
             torch.testing.assert_close(got, want)
             torch.testing.assert_close(ours, cache)
             assert ours._version == cache._version
-    assert left == [copies]
+    assert left == [0 if by_kernels else copies]
+
+
+def test_what_is_written_before_is_read_where_it_lies():
+    """The repeated cache is no buffer of its own: nobody writes the cache behind the repetition."""
+    compiled, before = fs.compile(repeated, backend=keeping_writes, fullgraph=True), fs.counters["native"]["kernels"]
+    with torch.no_grad():
+        compiled(torch.randn(6, 5), torch.tensor([2]), torch.randn(1, 5))
+    assert fs.counters["native"]["kernels"] - before == 2
 
 
 # ---------------------------------------------------------------- results that the caller writes to inputs

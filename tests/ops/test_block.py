@@ -29,7 +29,8 @@ NO_REFUSAL = {
     ANYTHING: "alias alias_copy detach detach_copy lift_fresh _conj _neg_view empty_like ones_like zeros_like",
     SIZES: "empty.memory_format new_empty new_ones new_zeros ones zeros _efficientzerotensor",
     BROADCAST: "huber_loss_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward",
-    "called by torch's own code for the GPU, which has checked": "cudnn_batch_norm cudnn_batch_norm_backward",
+    "called by torch's own code for the GPU, which has checked": """cudnn_batch_norm cudnn_batch_norm_backward
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention""",
     "called by optimisers, which have made the lists": """_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr
         _fused_sgd _fused_sgd.tensor_lr _fused_adagrad _fused_adagrad.tensor_lr""",
 }
@@ -43,7 +44,8 @@ NO_SAMPLES = {
     "called by decompositions of other packages": "prims::iota",
     "the library computes it on this device": "scatter_add mm addmm",
     "numbers are drawn": "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal",
-    "on a GPU only": "cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward",
+    "on a GPU only": """cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_efficient_attention""",
 }
 COMPUTED = [op for op in {**dict.fromkeys(LOWERINGS), **core_decompositions()} if op.namespace != "_c10d_functional"]     # tests/distributed has collectives
 

@@ -24,7 +24,7 @@ from firesteel.loops.plan import Alloc, Plan, numbytes
 from firesteel.records import dataclass
 
 MOST_BYTES = 16 << 20       # that a member reads and writes: a larger one keeps the machine busy by itself
-MOST_MEMBERS = 8
+MOST_MEMBERS = 24
 
 
 @dataclass

@@ -37,6 +37,7 @@ from firesteel.codegen.printer import decompose
 from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, TritonFunction, TritonValue
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
 from firesteel.errors import InternalError
+from firesteel.loops import cost
 from firesteel.loops.cost import is_heavy
 from firesteel.loops.ir import Axis, Buffer, Nest, axis
 from firesteel.records import dataclass
@@ -120,14 +121,17 @@ def _extent(axes: Sequence[Axis]) -> Size:
 
 
 def _runs_along_points(nest: FlatNest) -> bool:
-    """Do more of the accesses that vary along both step through memory along a parallel axis than along the sweeps?"""
+    """Do more of the accesses that vary along both step through memory along a parallel axis than along the sweeps?  One that does not vary along
+    some axis reads less, and counts for less."""
     votes = 0
-    points = [a.name for a in nest.axes]
+    points = {a.name: a.extent for a in nest.axes}
     for phase in nest.phases:
+        sweeps = {a.name: a.extent for a in phase.axes}
         for _, address, _, _ in addresses(phase) if phase.axes else ():
-            swept, spread = ([address.coefficient(name) for name in names] for names in ([a.name for a in phase.axes], points))
+            swept, spread = ([address.coefficient(name) for name in names] for names in (sweeps, points))
             if any(c != 0 for c in swept) and any(c != 0 for c in spread):
-                votes += any(c == 1 for c in spread) - any(c == 1 for c in swept)
+                extents = [e for name, e in (points | sweeps).items() if address.coefficient(name) != 0]
+                votes += (any(c == 1 for c in spread) - any(c == 1 for c in swept)) * cost.hint_product(extents)
     return votes > 0
 
 

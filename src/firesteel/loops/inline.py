@@ -97,12 +97,15 @@ class _Inliner:
         self.origins: dict[str, tuple[str, ...]] = {}
         self.results: dict[Expr, Expr] = {}         # load -> the value in its place
         self.loaded: list[list[Expr]] = []          # step -> its loads
+        self.until: dict[str, int] = {}             # buffer written again -> its last writer
+        self.number = 0                             # of the step at hand
         self.moved = False                          # did a value change its indices in the step at hand, or may it stand in one?
         self._scan()
 
     def _scan(self) -> None:
-        for step in self.program.steps:
+        for number, step in enumerate(self.program.steps):
             self.loaded.append([])
+            self.until.update(dict.fromkeys(self.rewritten.intersection(step.writes()), number))
             if step.nest is None:
                 self.fixed.update(step.reads())
                 continue
@@ -128,7 +131,8 @@ class _Inliner:
 
     def run(self) -> Program:
         steps: list[ProgramStep] = []
-        for step, loaded in zip(self.program.steps, self.loaded):
+        for number, (step, loaded) in enumerate(zip(self.program.steps, self.loaded)):
+            self.number = number
             new = step.map(lambda nest: self._step(nest, loaded))
             if new is not None:
                 steps.append(new)
@@ -184,10 +188,10 @@ class _Inliner:
 
     def _sound(self, value: Expr, use: Use) -> bool:
         """Rules 3, 4 and 6.  Walks the value only where something in the program asks for it."""
-        if not (self.rewritten or use.masked or use.partial):
+        if not (self.until or use.masked or use.partial):
             return True
         for node in postorder(value):
-            if node.op in LOADS and node.attr in self.rewritten:
+            if node.op in LOADS and self.until.get(node.attr, -1) >= self.number:
                 return False
             if use.masked and node.op in FAULTS and node.dtype[0] != "f" or use.partial and node.op == "check_index":
                 return False

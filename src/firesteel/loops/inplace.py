@@ -41,11 +41,13 @@ from firesteel.loops.ir import (
     View,
     all_loads,
     idle_axes,
+    load,
 )
-from firesteel.loops.plan import may_fail
+from firesteel.loops.plan import is_large, may_fail
 from firesteel.loops.simplify import map_nest, simplify_nest
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, as_size, bits, context_of, make, max_, min_, rebuild
+from firesteel.targets import CPU
 
 COPY = torch.ops.aten.copy_.default
 
@@ -63,9 +65,25 @@ def write_in_place(program: Program) -> Program:
         if first is not None:
             names[b.buffer] = x.buffer
             dropped |= {first, number}
-    if not names:
-        return program
-    return _with_names(program, [step for number, step in enumerate(program.steps) if number not in dropped], names)
+    kept = [_as_nest(step, program) for number, step in enumerate(program.steps) if number not in dropped]
+    return _with_names(program, kept, names) if backs else program
+
+
+def _as_nest(step: ProgramStep, program: Program) -> ProgramStep:
+    """A small copy into an input of another device than the CPU as a kernel: a library call starts a transfer, which takes longer than the bytes."""
+    if not step.call or step.call.target is not COPY or any(step.call.outputs):
+        return step
+    given = step.call.args[:2]
+    if not all(isinstance(arg, View) and _is_whole(arg, program) for arg in given):
+        return step
+    x, b = (program.buffers[arg.buffer] for arg in given)
+    if x.kind != "input" or CPU in (x.device, b.device) or is_large(x) or (x.dtype, x.shape, x.device) != (b.dtype, b.shape, b.device):
+        return step
+    axes = tuple([Axis(f"i{dim}", size) for dim, size in enumerate(x.shape)])
+    index = tuple([axis.value for axis in axes])
+    if idle_axes(index, axes) or any(isinstance(stride, int) and stride == 0 for stride in x.strides):
+        return step
+    return Nest(step.name, axes, (Phase("map", (), (), (Store(x.name, index, load(b, index)),)),), step.call.origin)
 
 
 def _with_names(program: Program, steps: list[ProgramStep], names: dict[str, str]) -> Program:

@@ -1,15 +1,20 @@
-"""Fused attention and its gradients: library calls, whose layouts depend on the device."""
+"""Fused attention and its gradients: library calls, whose layouts depend on the device, but for one query on a GPU, which is loops of ours."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from firesteel.graph.decomp import cast, widen
 from firesteel.graph.sizes import same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, preserved_strides, strides_in_order
-from firesteel.ops.block import device_rule, operator
+from firesteel.ops.block import decomposition, device_rule, operator
 from firesteel.targets import HOST
+
+aten = torch.ops.aten
 
 operator("scaled_dot_product_attention.* _scaled_dot_product_attention_math.* _scaled_dot_product_flash_attention.* "
          "_scaled_dot_product_flash_attention_backward.* _scaled_dot_product_flash_attention_for_cpu.* "
@@ -93,3 +98,43 @@ def cudnn_attention(q: Spec, k: Spec, v: Spec, bias: Spec | None, compute_log_su
 
 def _like_order(q: Spec, shape: Shape) -> Shape:
     return strides_in_order(shape, (3, 1, 2, 0)) if q.strides != contiguous_strides(q.shape) else contiguous_strides(shape)
+
+
+# ---------------------------------------------------------------- one query
+
+@decomposition("_scaled_dot_product_efficient_attention")
+def decompose_efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
+                                  is_causal: bool = False, *, scale: float | None = None) -> Any:
+    if compute_log_sumexp or dropout_p or is_causal or not _is_one_query(q, k):
+        return NotImplemented
+    nothing, number = aten.new_empty.default(q, [*q.shape[:2], 0], dtype=torch.float32), _host_zero()
+    return one_query(q, k, v, bias, scale, transposed=True), nothing, number, number
+
+
+@decomposition("_scaled_dot_product_cudnn_attention")
+def decompose_cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool, dropout_p: float = 0.0,
+                              is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None) -> Any:
+    if compute_log_sumexp or dropout_p or is_causal or return_debug_mask or not _is_one_query(q, k):
+        return NotImplemented
+    nothing, number = aten.new_empty.default(q, [0], dtype=torch.float32), aten.new_zeros.default(q, [], dtype=torch.int64)
+    out = one_query(q, k, v, bias, scale, transposed=not q.is_contiguous())
+    return out, nothing, None, None, q.shape[2], k.shape[2], number, number, None
+
+
+def _host_zero() -> Tensor:
+    return aten.full.default([], 0, dtype=torch.int64, device=HOST)
+
+
+def _is_one_query(q: Tensor, k: Tensor) -> bool:
+    return all(type(n) is int and n > 0 for x in (q, k) for n in x.shape) and q.shape[2] == 1
+
+
+def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, transposed: bool) -> Tensor:
+    """Attention of one query, as when a text is generated.  Reading keys and values bounds it: loops read them where they lie, so that heads which
+    share them need no copies, and are fused with what makes the mask.  A query whose keys are all masked gives zeros."""
+    scores = aten.sum.dim_IntList(widen(q) * widen(k), [3]) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    if bias is not None:
+        scores = scores + aten.squeeze.dim(aten.expand.default(bias, [*q.shape[:3], k.shape[2]]), 2)
+    weights = aten.unsqueeze.default(aten._safe_softmax.default(scores, 2), 3)
+    heads = cast(aten.sum.dim_IntList(weights * widen(v), [2]), q.dtype)
+    return aten.permute.default(aten.unsqueeze.default(heads, 1), [0, 2, 1, 3]) if transposed else aten.unsqueeze.default(heads, 2)

@@ -94,6 +94,7 @@ class Recording:
         self.rises: list[int] = []              # written inputs, each as often as its version rises
         self.stream = 0
         self.results: tuple = ()
+        self.fresh: list[int] = []              # those that lie in the graph's memory
         self.source = getattr(call, "source", "")
 
     def __call__(self, *inputs: Any) -> tuple:
@@ -148,6 +149,7 @@ class Recording:
         except RuntimeError as error:       # a library call that waits for the device, say
             return self._give_up(str(error), inputs)
         self.graph, self.results, self.stream = graph, results, torch._C._cuda_getCurrentRawStream(self.index)
+        self.fresh = [k for k, result in enumerate(results) if isinstance(result, torch.Tensor) and on_gpu(result)]
         self.rises = [k for k, new in self._versions(inputs).items() for _ in range(new - before[k])]
         counters["native"]["recorded_graphs"] += 1
         return self._launch(inputs)
@@ -175,11 +177,12 @@ class Recording:
         self.graph.replay()
         counters["native"]["replays"] += 1
         self.replays += 1
-        return tuple([_kept(result) for result in self.results])
+        results = list(self.results)
+        for k in self.fresh:
+            results[k] = _copied(results[k])
+        return tuple(results)
 
 
-def _kept(result: Any) -> Any:
-    """A copy that the next replay does not overwrite."""
-    if not isinstance(result, torch.Tensor) or not on_gpu(result):
-        return result
+def _copied(result: Any) -> Any:
+    """What the next replay does not overwrite."""
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device).copy_(result)
