@@ -19,13 +19,14 @@ import torch.fx
 
 from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
-from firesteel.backends import BACKENDS, BudgetBackend, checked, lookup_backend, native, native_recorded
+from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, lookup_backend, native
 from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
-from firesteel.options import check_keywords, say_once, wants_recording
+from firesteel.options import check_keywords, say_once, wants_recording, wants_tuning
 from firesteel.runtime import cpu
+from firesteel.targets import CUDA, in_use
 
 if TYPE_CHECKING:
     from firesteel.autograd.budget import MemoryReport
@@ -47,7 +48,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if disable:
         return model
-    chosen = native_recorded if backend == "native" and wants_recording(mode, options) else lookup_backend(backend)
+    wanted = wants_recording(mode, options), wants_tuning(mode, options)
+    chosen = FOR_GPU[wanted] if backend == "native" and any(wanted) and CUDA in in_use() else lookup_backend(backend)
     settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None,
                 "later": tiers.schedule if tiered else None}

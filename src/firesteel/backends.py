@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,26 +50,34 @@ def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     return lambda *inputs: shape.process_outputs(compiled(*shape.process_inputs(*inputs)))
 
 
-def native_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-    """`native`, whose inference on a GPU is recorded as CUDA graphs, writes to inputs included; for mode="reduce-overhead"."""
-    if not _on_gpu(example_inputs):
-        return native(gm, example_inputs)
-    return _native(gm, example_inputs, inference_compiler=pipeline.compile_recorded, keep_inference_input_mutations=True)
+class GpuBackend:
+    """`native` with what a mode asks for on a GPU: inference recorded as CUDA graphs, writes to inputs included; choices that are measured."""
+
+    def __init__(self, recorded: bool, tuned: bool):
+        self.compiler = functools.partial(pipeline.compile_native, tuned=tuned)
+        inference = functools.partial(self.compiler, recorded=True)
+        self.more: dict[str, Any] = {"inference_compiler": inference, "keep_inference_input_mutations": True} if recorded else {}
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        return _native(gm, example_inputs, self.compiler, **self.more) if _on_gpu(example_inputs) else native(gm, example_inputs)
+
+
+FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((False, True), repeat=2)}        # (recorded, tuned): one of each
 
 
 def _on_gpu(inputs: Sequence[Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and on_gpu(x) for x in inputs)
 
 
-def _native(gm: torch.fx.GraphModule, example_inputs: list, **more: Any) -> Callable:
+def _native(gm: torch.fx.GraphModule, example_inputs: list, compiler: Callable = pipeline.compile_native, **more: Any) -> Callable:
     if _on_gpu(example_inputs):
         pipeline.later("runtime.gpu", "expect_kernels")()
-    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(), **more)
+    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(compiler), **more)
 
 
-def _settings() -> dict[str, Any]:
-    return {"fw_compiler": pipeline.compile_native, "bw_compiler": pipeline.compile_native, "partition_fn": aot.min_cut_partition,
-            "decompositions": core_decompositions(), "rewrite": rewrite}
+def _settings(compiler: Callable = pipeline.compile_native) -> dict[str, Any]:
+    return {"fw_compiler": compiler, "bw_compiler": compiler, "partition_fn": aot.min_cut_partition, "decompositions": core_decompositions(),
+            "rewrite": rewrite}
 
 
 def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool) -> Callable | None:
@@ -120,7 +129,7 @@ class BudgetBackend:
                                decompositions=core_decompositions(), hookable_results=True, rewrite=self.rewrite)
 
 
-OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), native_recorded])
+OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), *FOR_GPU.values()])
 
 
 def checked(backend: Backend) -> Backend:

@@ -3,7 +3,7 @@
 A row is a sentence about what it does here; one that has no effect is named once, by a log record, and an unknown one is an error: nothing is
 taken in silence.
 
-    fs.compile(model, mode="max-autotune")              # logged once: choices are not measured yet
+    fs.compile(model, mode="max-autotune")              # without a GPU logged once: choices are not measured there
     fs.compile(model, options={"fallback_random": True})
 """
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.table import Table
+from firesteel.targets import CUDA, in_use
 
 logger = logging.getLogger("firesteel")
 
@@ -21,10 +22,12 @@ MODES: Table[str] = Table("mode", "options.py")
 for _name, _text in {
     "default": "",
     "reduce-overhead": "",                  # inference on a GPU is recorded as CUDA graphs (runtime/graphs.py)
-    "max-autotune": "kernels are chosen by a cost model; candidates are not measured",
-    "max-autotune-no-cudagraphs": "kernels are chosen by a cost model; candidates are not measured",
+    "max-autotune": "",                     # the same, and warps of kernels are measured (runtime/tuning.py)
+    "max-autotune-no-cudagraphs": "",
 }.items():
     MODES.add(_name, _text)
+
+ON_CPU = "kernels of the CPU are chosen by a cost model; candidates are not measured"
 
 # "" where the option asks for what is done here anyway
 OPTIONS: Table[str] = Table("option of torch.compile", "options.py")
@@ -32,8 +35,8 @@ _of_gpu = "this is a choice of the peer's code generator for GPUs"
 for _name, _text in {
     "fallback_random": "",                  # random numbers are eager's, unless fs.config.eager_rng is off
     "emulate_precision_casts": "set fs.config.eager_rounding to round after every operator",
-    "max_autotune": MODES["max-autotune"], "max_autotune_gemm": MODES["max-autotune"], "max_autotune_pointwise": MODES["max-autotune"],
-    "coordinate_descent_tuning": MODES["max-autotune"], "max_autotune_gemm_backends": MODES["max-autotune"],
+    "max_autotune": "", "max_autotune_pointwise": "", "max_autotune_gemm": "matrix products are the library's",
+    "coordinate_descent_tuning": "say mode='max-autotune'", "max_autotune_gemm_backends": "matrix products are the library's",
     "epilogue_fusion": "operators are fused where the cost model says that it pays", "aggressive_fusion": "fusion follows a cost model",
     "shape_padding": "operands of matrix products are not padded", "triton.cudagraphs": "",
     "triton.cudagraph_trees": "say mode='reduce-overhead' for CUDA graphs", "triton.unique_kernel_names": "kernels are named by their text",
@@ -62,14 +65,20 @@ def check_keywords(mode: str | None, options: dict[str, Any] | None, shapes_spec
     unknown = [name for name in options or () if name.replace("-", "_") not in OPTIONS]
     if unknown:
         raise UserError(f"There are no options {', '.join(unknown)}.", hint="Settings of ours are attributes of fs.config.")
-    say_once("mode", mode, MODES.get(mode) if mode is not None else "")
+    say_once("mode", mode, ON_CPU if wants_tuning(mode, None) and CUDA not in in_use() else "")
     for name, value in (options or {}).items():
         say_once("option", name, OPTIONS[name.replace("-", "_")] if value else "")
 
 
 def wants_recording(mode: str | None, options: dict[str, Any] | None) -> bool:
     """Are calls to be recorded as CUDA graphs?"""
-    return mode == "reduce-overhead" or bool((options or {}).get("triton.cudagraphs"))
+    return mode in ("reduce-overhead", "max-autotune") or bool((options or {}).get("triton.cudagraphs"))
+
+
+def wants_tuning(mode: str | None, options: dict[str, Any] | None) -> bool:
+    """Are choices to be measured?"""
+    asked = options or {}
+    return mode in ("max-autotune", "max-autotune-no-cudagraphs") or bool(asked.get("max_autotune") or asked.get("max_autotune_pointwise"))
 
 
 def say_once(kind: str, name: str | None, text: str | None) -> None:

@@ -43,8 +43,9 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: getattr(importlib.import_module(f"firesteel.{module}"), name)(*args, **kwargs)
 
 
-def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool = False) -> Callable[..., tuple]:
-    """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with few launches."""
+def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool = False, tuned: bool = False) -> Callable[..., tuple]:
+    """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with small kernels side by side, and each program one
+    CUDA graph where that is safe and pays.  `tuned`: with choices that are measured."""
     before = {name: counters["native"][name] for name in COUNTED}
     product = stages.run("program", gm, example_inputs)
     target = target_of(product)
@@ -53,14 +54,11 @@ def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: boo
     for name in LOOP_STAGES:
         product = stages.run(name, product)
     kernels = stages.run("kernels", product)
-    call = stages.run("host", product, target.gather(product, kernels) if recorded else kernels)
+    for change in [target.gather] * recorded + [target.tune] * tuned:
+        kernels = change(product, kernels)
+    call = stages.run("host", product, kernels)
     call.counts = {name: counters["native"][name] - count for name, count in before.items()}
     return later("runtime.graphs", "recorded")(product, call) if recorded else call
-
-
-def compile_recorded(gm: torch.fx.GraphModule, example_inputs: list) -> Callable[..., tuple]:
-    """The same with small kernels side by side, and each program one CUDA graph where that is safe and pays."""
-    return compile_native(gm, example_inputs, recorded=True)
 
 
 COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters of a program, not of its compilation
@@ -77,6 +75,7 @@ class CodeTarget:
     load: Callable[[Plan, Sequence[Any]], tuple[dict[str, Any], Any]]
     zone: int = 0           # bytes of guard zones, where verifiers run
     gather: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels      # to fewer launches
+    tune: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels        # by measurement
 
 
 def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
@@ -94,7 +93,8 @@ def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], 
 
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
-TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side")))
+TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side"),
+                             tune=later("runtime.tuning", "tuned")))
 
 
 def target_of(program: Program) -> CodeTarget | None:

@@ -32,7 +32,7 @@ try:
 except ImportError:     # another system: nobody waits for anybody
     fcntl = None        # type: ignore[assignment]  # a module, or nothing
 
-SUFFIXES = (".o", ".cubin", ".program")     # kinds of content: kernels of the CPU, kernels of a GPU, programs
+SUFFIXES = (".o", ".cubin", ".program", ".tuned")       # kinds of content: kernels of the CPU, of a GPU, programs, choices that were measured
 LIMIT = 512 << 20
 _MAGIC = b"firesteel2\n"
 _DIGEST = 32

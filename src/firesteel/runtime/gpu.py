@@ -192,7 +192,7 @@ class Device:
 
 def _key(one: Pass, aligned: bool) -> tuple:
     """What one piece of machine code is known by."""
-    return one.function, aligned, config.code_key()
+    return one.function, one.warps, aligned, config.code_key()
 
 
 @functools.cache
@@ -281,11 +281,11 @@ class Twins:
 
     def __init__(self) -> None:
         self.known: list[tuple[GpuKernel, Pass, int]] = []
-        self.numbers: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[str, int, int], int] = {}
         self.callback = TWIN(self.find)
 
     def number(self, kernel: GpuKernel, one: Pass, index: int) -> int:
-        key = (one.function, index)
+        key = (one.function, one.warps, index)
         if key not in self.numbers:
             self.known.append((kernel, one, index))
             self.numbers[key] = len(self.known) - 1

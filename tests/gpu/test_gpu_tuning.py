@@ -1,0 +1,91 @@
+"""Warps that are measured: on a GPU where there is one, and by a made-up clock without."""
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import firesteel as fs
+from firesteel.codegen.triton import GpuKernel, Pass
+from firesteel.loops.ir import Buffer
+from firesteel.runtime import gpu, tuning
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+KERNEL = GpuKernel("relu", "k_1", "text", (Pass("k_1_0", 4, 2),), ("*fp32", "*fp32", "*i64"), ("x", "y"), (), (), False)
+
+
+def plan(size):
+    return SimpleNamespace(program=SimpleNamespace(buffers={name: Buffer(name, "f32", (size,), (1,), "temp", "cuda") for name in "xy"}))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Milliseconds by warps, and the kernels that were loaded and measured."""
+    made = SimpleNamespace(times={1: 3.0, 2: 2.0, 4: 1.0, 8: 1.5}, loaded=[], measured=[])
+    device = SimpleNamespace(index=0, load=lambda wanted: made.loaded.extend(one.warps for _, one, _ in wanted))
+
+    def time(device, sizes, kernel):
+        made.measured.append((kernel.symbol, kernel.passes[0].warps, tuple(sizes)))
+        return made.times[kernel.passes[0].warps]
+    for name, value in (("is_current_stream_capturing", lambda: False), ("current_device", lambda: 0), ("get_device_name", lambda index: "made up")):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(gpu, "device", lambda index: device)
+    monkeypatch.setattr(tuning, "_time", time)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    return made
+
+
+def test_the_quickest_is_taken_and_kept(clock, tmp_path):
+    with fs.config.patch(cache_dir=str(tmp_path)):
+        found = tuning.tuned(plan(4000), [KERNEL, replace(KERNEL, name="again")])
+        assert [(k.name, k.passes[0].warps) for k in found] == [("relu", 4), ("again", 4)]
+        assert clock.loaded == [2, 1, 4, 8] and clock.measured == [("k_1", warps, (16000, 16000)) for warps in (2, 1, 4, 8)]
+        tuning._chosen.clear()      # another process
+        assert tuning.tuned(plan(4000), [KERNEL])[0].passes[0].warps == 4 and len(clock.measured) == 4
+        other = replace(KERNEL, passes=(Pass("k_1_0", 8, 2),))      # the same text over more points
+        tuning.tuned(plan(8000), [other])
+        assert len(clock.measured) == 8
+
+
+def test_noise_changes_nothing(clock):
+    clock.times = {1: 1.0, 2: 1.0, 4: 0.99, 8: 2.0}
+    with fs.config.patch(cache_dir=""):
+        assert tuning.tuned(plan(4000), [KERNEL])[0] == KERNEL
+
+
+def test_what_cannot_be_measured_keeps_its_warps(clock, monkeypatch, caplog):
+    def fails(*args):
+        raise torch.OutOfMemoryError("no memory")
+    monkeypatch.setattr(tuning, "_time", fails)
+    assert tuning.tuned(plan(4000), [KERNEL]) == [KERNEL] and "was not measured" in caplog.text
+
+
+@pytest.mark.parametrize("kernel", [replace(KERNEL, symbols=("s0",)), replace(KERNEL, scratch=(("f32", 4),)), replace(KERNEL, passes=KERNEL.passes * 2)],
+                         ids=["symbols", "scratch", "two functions"])
+def test_others_are_as_they_were(clock, kernel):
+    assert tuning.tuned(plan(4000), [kernel]) == [kernel] and not clock.measured
+
+
+@gpu_only
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_tuned_program_equals_eager(mode, tmp_path):
+    fs.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+    x = torch.randn(3000, 64, device="cuda")
+    with fs.config.patch(cache_dir=str(tmp_path)):
+        compiled = fs.compile(model, mode=mode)
+        for _ in range(5):
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+        gradients = []
+        for fn in (compiled, model):
+            model.zero_grad()
+            F.cross_entropy(fn(x), torch.zeros(3000, dtype=torch.long, device="cuda")).backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+        sliced = torch.randn(3000 * 64 + 1, device="cuda")[1:].view(3000, 64)       # at an address that is not aligned: the twin has the same warps
+        torch.testing.assert_close(compiled(sliced), model(sliced), rtol=1e-4, atol=1e-4)
+    assert fs.counters["native"]["measured_kernels"]
