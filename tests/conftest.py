@@ -1,6 +1,7 @@
 """Tests run with every verifier on and without an on-disk cache, unless a test asks for one, and with no record of what changed in an earlier one."""
 import pytest
 
+import firesteel.ops
 import firesteel.public  # noqa: F401  what a test imports of the compiler finds the rest loaded, as it is where programs run
 
 

@@ -116,6 +116,19 @@ def run_fresh(code):
     return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
 
 
+def test_rows_of_operators_are_there_for_all_threads():
+    """They are loaded when they are first asked for: who asks meanwhile waits."""
+    code = ("import sys, threading, torch, firesteel.public\n"
+            "from firesteel.loops.lower.build import LOWERINGS\n"
+            "assert 'firesteel.ops' not in sys.modules\n"
+            "found = []\n"
+            "def ask(): found.append(LOWERINGS.of(torch.ops.aten.where.self))\n"
+            "threads = [threading.Thread(target=ask) for _ in range(8)]\n"
+            "[t.start() for t in threads], [t.join() for t in threads]\n"
+            "assert len(found) == 8 and None not in found")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_import_is_light():
     code = ("import sys, torch; before = set(sys.modules); import firesteel; early = set(sys.modules) - before\n"
             "assert not [m for m in early if m.startswith('firesteel.') and m.count('.') > 1 and m != 'firesteel.capture.marks'], early\n"

@@ -70,6 +70,19 @@ class Convolutions(nn.Module):
         return {"out": self.body(x), "shape": x.shape}
 
 
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x):
+        out, (h, c) = self.recurrent(x)
+        return Pair(F.dropout(out, 0.5), h + c)
+
+
 def closed_over(number, fn):
     def closed(x):
         return fn(x) * number
@@ -113,7 +126,7 @@ def x(*shape):
 PROGRAMS = {
     "module": (lambda: Block(8), (x(4, 8),), {}), "keyword": (lambda: Block(8), (x(4, 8),), {"flag": True}), "one layer": (lambda: Block(8, 1), (x(4, 8),), {}),
     "evaluation": (lambda: Block(8).eval(), (x(4, 8),), {}), "convolutions": (Convolutions, (x(2, 3, 8, 8),), {}),
-    "function": (lambda: helper, (x(3, 4),), {"power": 3}), "closure": (lambda: closed_over(3, helper), (x(3, 4),), {}),
+    "recurrent": (Recurrent, (x(2, 3, 8),), {}), "function": (lambda: helper, (x(3, 4),), {"power": 3}), "closure": (lambda: closed_over(3, helper), (x(3, 4),), {}),
     "subclass": (lambda: Other(8), (x(4, 8),), {}), "sequential": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (x(3, 4),), {}),
     "method": (lambda: Block(8).ends, (x(4, 8),), {}),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (x(2, 3, 8),), {}),

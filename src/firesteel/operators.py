@@ -94,8 +94,10 @@ class Facet(Table[V]):
 
 
 def _written(rows: dict[Any, V]) -> dict[Any, V]:
-    """The rows, after ops/ wrote them: whoever asks first, without the rest of the compiler perhaps, loads it."""
-    if ROWS not in sys.modules:
+    """The rows, after ops/ wrote them: whoever asks first loads it.  Where another thread is doing that this one waits; ops/ itself, which asks while
+    it is loaded, does not."""
+    module = sys.modules.get(ROWS)
+    if module is None or getattr(module.__spec__, "_initializing", False):
         importlib.import_module(ROWS)
     return rows
 

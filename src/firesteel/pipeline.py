@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.fx
 
-from firesteel import artifacts, ops, stages  # noqa: F401  # ops: the rows of all operators
+from firesteel import artifacts, stages
 from firesteel.artifacts import counters
 from firesteel.autograd.joint import Joint, trace_program
 from firesteel.autograd.partition import min_cut_partition

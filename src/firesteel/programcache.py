@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib
 import json
 import marshal
 import os
@@ -47,6 +48,7 @@ from firesteel.sym.env import ShapeEnv
 from firesteel.targets import CPU
 
 SUFFIX = ".program"
+OPERATORS = "torch.ops.firesteel."
 INPUTS = "\n# inputs\n"      # between a graph's text and those of its inputs
 
 
@@ -341,6 +343,8 @@ def launch_rows(recipe: hosted.LaunchRecipe, symbols: Mapping[int, str], constan
 
 def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
     """What is known beside a host function, and the function."""
+    if OPERATORS.encode() in payload:
+        importlib.import_module("firesteel.ops")        # with what defines operators of ours
     end = payload.index(b"\n")
     about = json.loads(payload[:end])
     at = end + 1
