@@ -623,6 +623,13 @@ def _product_less_itself(x):
     return F.mse_loss(x, x)
 
 
+@found("values of a view that was taken under no_grad", (MATRIX, f64, "contiguous", "leaf"), (MATRIX, f64, "contiguous", "inner"))
+def _values_of_a_quiet_view(x, y):
+    with torch.no_grad():
+        t, u = x[..., 1:], y[..., 1:]
+    return torch.cos(t), (t * u).sum()
+
+
 @found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
 def _stacked_beside_detached(x):
     t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])

@@ -43,8 +43,9 @@ def fit(tangent: torch.Tensor, strides: tuple | Dense | None) -> torch.Tensor:
 
 
 def detaching(apply: Callable, severed: Sequence[int]) -> Callable:
-    """The function with no edge to what made these inputs: the engine would still run nodes behind an edge without a gradient."""
-    return lambda *inputs: apply(*[t.detach() if i in severed else t for i, t in enumerate(inputs)])
+    """The function with no edge to what made these inputs: the engine would still run nodes behind an edge without a gradient.  Results
+    require one even where no other input does, as those of a view that was taken under no_grad."""
+    return lambda *inputs: apply(*[t.detach().requires_grad_(t.requires_grad) if i in severed else t for i, t in enumerate(inputs)])
 
 
 def in_all_places(apply: Callable, plan: AliasPlan) -> Callable:
