@@ -630,6 +630,14 @@ def _values_of_a_quiet_view(x, y):
     return torch.cos(t), (t * u).sum()
 
 
+@found("gradient taken inside beside an input that a write gives a history", (MATRIX, f64), (((1,), (1,)), f64, "contiguous", "leaf"))
+def _gradient_beside_a_write(x, y):
+    t = torch.tanh(x) * x
+    x.addcmul_(y, y, value=0.5)
+    k = t.detach().requires_grad_()
+    return torch.autograd.grad((k.tanh() * 2).sum(), k)[0] + t
+
+
 @found("result that a decomposition ends with a view, behind its detached part", (MATRIX, f64, "contiguous", "leaf"))
 def _stacked_beside_detached(x):
     t = torch.stack([x.select(-1, i) for i in range(0, x.shape[-1], 2)])

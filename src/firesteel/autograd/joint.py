@@ -157,9 +157,9 @@ def _as_made(world: TraceWorld, leaf: Any) -> Any:
 
 
 def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """A program may set requires_grad of its inputs; the caller's are as they came, when it is called."""
+    """A program may set requires_grad of its inputs; the caller's are as they came, when it is called.  One that a write gave a history keeps it."""
     for leaf, given in zip(leaves, inputs):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad != given.requires_grad:
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad != given.requires_grad and not has_history(leaf):
             leaf.requires_grad_(given.requires_grad)
 
 
