@@ -73,3 +73,26 @@ def test_packed(kind):
     for n in (4, 5):
         args = torch.randn(3, n, 3), torch.tensor([n, 1, n - 1])
         torch.testing.assert_close(step(compiled, layer, *args), step(run, layer, *args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layers_run_once_for_a_step(frozen, monkeypatch):
+    """The backward goes on from what the forward recorded; asked a second time it has to run the layers again."""
+    from firesteel.graph import recurrent_library
+    layer, lengths = nn.LSTM(3, 4, 2), torch.tensor([5, 3, 1])
+    if frozen:
+        layer.weight_ih_l0.requires_grad_(False)
+    runs, run = [], recurrent_library._layers
+    monkeypatch.setattr(recurrent_library, "_layers", lambda *args: runs.append(1) or run(*args))
+    fn = lambda x, lengths: pad_packed_sequence(layer(pack_padded_sequence(x, lengths))[0])[0]
+    compiled, x = fs.compile(fn), torch.randn(5, 3, 3)
+    wanted = [p for p in layer.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(fn(x, lengths).sin().sum(), wanted)
+    for _ in range(2):
+        runs.clear()
+        result = compiled(x, lengths).sin().sum()
+        for count in (1, 2):
+            torch.testing.assert_close(torch.autograd.grad(result, wanted, retain_graph=True), expected)
+            assert len(runs) == count
+    del result
+    assert not recurrent_library._kept

@@ -1,8 +1,9 @@
 """Recurrent layers over a sequence whose length is a symbol, or data: one library operator, since steps can be unrolled for a known number only.
 
-`firesteel::recurrent` runs torch's own layers, time first, and `firesteel::recurrent_backward` runs them again in order to take the gradients;
-both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A gradient that is to be differentiated
-again is taken of the unrolled steps, whose number is then fixed by a guard.
+`firesteel::recurrent` runs torch's own layers, time first.  Where gradients are wanted it keeps what torch's engine recorded with its last result, a
+token of one byte, and `firesteel::recurrent_backward` goes on from there; it runs the layers again where the token is a copy, was used before, or
+lies on a GPU, whose memory holds no objects.  Both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A gradient that
+is to be differentiated again is taken of the unrolled steps, whose number is then fixed by a guard.
 
     output, h, c = over_symbolic_time(("lstm", True, 1, False), x, (h0, c0), params, None, unrolled)        # x: f32[s0, 4, 8]
     output, h, c = over_symbolic_time(("lstm", True, 1, False), data, (h0, c0), params, batch_sizes, None)      # a packed sequence
@@ -10,6 +11,7 @@ again is taken of the unrolled steps, whose number is then fixed by a guard.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +24,9 @@ from firesteel.graph.rules.base import RULES
 from firesteel.graph.sizes import must
 from firesteel.graph.spec import Spec, contiguous_strides
 from firesteel.sym.expr import ne
+from firesteel.targets import on_host
 
-SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional"
+SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional, bool[] wanted"
 
 
 @functools.cache
@@ -31,12 +34,13 @@ def operators() -> tuple[Any, Any]:
     """(forward, backward), defined at the first use."""
     arguments = f"Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] params, {SETTINGS}"
     library.define(f"recurrent({arguments}) -> Tensor[]")
-    library.define(f"recurrent_backward(Tensor[] gradients, {arguments}) -> Tensor[]")
+    library.define(f"recurrent_backward(Tensor?[] gradients, Tensor token, {arguments}) -> Tensor[]")
     library.impl("recurrent", _run, "CompositeExplicitAutograd")
     library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
     forward, backward = torch.ops.firesteel.recurrent.default, torch.ops.firesteel.recurrent_backward.default
     RULES.add(forward, _shapes)
-    RULES.add(backward, lambda gradients, inputs, batch_sizes, states, params, *settings: [_like(t) for t in (inputs, *states, *params)])
+    RULES.add(backward, lambda gradients, token, inputs, batch_sizes, states, params, *settings: [
+        _like(t) for t, wanted in zip((inputs, *states, *params), settings[-1]) if wanted])
     return forward, backward
 
 
@@ -51,19 +55,47 @@ def _layers(train: bool, inputs: Tensor, batch_sizes: Tensor | None, states: Seq
     return getattr(torch, kind)(inputs, first, *settings, False)
 
 
-def _run(*args: Any) -> list[Tensor]:
-    with torch.no_grad():
-        return [t.contiguous() for t in _layers(False, *args)]
+class _TokenMemory(bytearray):
+    """The memory of a token, and what goes on living with it: (leaves, results)."""
+    recorded: tuple[list[Tensor], tuple[Tensor, ...]] | None = None
 
 
-def _run_backward(gradients: Sequence[Tensor], inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor],
-                  *settings: Any) -> list[Tensor]:
+_kept: weakref.WeakValueDictionary[int, _TokenMemory] = weakref.WeakValueDictionary()      # by the token's address
+
+
+def _recorded(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor],
+              *settings: Any) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Leaves whose gradients are wanted, and results that torch's engine can go back from.  They are copies: the caller's memory may be used for
+    something else by then."""
     with _recording():
-        leaves = [t.detach().requires_grad_() for t in (inputs, *states, *params)]
+        copies = [t.detach().clone().requires_grad_(wanted) for t, wanted in zip((inputs, *states, *params), settings[-1], strict=True)]
         count = 1 + len(states)
-        results = _layers(True, leaves[0], batch_sizes, leaves[1:count], leaves[count:], *settings)
-        found = torch.autograd.grad(results, leaves, list(gradients))
-    return [t.contiguous() for t in found]
+        results = _layers(True, copies[0], batch_sizes, copies[1:count], copies[count:], *settings[:-1])
+        return [t for t in copies if t.requires_grad], results
+
+
+def _run(*args: Any) -> list[Tensor]:
+    if not any(args[-1]) or not on_host(args[0]):
+        with torch.no_grad():
+            results = [t.contiguous() for t in _layers(False, *args[:-1])]
+        return [*results, args[0].new_zeros(1, dtype=torch.uint8)] if any(args[-1]) else results
+    memory = _TokenMemory(1)
+    memory.recorded = _recorded(*args)
+    token = torch.frombuffer(memory, dtype=torch.uint8)
+    _kept[token.data_ptr()] = memory
+    return [*(t.detach().clone(memory_format=torch.contiguous_format) for t in memory.recorded[1]), token]
+
+
+def _run_backward(gradients: Sequence[Tensor | None], token: Tensor, *args: Any) -> list[Tensor]:
+    memory = _kept.get(token.data_ptr())
+    leaves, results = memory.recorded if memory is not None and memory.recorded else _recorded(*args)
+    if memory is not None:
+        memory.recorded = None
+    with _recording():
+        arrived = [(result, gradient) for result, gradient in zip(results, gradients) if gradient is not None]
+        # with its gradients in the leaves the engine need not look which nodes lead to them
+        torch.autograd.backward([result for result, _ in arrived], [gradient for _, gradient in arrived])
+    return [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
 
 
 @contextmanager
@@ -83,10 +115,11 @@ def _like(x: Spec, shape: Any = None) -> Spec:
 
 
 def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], params: Sequence[Spec], kind: str, has_biases: bool, num_layers: int,
-            bidirectional: bool) -> list[Spec]:
+            bidirectional: bool, wanted: Sequence[bool]) -> list[Spec]:
     must(ne(inputs.shape[0], 0), "Expected sequence length to be larger than 0 in RNN")
     width = states[0].shape[2] * (2 if bidirectional else 1)
-    return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states)]
+    token = [Spec((1,), (1,), 0, torch.uint8, inputs.device)] if any(wanted) else []
+    return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states), *token]
 
 
 # ---------------------------------------------------------------- what a trace records
@@ -94,30 +127,36 @@ def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], para
 def over_symbolic_time(settings: tuple[str, bool, int, bool], inputs: Tensor, states: Sequence[Tensor], params: Sequence[Tensor],
                        batch_sizes: Tensor | None, unrolled: Callable[..., tuple[Tensor, ...]] | None) -> tuple[Tensor, ...]:
     """Outputs, time first, and last states.  `unrolled(inputs, states, params)` computes the same step by step."""
-    return _Recurrent.apply(settings, unrolled, batch_sizes, len(states), inputs, *states, *params)
+    wanted = [torch.is_grad_enabled() and t.requires_grad for t in (inputs, *states, *params)]
+    return _Recurrent.apply((*settings, wanted), unrolled, batch_sizes, len(states), inputs, *states, *params)
 
 
 class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, settings: tuple, unrolled: Any, batch_sizes: Tensor | None, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.settings, ctx.unrolled, ctx.batch_sizes, ctx.count = settings, unrolled, batch_sizes, count
+        results = operators()[0](tensors[0], batch_sizes, list(tensors[1:1 + count]), list(tensors[1 + count:]), *settings)
+        ctx.token = results.pop() if any(settings[-1]) else None
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        return tuple(operators()[0](tensors[0], batch_sizes, list(tensors[1:1 + count]), list(tensors[1 + count:]), *settings))
+        return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         tensors, split = ctx.saved_tensors, 1 + ctx.count
         if torch.is_grad_enabled():
             return (None, None, None, None, *_second_order(ctx, tensors, split, gradients))
-        made = operators()[1](list(gradients), tensors[0], ctx.batch_sizes, list(tensors[1:split]), list(tensors[split:]), *ctx.settings)
-        return (None, None, None, None, *made)
+        made = operators()[1](list(gradients), ctx.token, tensors[0], ctx.batch_sizes, list(tensors[1:split]), list(tensors[split:]), *ctx.settings)
+        found = iter(made)
+        return (None, None, None, None, *(next(found) if wanted else None for wanted in ctx.settings[-1]))
 
 
-def _second_order(ctx: Any, tensors: Sequence[Tensor], split: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
+def _second_order(ctx: Any, tensors: Sequence[Tensor], split: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     if ctx.unrolled is None:
         raise NotImplementedError("second-order gradients of a recurrent layer over a packed sequence")
     wanted = [t for t in tensors if t.requires_grad]
-    results = ctx.unrolled(tensors[0], tensors[1:split], tensors[split:])
+    made = ctx.unrolled(tensors[0], tensors[1:split], tensors[split:])
+    results, gradients = zip(*[(result, gradient) for result, gradient in zip(made, gradients) if gradient is not None])
     engine = torch.autograd.Variable._execution_engine      # the public function imports a symbolic algebra package
     found = iter(engine.run_backward(tuple(results), tuple(gradients), True, True, tuple(wanted), True, accumulate_grad=False))
     return [next(found) if t.requires_grad else None for t in tensors]
