@@ -1,0 +1,300 @@
+"""Programs on which compiled and eager once differed, reduced: the rows that test_found.py runs, with those of its own.
+
+A row is the inputs and the program; an input is (shapes, dtype, layout, grad, part), and `tensor` (program_inputs.py) makes it.
+"""
+import torch
+import torch.nn.functional as F
+
+f64, f32, bf16, i64 = torch.float64, torch.float32, torch.bfloat16, torch.int64
+FOUND = {}
+
+
+def found(name, *inputs):
+    """`inputs`: (shapes, dtype, layout, grad, part), or a function of the inputs before it that makes an argument."""
+    def add(program):
+        FOUND[name] = (inputs, program)
+        return program
+    return add
+
+
+MATRIX = ((6, 7), (6, 9))
+
+
+@found("write to a row of self-overlapping windows", (MATRIX, f64, "windows"), (MATRIX, f64))
+def _windows(x, y):
+    x[0] = y.std()
+    return x * 1
+
+
+@found("write to all of self-overlapping windows, with a gradient", (MATRIX, f64, "windows", "inner"))
+def _all_windows(x):
+    x.sin_()
+    return torch.xlogy(x, x.abs() + 1)
+
+
+@found("operator that takes an expanded target", (MATRIX, f32, "repeated"))
+def _expanded(x):
+    x.triu_()
+    return x + 1
+
+
+@found("saved copy of a written input with holes", (MATRIX, f64, "contiguous", "inner", "real"))
+def _saved_with_holes(x):
+    y = torch.atan2(x * 2, x * 2)
+    x.sin_()
+    return y * x
+
+
+@found("saved copy of a written input that another is a part of", (((9, 6, 4, 4), (3, 5, 5, 5)), f32, "reversed", "inner"), lambda x: x.arg[1:])
+def _saved_part(x, part):
+    part.sin_()
+    return x * 2
+
+
+@found("reshape inside of a decomposition, written", (((4, 6, 3), (5, 6, 3)), f32))
+def _reshaped(x):
+    b = F.group_norm(x.cumsum(0), 1)
+    b.view(-1)[0] = 1.5
+    return b
+
+
+@found("index that is one place for all points", (MATRIX, f32), (((3, 7), (3, 9)), f32))
+def _one_place(x, v):
+    y, z, w = x.clone(), x.clone(), x.clone()
+    y[torch.arange(x.shape[0])[:, None].expand(x.shape[0], 3), 1] = 7.0
+    z[torch.zeros(3, dtype=i64)] = v[0]
+    w.index_fill_(1, torch.full((5,), 1), 4.0)
+    return y, z, w, x.scatter(1, torch.full((x.shape[0], 3), 2), 0.5)
+
+
+@found("results made before an input gets a history", (MATRIX, bf16, "stepped"), (((3,), (4,)), bf16, "contiguous", "inner"))
+def _before_the_write(x, m):
+    t, u = x.cumsum(1), x.sin()
+    x[..., 1:].add_(m.mean())
+    y = torch.tanh(x)
+    return t, u, y - y
+
+
+@found("size of a later stretch that an earlier one found to be another's half", (((6, 17, 8, 8), (7, 6, 5, 5)), bf16), (((5, 4), (5, 2)), bf16, "contiguous", "inner"))
+def _half_of_another(x, w):
+    t = F.linear(F.max_pool2d(x, 2), w)
+    return t, F.normalize(w, dim=0), F.max_pool2d(t, 2)
+
+
+@found("angle of complex numbers, permuted", (((5, 4, 7), (8, 6, 17)), torch.complex64, "reversed"))
+def _angle(z):
+    return (z + 9).angle()
+
+
+@found("negated input read by a later stretch", (MATRIX, f32, "contiguous", "leaf", "negated"))
+def _negated_later(x):
+    t = F.elu(x)
+    return x.reshape(-1) * 2, t, t.std()
+
+
+@found("input written by a later stretch", (MATRIX, f64, "contiguous", "inner"))
+def _written_by_a_later_stretch(x):
+    t = torch.softmax(x, -1)
+    x.sin_()
+    return t, t.sum(-1)
+
+
+@found("row of an overlapping view, written", (((8, 2), (7, 2)), f32))
+def _overlapping_row(x):
+    t = x.as_strided((2, 2), (1, 1))
+    t[0].add_(-0.5)
+    return t
+
+
+@found("scatter of nothing", (((0, 17), (0, 5)), f32), (((0,), (0,)), f32))
+def _scatter_of_nothing(x, y):
+    return x.scatter(0, x.argsort(0), y)
+
+
+@found("logsigmoid of a transposed operand", (MATRIX, f32, "reversed", "leaf"))
+def _logsigmoid(x):
+    return F.logsigmoid(x)
+
+
+@found("equal results have memories of their own", (((6, 3, 5, 5), (6, 3, 4, 4)), f32, "channels_last"))
+def _equal_results(x):
+    y = x * 2
+    z = torch.zeros_like(y)
+    z.movedim(0, 0).view(-1)[: y.numel()] = y.reshape(-1)
+    return x.flatten(), x.reshape(-1), y, z, F.scaled_dot_product_attention(y, y, y), F.scaled_dot_product_attention(y, y, y)
+
+
+@found("part that was just written, and what was written", (MATRIX, f32))
+def _just_written(x):
+    y = torch.where(x > 0, x, 0)[0]
+    z = torch.zeros_like(y).movedim(0, 0)
+    z.view(-1)[: y.numel()] = y.reshape(-1)
+    return z, y
+
+
+@found("result written behind a size that depends on data", (MATRIX, f32, "contiguous", "leaf"))
+def _written_later(x):
+    b = F.rms_norm(x, x.shape[-1:]).to(bf16) + 3
+    r = torch.relu(b)
+    s = x[x > 0].sum()
+    b.add_(-0.02)
+    return r, s, b
+
+
+@found("local variable written two breaks later", (MATRIX, f32, "contiguous", "leaf"), (MATRIX, f32))
+def _written_two_breaks_later(x, m):
+    b, t = x * 2, m.exp()
+    print(end="")
+    r, u = torch.sigmoid(b + 1), x * (t + 1)
+    print(end="")
+    b.add_(1)
+    t.zero_()
+    return r, u, b
+
+
+@found("store of no points along an axis of stride 0", (((5, 8), (4, 2)), f32))
+def _no_points(x):
+    t = (x + 1)[..., 1:-1]
+    return torch.log_softmax(t, -2), t.is_contiguous()
+
+
+@found("bitwise operators of an index", (((17, 6), (5, 6)), i64), (((4, 3), (4, 3)), f32), (((3,), (3,)), f32))
+def _bitwise_index(x, table, weight):
+    t = F.embedding(((x & 7) << 2) % 4, table)
+    return F.rms_norm(t, t.shape[-1:], weight, 1e-5), table[((x | 4) & 6 & 3) % 4], table[~x % 4]
+
+
+@found("negative bit in a later stretch", (MATRIX, f32, "contiguous", "leaf", "negated"), (MATRIX, f64, "contiguous", "inner", "negated"))
+def _bit_in_a_later_stretch(x, z):
+    t, part = x * 2, z[..., 1:]
+    u, v = x / (x.abs() + t.exp()), torch.lerp(part, part * part, 0.25)
+    return t, u, x.to(bf16), part, v.var()
+
+
+@found("conjugate bit in a later stretch", (MATRIX, torch.complex64, "transposed", "inner", "conj"))
+def _conjugate_in_a_later_stretch(z):
+    t = z.abs()
+    return t, z.t(), z.t() * (t.t() + 1), z * t
+
+
+@found("input with the negative bit first seen under no_grad", (MATRIX, f32, "contiguous", "leaf", "negated"), (MATRIX, bf16))
+def _bit_under_no_grad(x, y):
+    with torch.no_grad():
+        x[..., :1].add_(y.mean())
+    return torch.sin(x) * 2, y.tanh()
+
+
+@found("parts of a conjugate", (MATRIX, torch.complex64, "contiguous", "", "conj"))
+def _parts_of_a_conjugate(z):
+    z.imag[0].mul_(3)
+    return z.real, z.imag, z.is_conj(), z.imag.is_neg(), z.conj().is_conj(), (z + 1).is_conj()
+
+
+@found("resolved bits are copies", (MATRIX, torch.complex64, "stepped"), (MATRIX, f32, "contiguous", "", "negated"))
+def _resolved(z, x):
+    return z.conj().resolve_conj(), z.resolve_conj(), x.resolve_neg(), (x * 1).resolve_neg().add_(1), torch.resolve_conj(z.conj()), torch.imag(z.conj()), torch.is_conj(z.conj())
+
+
+@found("nothing, with the negative bit", (((0, 2), (0, 2)), f32, "transposed", "", "negated"))
+def _nothing_negated(x):
+    return F.rms_norm(x, x.shape[-1:]).sum(), x * x.exp()
+
+
+@found("returned item of a tuple that the backward reads", (MATRIX, f64), (((3, 7), (3, 9)), f64, "rows", "leaf"))
+def _returned_item(x, w):
+    t = (x * 0.5 + 1).topk(2, 0).values
+    return F.silu(F.linear(t, w)), t
+
+
+@found("reshaped part of a complex matrix in a product", (((5, 4), (5, 0)), torch.complex128), (((4, 10), (0, 10)), f64))
+def _reshaped_part(z, w):
+    part = torch.cat(z.chunk(3, -2)[::-1], -2).real
+    return part.t().reshape(-1, 10) @ w.t(), torch.einsum("ij,kj->ik", part, w.t())
+
+
+@found("nearest of a permuted image is row-major", (((8, 7, 4, 4), (2, 3, 5, 5)), f64, "reversed"), (((8, 7, 4), (2, 3, 5)), f64, "reversed"))
+def _nearest(x, y):
+    image, wave = F.interpolate(x, size=(x.shape[2] + 1, 3)), F.interpolate(y, size=7)
+    return image.view(-1) if image.is_contiguous() else image, wave
+
+
+@found("loss of each pixel with a permuted target", (((2, 4, 3, 3), (2, 5, 4, 4)), f32), lambda x: (x.arg[:, 0] > 0).long().permute(2, 1, 0).contiguous().permute(2, 1, 0))
+def _pixels(x, target):
+    return F.nll_loss(x, target, reduction="none")
+
+
+@found("norm whose order is a size", (((3, 4), (5, 4)), f32, "contiguous", "leaf"))
+def _norm_order(x):
+    return torch.linalg.vector_norm(x, x.shape[0]), x.norm(x.shape[0], 0)
+
+
+@found("statistics of rows that begin between aligned addresses", (((7, 3), (2, 3)), f32, "windows", "inner"), (((2,), (2,)), f32, "window", "leaf"),
+       (((5, 16, 6, 6), (5, 2, 6, 6)), f64, "window", "inner"))
+def _unaligned(x, w, y):
+    t = F.layer_norm(x.unfold(-1, 2, 1), (2,), w)
+    return t.amin(-1), t, F.layer_norm(y, y.shape[-2:]), torch.softmax(y, 0)
+
+
+@found("mask over an expanded matrix", (((4, 4), (6, 6)), bf16, "expanded"), (((4, 5, 4, 4), (3, 5, 6, 6)), bf16))
+def _masked_expanded(a, m):
+    return torch.softmax(a.masked_fill(m > 0.8, -1e4), -1) + 2 * m
+
+
+@found("resampled, normalised and added to behind an offset", (((4, 5, 4, 4), (3, 5, 6, 6)), f32, "offset", "inner"), (((3, 5, 4, 4), (3, 5, 6, 6)), f32))
+def _behind_an_offset(x, v):
+    t = F.interpolate(x, scale_factor=2)
+    return F.rms_norm(t, t.shape[-1:]), x.index_add(0, torch.tensor([0, 1, 0], device=x.device), v), x.std(1)
+
+
+@found("resolved bits are copies", (((4, 7, 3), (1, 3, 5)), torch.complex128, "stepped"), (((2, 6, 4, 4), (2, 3, 5, 5)), torch.complex64, "channels_last", "leaf"))
+def _resolved(x, y):
+    parts = x.conj().imag.resolve_neg(), torch.resolve_conj(y.conj()), torch.imag(x.conj()).is_neg(), torch.is_conj(x.conj()), torch.is_neg(x.imag)
+    return x.conj().resolve_conj(), x.mT.conj().resolve_conj(), y.mT.conj().resolve_conj(), x.resolve_conj(), y.conj().resolve_conj(), *parts, x.resolve_conj() is x
+
+
+@found("stacked channels-last images", (((1, 16, 4, 4), (1, 16, 8, 8)), bf16, "channels_last"), (((3, 2, 4, 4), (3, 2, 5, 5)), f32, "channels_last", "leaf"))
+def _stacked(x, y):
+    return [torch.stack([t, t], d) for t in (x, y) for d in range(5)]
+
+
+@found("a convolution of no channels has no channels", (((3, 4, 4, 4), (3, 0, 6, 6)), bf16, "expanded", "inner"), (((3, 4, 3, 3), (3, 0, 3, 3)), bf16, "contiguous", "inner"))
+def _no_channels(x, w):
+    return F.conv2d(x, w, padding=1).float(), F.adaptive_avg_pool2d(x, 2)
+
+
+@found("draws in the layout of a transposed, negated input", (((6, 17), (16, 17)), f32, "expanded", "", "negated"))
+def _negated_layout(x):
+    return x.mT.clone(), torch.native_dropout(x.mT, 0.25, True)[0], torch.rand_like(x.mT)
+
+
+@found("drawn in place with the layout of the input", (((5, 4), (7, 9)), f32, "stepped"), (((5, 4), (7, 9)), f32, "transposed"))
+def _drawn_in_place(x, y):
+    x.normal_()
+    y.triu_()
+    y.normal_()
+    return x * 1, torch.rand_like(y), y.triu_().uniform_()
+
+
+@found("product with an overwritten input of size 1", (((1, 1), (17, 1)), f64, "diagonal"), (((1,), (17,)), i64), (((4, 1), (4, 1)), f64))
+def _overwritten_factor(x, i, y):
+    x.triu_()
+    product = torch.einsum("ij,kj->ik", x, y)
+    return F.cross_entropy(product, i % product.shape[1])
+
+
+@found("a quotient overwritten through its view", (((3, 4), (4, 4)), f32, "contiguous", "leaf"))
+def _quotient(x):
+    mean = (x - 0.75).mean(-2, keepdim=True)
+    t = mean / (x.abs() + 1.5)
+    t.flatten()[0] = 0.25
+    return t, mean
+@found("overwritten value of a branch without a gradient", (((17, 5), (3, 3)), f64, "contiguous", "leaf"))
+def _dead_branch(x):
+    t = x - x
+    moved = torch.cat([t[..., 1:], t[..., :1]], -1)
+    soft = torch.softmax(t.masked_fill(x > -0.02, -1e4), -1) + 2 * x
+    x[x > 1.5].sum()
+    soft.cumprod(0)
+    with torch.no_grad():
+        t.mul_(2)
+    return moved
