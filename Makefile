@@ -44,7 +44,7 @@ lint: $(VENV)/.dev
 goldens: $(VENV)/.installed
 	$(RUN) tests/golden_texts.py
 
-# lines by folder in docs/README.md
+# lines by folder in docs/README.md, by feature in docs/departures.md
 lines:
 	$(PYTHON) docs/lines.py
 
