@@ -99,9 +99,11 @@ def _write_at_exit() -> None:
         folder = pathlib.Path(config.report)
         folder.mkdir(parents=True, exist_ok=True)
         path = report(folder / file_name())
-        print(f"firesteel: the report is {write_ranks(folder) if _rank else path}", file=sys.stderr)
+        told = f"is {write_ranks(folder) if _rank else path}"
     except OSError as error:
-        print(f"firesteel: the report could not be written: {error}", file=sys.stderr)
+        told = f"could not be written: {error}"
+    if sys.stderr is not None:          # else print would write to the program's output
+        print(f"firesteel: the report {told}", file=sys.stderr)
 
 
 def write_ranks(folder: pathlib.Path) -> pathlib.Path:
@@ -181,6 +183,8 @@ def fill(path: pathlib.Path, shown: dict[str, Any]) -> pathlib.Path:
     try:
         written.write_text(TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/", text), encoding="utf-8")
         written.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         written.unlink(missing_ok=True)         # half a report on a full disk
     return path
