@@ -8,6 +8,7 @@ import functools
 import threading
 import typing
 
+import numpy as np
 import torch
 from harness import capture, make_test
 
@@ -630,3 +631,25 @@ def test_methods_of_a_class_over_a_builtin_run_once():
     items, entries, x = Doubled([1]), Entries(), torch.ones(2)
     fs.compile(f, fullgraph=True)(x, items, entries)
     assert items[1:] == [14] and items[0] is x and entries == {"a": 6}
+
+
+def test_class_methods_of_object_by_an_instance():
+    class Plain:
+        pass
+
+    def fn(x):
+        plain = Plain()
+        return x * sum(callable(getattr(plain, name)) for name in ("__init_subclass__", "__subclasshook__"))
+    assert fs.compile(fn, fullgraph=True)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_functions_under_errstate_are_one_break():
+    @np.errstate(over="ignore")
+    def scale():
+        return 2.0
+
+    def fn(x):
+        return (x + 1) * scale()
+    fs.counters.clear()
+    assert fs.compile(fn)(torch.ones(2)).tolist() == [4, 4]
+    assert sum(fs.counters["graph_break"].values()) == 1

@@ -52,3 +52,32 @@ def test_advantages(compile):
     from torchrl.objectives.value.functional import generalized_advantage_estimate
     shape = 2, 5, 1
     return compile(lambda a, b, c, done: generalized_advantage_estimate(0.99, 0.95, a, b, c, done, done))(*(torch.randn(shape) for _ in range(3)), torch.rand(shape) > 0.7)
+
+
+@use("torchrl", breaks=4, graphs=6)
+def test_policy_step(compile):
+    """Advantages, loss, gradients and the optimiser's step in one compiled function."""
+    import torchrl
+    from tensordict import TensorDict
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+    actor, value = policy_and_value(torchrl)
+    loss, advantage = ClipPPOLoss(actor, value), GAE(gamma=0.99, lmbda=0.95, value_network=value)
+    optimizer = torch.optim.Adam(loss.parameters(), 1e-3)
+
+    def step(data):
+        with torch.no_grad():
+            advantage(data)
+        found = loss(data)
+        total = found["loss_objective"] + found["loss_critic"] + found["loss_entropy"]
+        total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total.detach()
+    flags, compiled = torch.zeros(6, 1, dtype=torch.bool), compile(step)
+    losses = []
+    for _ in range(2):
+        data = TensorDict({"observation": torch.randn(6, 3), "action": torch.rand(6, 2) - 0.5, "action_log_prob": torch.randn(6),
+                           "next": {"observation": torch.randn(6, 3), "reward": torch.randn(6, 1), "done": flags, "terminated": flags}}, batch_size=[6])
+        losses.append(compiled(data))
+    return losses, [p.detach() for p in loss.parameters()]

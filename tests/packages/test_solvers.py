@@ -65,6 +65,26 @@ def test_sde_field(compile):
     return y, gradients(field)
 
 
+@use("torchsde", breaks=32, graphs=17)
+def test_sde_solver(compile):
+    import torchsde
+    field = Field()
+    solve = compile(lambda y: torchsde.sdeint(field, y, torch.linspace(0, 0.5, 3), dt=0.1, method="euler",
+                                              bm=torchsde.BrownianInterval(0.0, 0.5, size=(3, 2), entropy=7)))
+    y = solve(torch.ones(3, 2))
+    y.square().sum().backward()
+    return y, gradients(field)
+
+
+@use("torchdiffeq", graphs=1)
+def test_adjoint_solver(compile):
+    from torchdiffeq import odeint_adjoint
+    field = Field()
+    y = compile(lambda y: odeint_adjoint(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
+    y.square().sum().backward()
+    return y, gradients(field)
+
+
 @use("torchode", breaks=6, graphs=7)
 def test_parallel_ode(compile):
     import torchode

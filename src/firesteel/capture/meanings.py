@@ -181,6 +181,8 @@ CALLABLES.add(print, breaks("output"))
 TYPES.add(functools._lru_cache_wrapper, CallMeaning(Sort.CACHED))
 for _cls in dict.fromkeys((np.ufunc, type(np.prod))):
     TYPES.add(_cls, CallMeaning(Sort.NUMPY))
+for _module in ("numpy._core._ufunc_config", "numpy.core._ufunc_config"):       # np.errstate, and functions that are decorated with it
+    PYTHON_MODULES.add(_module, breaks("call"))
 for _module in ("traceback", "linecache", "pdb", "pickle", "subprocess"):
     PYTHON_MODULES.add(_module, breaks("outside"))
 for _name in ("_getframe", "_getframemodulename", "currentframe"):

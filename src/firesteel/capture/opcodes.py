@@ -6,6 +6,7 @@ the frame last, so that a Break leaves the frame as it was.  Nothing here depend
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -442,13 +443,19 @@ def op_import_name(m: Machine, f: Frame, i: Instr) -> None:
 
 def imported(m: Machine, scope: dict[str, Any], name: str, level: int, names: Any) -> types.ModuleType | None:
     """A module that is imported now, as it would be by the call; None where it cannot be, or effects that it may see come first."""
-    if m.effects.entries or m.joining:
+    if m.joining or any(is_seen_by_imports(effect.target.obj) for effect in m.effects.entries):
         return None
     try:
         __import__(name, scope, None, names, level)
     except Exception:       # told by the import itself, at a break
         return None
     return find_module(scope, name, level, names)
+
+
+def is_seen_by_imports(obj: Any) -> bool:
+    """May a module that is being imported read it: a module, its names, a class, what says where modules are?"""
+    return obj is None or isinstance(obj, (types.ModuleType, type, type(os.environ))) or isinstance(obj, dict) and "__name__" in obj \
+        or obj is sys.path or obj is sys.modules or obj is sys.meta_path
 
 
 def find_module(scope: dict[str, Any], name: str, level: int, names: Any) -> types.ModuleType | None:

@@ -77,7 +77,7 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
         return m.constant_object(attribute.__func__)
     if isinstance(attribute, classmethod):
         return BoundMethodValue(m.constant_object(attribute.__func__), m.constant_object(cls), name="")
-    if owner is None:
+    if owner is None or isinstance(attribute, types.ClassMethodDescriptorType):
         return bind_to_class(m, attribute, cls, name)
     if isinstance(attribute, (types.FunctionType, functools._lru_cache_wrapper)):
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
