@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.utils._python_dispatch as dispatch_modes
+from torch.autograd import forward_ad
 
 from firesteel import transaction
 from firesteel.transaction import STATES, ThreadState
@@ -72,6 +73,15 @@ def unwatched(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     finally:
         _set_watcher(watcher)
+
+
+def leave_dual_levels(level: int) -> None:
+    """Leaves the levels of forward-mode AD above this one."""
+    while forward_ad._current_level > level:
+        forward_ad.exit_dual_level()
+
+
+STATES.add("level of forward-mode AD", ThreadState(lambda: forward_ad._current_level, leave_dual_levels, True))
 
 
 class Taken:

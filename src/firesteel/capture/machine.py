@@ -47,6 +47,7 @@ from firesteel.capture.values import (  # noqa: F401
     comparisons,
     copies,
     data,
+    duals,
     engine_objects,
     gradients,
     hooks,
@@ -72,6 +73,7 @@ from firesteel.capture.values.iterators import SequenceIterator
 from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
+from firesteel.torchstate import leave_dual_levels
 
 DEPTH_LIMIT = 150           # frames
 LENGTH_LIMIT = 100_000      # items that an iterator may give at once
@@ -424,6 +426,7 @@ class SymbolicMachine(Reader):
     def close(self) -> None:
         """Puts the states of torch back."""
         self.states.restore()
+        leave_dual_levels(self.modes.outer_level)
         leaves.put_back_flags(self)
 
     def release(self) -> None:

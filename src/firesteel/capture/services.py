@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from firesteel import transaction
 from firesteel.capture.effects import Effects
@@ -105,12 +106,15 @@ class States:
 
 @dataclass
 class Modes:
-    """Torch function modes, and inference mode."""
+    """Torch function modes, inference mode, and the level of forward-mode AD (values/duals.py)."""
     off: bool = False                       # are overrides of torch's functions switched off?
     entered: tuple[Value, ...] = ()         # the modes that are on, innermost last
     outer: tuple[Value, ...] = ()           # those that were on before the region
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     started_in_inference: bool = field(default_factory=torch.is_inference_mode_enabled)
+    outer_level: int = field(default_factory=lambda: forward_ad._current_level)
+    in_dual_level: bool = False
+    tangents_lost: bool = False
 
 
 @dataclass

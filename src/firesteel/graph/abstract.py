@@ -43,7 +43,7 @@ from firesteel.graph.tensor import BITS, DATA, AbstractTensor, tensors_in, to_sp
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
-from firesteel.targets import on_host
+from firesteel.targets import HOST, on_host
 from firesteel.torchstate import has_history
 
 aten = torch.ops.aten
@@ -502,7 +502,17 @@ def _sdp_choice(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) ->
         return fact.op(*args, **kwargs)
 
 
+def zero_tangent(plain: OperatorHandler) -> OperatorHandler:
+    """The tangent of a number or a tensor that is not dual.  That of a number stands for a number too, which dispatch reads: it has data."""
+    def tangent(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
+        if len(args[0]) == 0 and torch.device(kwargs.get("device") or HOST).type == HOST.type:
+            return torch.zeros((), dtype=kwargs.get("dtype"), device=HOST)
+        return plain(world, fact, args, kwargs)
+    return tangent
+
+
 HANDLERS: dict[OpOverload, OperatorHandler] = {
+    aten._efficientzerotensor.default: zero_tangent(_run_pure),
     aten._local_scalar_dense.default: _local_scalar,
     aten.equal.default: _no_data,
     aten.allclose.default: _no_data,

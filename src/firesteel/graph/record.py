@@ -25,6 +25,7 @@ from firesteel.graph.abstract import (
     returned,
     set_spec,
     to_spec,
+    zero_tangent,
 )
 from firesteel.graph.autofunctional import functional_form
 from firesteel.graph.decomp import in_format_of
@@ -462,6 +463,9 @@ def _record_polygamma(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict)
     check_written(target, spec_of_node(node))
     world.assign(target, node)
     return target
+
+
+RECORDERS.add(aten._efficientzerotensor.default, zero_tangent(_record_pure))
 
 
 @RECORDERS.row(aten.lift_fresh.default)
