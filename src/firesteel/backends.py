@@ -24,6 +24,7 @@ from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.layouts import channels_last
 from firesteel.graph.sums import join_products
 from firesteel.graph.tracing_context import with_tracing_context
+from firesteel.homes import home_of, is_in_package
 from firesteel.table import Table
 from firesteel.targets import on_gpu
 
@@ -147,8 +148,27 @@ def checked(backend: Backend) -> Backend:
             raise BackendError(f"The backend {_name(backend)} failed on a graph: {type(e).__name__}: {e}", ours=ours) from e
         if not callable(compiled):
             raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.", ours=ours)
-        return compiled
+        known = is_in_package(home_of(backend), "firesteel") or getattr(compiled, "__self__", compiled) is gm
+        return compiled if known else with_results_of(gm, compiled, _name(backend))
     return compile_graph
+
+
+def with_results_of(gm: torch.fx.GraphModule, compiled: Callable, name: str) -> Callable:
+    """What a user's backend made, whose results are a tuple or a list with as many items as the graph has."""
+    results = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
+    count = len(results) if isinstance(results, (tuple, list)) else -1
+    if count < 1:
+        return compiled
+
+    @functools.wraps(compiled, updated=("__dict__",))
+    def call(*args: Any) -> Any:
+        out = compiled(*args)
+        if not isinstance(out, (tuple, list)) or len(out) != count:
+            what = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
+            raise BackendError(f"What the backend {name} compiled returned {what}; the graph has {count} result{'s'[:count > 1]}.",
+                               hint="Return all results of the graph, also a single one, as a tuple or a list.")
+        return out
+    return call
 
 
 def _name(backend: Callable) -> str:

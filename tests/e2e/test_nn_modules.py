@@ -66,3 +66,31 @@ def test_equals_eager(info, dynamic):
                 assert ours is None
             else:
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_training_for_quantisation(backend):
+    """The first call gives the observers their size, and breaks there; later ones are one graph."""
+    class Quantised(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.linear, self.after = torch.ao.quantization.QuantStub(), torch.nn.Linear(8, 4), torch.ao.quantization.DeQuantStub()
+
+        def forward(self, x):
+            return self.after(self.linear(self.before(x))) + 1
+
+    fs.reset()
+    module = Quantised()
+    module.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+    eager = torch.ao.quantization.prepare_qat(module)
+    ours = copy.deepcopy(eager)
+    compiled = fs.compile(ours, backend=backend)
+    for _ in range(3):
+        x = torch.randn(3, 8)
+        results = [fn(x) for fn in (eager, compiled)]
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(dict(ours.named_buffers()), dict(eager.named_buffers()))
+        grads = [torch.autograd.grad(out.sum(), [*model.parameters()]) for out, model in zip(results, (eager, ours))]
+        torch.testing.assert_close(grads[1], grads[0])
+    assert sum(fs.counters["graph_break"].values()) == 1

@@ -171,7 +171,9 @@ def broken(gm, inputs):
 
 
 @pytest.mark.parametrize("backend, text", [(broken, "The backend broken failed on a graph: ArithmeticError: no luck"),
-                                           (lambda gm, inputs: 3, "returned int, not a callable"), ("nonsense", "There is no backend 'nonsense'")])
+                                           (lambda gm, inputs: 3, "returned int, not a callable"),
+                                           (lambda gm, inputs: lambda *args: gm(*args)[0], "returned Tensor; the graph has 1 result."),
+                                           (lambda gm, inputs: lambda *args: [*gm(*args), None], "returned list of 2; the graph has 1 result."), ("nonsense", "There is no backend 'nonsense'")])
 def test_a_bad_backend_is_named_and_is_not_called_ours(backend, text):
     fs.reset()
     error = met(lambda: fs.compile(raises, backend=backend)(good()))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from firesteel.graph.decomp import cast, widen
+from firesteel.graph.rules.base import check
 from firesteel.graph.spec import Spec, like
 from firesteel.ops.block import decomposition, rule
 from firesteel.records import dataclass
@@ -26,6 +27,17 @@ def _reject_amp(*args: Any) -> Spec:
 def fake_quantize(x: Spec, *settings: Any) -> tuple[Spec, Spec]:
     """The values, and where they lay within the range."""
     return like(x), like(x, dtype=torch.bool)
+
+
+@rule("_fused_moving_avg_obs_fq_helper")
+def observed_quantize(x: Spec, observer_on: Spec, fake_on: Spec, low: Spec, *settings: Any) -> tuple[Spec, Spec]:
+    """Observes the range, and quantises by it.  At the first call the observer's tensors get their size, a row each, which no graph can give them."""
+    check(low.shape != (0,), "the observer has no size yet: a first call runs eagerly")
+    return like(x), like(x, dtype=torch.bool)
+
+
+rule("_fused_moving_avg_obs_fq_helper_functional")(
+    lambda x, observer_on, fake_on, *state: (*observed_quantize(x, observer_on, fake_on, *state), *state[:4]))
 
 
 def _fused_step(lists: int) -> Any:
