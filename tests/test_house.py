@@ -1,5 +1,6 @@
 """The house rules that a test can check: layers, the boundary to the peer, a light import, files that say what they are for."""
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -113,7 +114,8 @@ def test_every_file_says_first_what_it_is_for(path):
 
 
 def run_fresh(code):
-    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+    """In a process of its own that finds nothing in a cache on disk."""
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env={**os.environ, "FIRESTEEL_CACHE_DIR": ""})
 
 
 def test_rows_of_operators_are_there_for_all_threads():
