@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -385,6 +386,19 @@ def test_states_that_are_set_are_not_kept(cache):
     for _ in range(2):
         assert as_eager(lambda: torch.no_grad()(helper), x(3, 4).requires_grad_())
     assert "it sets states of torch" in counters["regions_not_kept"]
+
+
+def test_tiered_start(cache):
+    """The other thread finds the region, too."""
+    for _ in range(2):
+        fs.reset()
+        torch.manual_seed(0)
+        compiled, deadline = fs.compile(Convolutions().eval(), tiered=True), time.monotonic() + 120
+        expected = compiled(x(2, 3, 8, 8))["out"]
+        while not counters["tiered"]["compiled"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        torch.testing.assert_close(compiled(x(2, 3, 8, 8))["out"], expected, atol=1e-4, rtol=1e-4)
+    assert counters["native"]["region_hits"] == 1
 
 
 def test_symbols_are_not_kept(cache):
