@@ -59,7 +59,8 @@ def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
             payload = diskcache.kernels(SUFFIX).get(key_of(region, inputs))
             if payload is None:
                 raise Changed("no such call was kept")
-            code = Loading(region, inputs, payload).code()
+            loading = Loading(region, inputs, payload)
+            code = loading.code()
     except (Changed, NotKept) as reason:
         say(region, f"a miss ({reason})")
         return None
@@ -67,6 +68,7 @@ def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
         say(region, f"cannot be used ({type(error).__name__}: {error}), and is made again")
         return None
     counters["native"]["region_hits"] += 1
+    counters["stats"].update(unique_graphs=1, calls_captured=loading.about["calls"])       # as if it were captured
     say(region, "found")
     return code
 
@@ -171,7 +173,8 @@ class Keeping:
                  "names": {name: writer.value(value) for name, value in self.names.items()},
                  "fixed": [writer.object(obj) for obj in fixed if writer.is_found(obj)],
                  "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "program": key.graph,
-                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported, **traces(made.graph, self._homes())}
+                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported,
+                 "calls": sum(node.op in ("call_function", "call_method") for node in made.graph.graph.nodes), **traces(made.graph, self._homes())}
         self._check_executed(fixed)
         homes = {*self.prints.homes, *(str(scope.get("__name__", "")) for scope in made.executed.values())}
         files = files_of(sorted(home for home in homes if not is_library(home) and not is_in_package(home, "firesteel")))
