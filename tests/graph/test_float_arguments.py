@@ -105,3 +105,10 @@ def test_a_logit_whose_ends_have_changed_places():
     for eps in (0.6, 0.7, 0.8):
         x = torch.rand(40)
         torch.testing.assert_close(fs.compile(torch.logit)(x, eps), torch.logit(x, eps))
+
+
+def test_methods_in_python_around_one_in_c():
+    """multi_head_attention_forward calls Tensor.unflatten, which calls super().unflatten."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0)
+    x = torch.randn(3, 3, 8)
+    torch.testing.assert_close(fs.compile(layer, dynamic=True, fullgraph=True)(x), layer(x))
