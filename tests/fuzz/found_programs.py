@@ -288,6 +288,8 @@ def _quotient(x):
     t = mean / (x.abs() + 1.5)
     t.flatten()[0] = 0.25
     return t, mean
+
+
 @found("overwritten value of a branch without a gradient", (((17, 5), (3, 3)), f64, "contiguous", "leaf"))
 def _dead_branch(x):
     t = x - x
@@ -298,3 +300,13 @@ def _dead_branch(x):
     with torch.no_grad():
         t.mul_(2)
     return moved
+
+
+@found("a saved value that a later stretch overwrites through a view", (((3, 4), (4, 4)), f64, "contiguous", "leaf"))
+def _overwritten_view(x):
+    t = x * 2
+    t.view(-1)[: x.numel()] = x.reshape(-1)
+    shrunk = F.tanhshrink(t)
+    norm = F.rms_norm(x, x.shape[-1:])
+    t.select(-1, 0).add_(-0.75)
+    return shrunk, norm.sort(-1).values, norm

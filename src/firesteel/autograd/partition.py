@@ -245,18 +245,19 @@ def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()
 
 
 def lent_values(roles: Roles) -> tuple[set[Node], set[Node]]:
-    """(results and held inputs that the backward would read only in order to compute others again; what it may not compute again from one that it
-    reads itself).  The program may overwrite them before the backward runs; eager, which saves what its backward reads, would not notice: never
-    for the former, not where the tangents for which it reads the value do not arrive for the latter."""
+    """(results and held inputs, with all views of their memory, that the backward would read only in order to compute others again; what it may not
+    compute again from one that it reads itself).  The program may overwrite them before the backward runs; eager, which saves what its backward
+    reads, would not notice: never for the former, not where the tangents for which it reads the value do not arrive for the latter."""
     late = {node for node in roles.nodes if not is_size(node) and (node not in roles.forward or node.meta.get("recompute") in AGAIN)}
     direct: dict[Node, list[Node]] = {}         # value -> those that read it in the backward
     for node in late:
         for before in roles.reads[node]:
             direct.setdefault(_viewed(before), []).append(node)
-    shown = {node for node in roles.outputs if isinstance(node, Node) and not is_size(node)}
-    shown.update(node for node in roles.primals if node.meta.get("held"))
-    shown -= {node for node in roles.gradients if isinstance(node, Node)}
-    return shown - direct.keys(), _read_by_chance(roles, late, {node: direct[node] for node in shown & direct.keys()})
+    gradients = {node for node in roles.gradients if isinstance(node, Node)}
+    shown = {_viewed(node) for node in roles.outputs if isinstance(node, Node) and not is_size(node) and node not in gradients}
+    shown.update(node for node in roles.primals if node.meta.get("held") and node not in gradients)
+    lent = {node for node in roles.nodes if (base := _viewed(node)) in shown and base not in direct}
+    return lent, _read_by_chance(roles, late, {node: direct[node] for node in shown & direct.keys()})
 
 
 def _viewed(node: Node) -> Node:
