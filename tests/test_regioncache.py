@@ -144,6 +144,16 @@ def test_found_regions_compute_what_eager_does(cache, name, train):
     assert "capture" not in fs.stage_times() and "joint" not in fs.stage_times() and counters["stats"]["unique_graphs"] == 1
 
 
+def test_a_function_that_somebody_put_into_a_class(cache, monkeypatch):
+    """The forward makes a ModuleList; torch.compile, say, wraps the constructor of all modules."""
+    def wrapped(init):
+        def patched(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+        return patched
+    monkeypatch.setattr(nn.Module, "__init__", wrapped(nn.Module.__init__))
+    assert as_eager(seeded(lambda: Block(8)), x(4, 8)) and not as_eager(seeded(lambda: Block(8)), x(4, 8))
+
+
 def test_later_calls_and_other_sizes(cache):
     """A loaded variant is one like others: guards, recompiles, symbols for what changed."""
     recompiles = []

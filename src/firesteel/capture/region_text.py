@@ -12,6 +12,7 @@ objects.  What always holds
 """
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -58,6 +59,7 @@ class RegionWriter:
         self._numbers: dict[int, int] = {}
         self._under_way: set[int] = set()
         self._read_by: dict[int, Source] = {}       # where a guard reads an object that has no name
+        self._classes = {guard.data for guard in guards if guard.kind == "type"}
         for guard in guards:
             if guard.kind == "type":
                 self._read_by.setdefault(id(guard.data), sources.Type(guard.source))
@@ -147,6 +149,13 @@ class RegionWriter:
         """Does a name or a guard lead to it?"""
         return id(obj) in self._read_by or path_of(obj) is not None
 
+    @functools.cached_property
+    def _members(self) -> dict[int, tuple[str, str, str]]:
+        """Functions that somebody put into a class under another name than their own: module and name of the class, name in it."""
+        classes = {cls: path for known in self._classes for cls in known.__mro__ if (path := path_of(cls)) is not None}
+        parts = [(path, name, value) for cls, path in classes.items() for name, value in vars(cls).items()]
+        return {id(value): (*path, name) for path, name, value in parts if isinstance(value, types.FunctionType)}
+
     def _object(self, obj: Any) -> list[Any]:
         if id(obj) in self.own:
             return ["own", self.own[id(obj)]]
@@ -162,6 +171,8 @@ class RegionWriter:
             return ["path", *path, text]
         if id(obj) in self._read_by:
             return ["source", self.source(self._read_by[id(obj)]), text]
+        if id(obj) in self._members:
+            return ["member", *self._members[id(obj)], text]
         raise Unwritable(f"no name and no guard leads to {described(obj)}")
 
 
@@ -277,8 +288,10 @@ class RegionReader:
             if found is None:
                 raise Changed(f"the module {about[0]} is not loaded")
             return found if how == "module" else found.__dict__
-        found = at_path(*about[:2]) if how == "path" else self.fetch(self.source(about[0]))
-        name = ".".join(about[:2]) if how == "path" else self.source(about[0]).name
+        found = self.fetch(self.source(about[0])) if how == "source" else at_path(*about[:2])
+        if how == "member":
+            found = getattr(found, "__dict__", {}).get(about[2])
+        name = self.source(about[0]).name if how == "source" else ".".join(about[:-1])
         if found is None:
             raise Changed(f"{name} is not loaded")
         if self._print(found) != about[-1]:
