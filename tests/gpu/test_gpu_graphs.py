@@ -118,9 +118,9 @@ def test_a_program_whose_written_inputs_never_stay_is_left_alone(recording):
 
 
 def test_expanded_inputs_that_move_are_not_recorded(recording):
-    w, cache = torch.randn(3), torch.zeros(3)
-    for _ in range(4):
-        check(recording, torch.randn(1).expand(3), w, cache)
+    w, cache, inputs = torch.randn(3), torch.zeros(3), [torch.randn(1) for _ in range(4)]      # all kept: each has its own address
+    for x in inputs:
+        check(recording, x.expand(3), w, cache)
     assert recording.graph is None and host.plain == 4
 
 

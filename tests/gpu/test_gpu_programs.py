@@ -157,8 +157,8 @@ def test_terms_are_added_in_float32(name, dtype, request, monkeypatch):
     """600 ones: a sum in the dtype itself ends at 256 (bfloat16), and goes on in steps of 2 at 2048 (float16)."""
     if not cuda:
         request.getfixturevalue("emulation")
-        monkeypatch.setattr(index, "adds_by_library", lambda out: False)
-        monkeypatch.setattr(scatter, "adds_by_library", lambda out: False)
+        monkeypatch.setattr(index, "adds_by_library", lambda out, row=0: False)
+        monkeypatch.setattr(scatter, "adds_by_library", lambda out, row=0: False)
     device = "cuda" if cuda else "cpu"
     count = 600 if dtype is torch.bfloat16 else 3001
     x, v, i = torch.zeros(3, 4, dtype=dtype, device=device), torch.ones(count, 4, dtype=dtype, device=device), torch.zeros(count, dtype=torch.long, device=device)

@@ -71,8 +71,9 @@ def test_others_are_as_they_were(clock, kernel):
 
 @gpu_only
 @pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
-def test_a_tuned_program_equals_eager(mode, tmp_path):
+def test_a_tuned_program_equals_eager(mode, tmp_path, monkeypatch):
     fs.reset()
+    monkeypatch.setattr(tuning, "_chosen", {})
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
     x = torch.randn(3000, 64, device="cuda")
     with fs.config.patch(cache_dir=str(tmp_path)):

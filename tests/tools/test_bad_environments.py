@@ -99,7 +99,7 @@ def test_no_folder_for_temporary_files(tmp_path):
 def test_a_failure_that_can_be_written_nowhere(blocked):
     """The error itself is told all the same."""
     broken = "from firesteel.loops.lower.build import LOWERINGS; LOWERINGS._rows['aten::sin'] = lambda *a, **k: 1 / 0"
-    status, err = run("import firesteel.public", broken, "import tempfile; tempfile.tempdir = '/no/such/folder'", PROGRAM, FIRESTEEL_CACHE_DIR=blocked)
+    status, err = run("import firesteel.public, firesteel.ops", broken, "import tempfile; tempfile.tempdir = '/no/such/folder'", PROGRAM, FIRESTEEL_CACHE_DIR=blocked)
     assert status == 1 and "ZeroDivisionError: division by zero\nThis is a failure of firesteel itself; fs.disable on" in err
 
 
