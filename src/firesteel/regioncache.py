@@ -8,7 +8,7 @@ reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `prog
  - A region that relies on anything else is not kept: objects that are no code and that no source leads to, symbols, breaks, states of torch that are
    set, graphs that are compiled in parts or not kept themselves.
  - The first variant of a region alone is kept and looked for: later ones depend on what was seen to change.
- - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is made again.
+ - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is captured again.
 
 An entry is a line of JSON, then the code of the run function.
 """
@@ -64,8 +64,8 @@ def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
     except (Changed, NotKept) as reason:
         say(region, f"a miss ({reason})")
         return None
-    except Exception as error:      # written by us, read by us: whatever is wrong with it, it is made again
-        say(region, f"cannot be used ({type(error).__name__}: {error}), and is made again")
+    except Exception as error:      # written by us, read by us: whatever is wrong with it, it is captured again
+        say(region, f"cannot be used ({type(error).__name__}: {error}), and is captured again")
         return None
     counters["native"]["region_hits"] += 1
     counters["stats"].update(unique_graphs=1, calls_captured=loading.about["calls"])       # as if it were captured
@@ -315,7 +315,8 @@ class Loading:
         machine_code = MachineCode(compile_text, reader.arguments) if compile_text is not None else None
         try:
             made = build_guards(guards, self.region.arg_names, returns, machine_code)
-        except Exception:       # machine code is written for arguments of which the guards hold
+        except Exception as error:      # machine code is written for arguments of which the guards hold
+            say(self.region, f"its guards are checked in Python ({type(error).__name__}: {error})")
             made = build_guards(guards, self.region.arg_names, returns)
         if made.check(*self.inputs) is None:
             raise Changed(made.explain(self.inputs))

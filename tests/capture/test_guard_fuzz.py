@@ -256,13 +256,18 @@ def test_any_change_is_seen(seed, machine_code, monkeypatch):
                 raise AssertionError(f"after {done}") from error
             name, pick = choose.choice(names), choose.randrange(1 << 30)
             done.append(name)
-            if name in CHANGES:
-                CHANGES[name](mine, random.Random(pick))
-                CHANGES[name](theirs, random.Random(pick))
-            else:
-                GLOBAL_CHANGES[name](random.Random(pick))
+            change(name, pick, mine, theirs)
     assert counter.frame_count > 1
     assert machine_code == any(entry.guard.walks for region in compiled.__firesteel_root__.all_regions() for entry in region.entries)
+
+
+def change(name, pick, *worlds):
+    """The same change of each world, or of what they share."""
+    if name in GLOBAL_CHANGES:
+        GLOBAL_CHANGES[name](random.Random(pick))
+        return
+    for world in worlds:
+        CHANGES[name](world, random.Random(pick))
 
 
 def test_calling_again_without_a_change_compiles_nothing():
@@ -301,10 +306,6 @@ def test_any_change_is_seen_in_another_process(seed, tmp_path, monkeypatch):
                 hits += counters["native"]["region_hits"]
             name, pick = choose.choice(names), choose.randrange(1 << 30)
             done.append(name)
-            if name in CHANGES:
-                CHANGES[name](mine, random.Random(pick))
-                CHANGES[name](theirs, random.Random(pick))
-            else:
-                GLOBAL_CHANGES[name](random.Random(pick))
+            change(name, pick, mine, theirs)
     programcache.versions.cache_clear()
     assert hits > 3
