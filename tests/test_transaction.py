@@ -125,6 +125,23 @@ def test_an_interrupt_while_code_is_linked(inputs):
         check_interrupted(*inputs, stop)
 
 
+def test_a_thread_aside_holds_nothing_when_it_tells_its_end():
+    """What it would free behind that may meet the end of the process."""
+    class Held:
+        def fail(self):
+            raise ValueError
+
+    for function in (Held.__repr__, Held.fail):
+        held = Held()
+        call, results, errors, seen = [(function, (held,))], [], [], []
+        alive = weakref.ref(held)
+        del held
+        transaction._work(call, results, errors, lambda: (errors and errors[0].with_traceback(None), seen.append(alive())))
+        assert seen == [None] and len(results) + len(errors) == 1
+    with pytest.raises(ValueError):
+        transaction.aside(Held().fail)
+
+
 def test_a_name_of_a_library_is_not_given_twice(monkeypatch):
     """An exception behind the linking itself: the name is in use, though nobody has the library."""
     text = "define i64 @{0}() {{\n  ret i64 7\n}}\n"

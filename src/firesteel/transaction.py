@@ -154,27 +154,36 @@ def context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def aside(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)` on a thread of its own.  Who waits for it may be interrupted; it is not, and comes to its end.  Threads and events of
-    `threading` are Python, which an interrupt would leave broken; a plain lock is not."""
+    `threading` are Python, which an interrupt would leave broken; a plain lock is not.
+
+    Nobody waits for what the thread does after its last line, so Python may end meanwhile.  Then it must not free an object there: where that
+    lets the global lock go, as a tensor's memory does, the process would be aborted.  So it holds nothing any more by then."""
     results: list[Any] = []
     errors: list[BaseException] = []
+    call = [(function, args)]
+    del function, args
     done = threading.Lock()
-
-    def work() -> None:
-        try:
-            results.append(function(*args))
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.release()
     done.acquire()
     try:
-        _thread.start_new_thread(work, ())
+        _thread.start_new_thread(_work, (call, results, errors, done.release))
     except RuntimeError:        # Python is shutting down, or the system has no thread to give
-        work()
+        _work(call, results, errors, done.release)
     done.acquire()
     if errors:
         raise errors.pop()
     return results.pop()
+
+
+def _work(call: list[Any], results: list[Any], errors: list[BaseException], tell: Callable[[], None]) -> None:
+    """Takes the call out of its list, and leaves what came of it in the caller's lists alone."""
+    function, args = call.pop()
+    try:
+        results.append(function(*args))
+    except BaseException as error:
+        errors.append(error)
+    finally:
+        del function, args
+        tell()
 
 
 # ---------------------------------------------------------------- states

@@ -1,6 +1,7 @@
 """The JIT: one text is compiled once, object code survives in the disk cache, threads may compile at the same time."""
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
 import ctypes
 import gc
@@ -8,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -80,6 +82,7 @@ def test_wrong_text_is_an_error_and_leaves_the_engine_whole():
 
 PROCESS = """
 import sys
+import time
 sys.path.insert(0, sys.argv[1])
 import torch
 from native_nests import Runner, softmax
@@ -283,3 +286,16 @@ def test_freed_memory_is_kept_for_the_next_call():
         run_with = environment | ({decided: "131072"} if decided else {})
         done = subprocess.run([sys.executable, "-c", FREED], env=run_with, capture_output=True, text=True)
         assert done.stdout.split() == answers.split(), (decided, done.stdout, done.stderr)
+
+
+def test_the_end_of_a_compiling_thread_frees_nothing_of_llvm(monkeypatch):
+    """Freeing is Python code, which may meet the end of the process there."""
+    from llvmlite.binding import targets
+    closed = []
+    monkeypatch.setattr(targets.TargetMachine, "_dispose", lambda self: closed.append(_thread.get_ident()))
+    threads_before = _thread._count()
+    cpu.load([kernel(311.25), kernel(312.25), kernel(313.25)])
+    while _thread._count() > threads_before:
+        time.sleep(0.001)
+    time.sleep(0.05)        # a thread is no longer counted shortly before its variables are freed
+    assert not closed and cpu.jit().machines

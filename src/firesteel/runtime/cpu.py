@@ -27,7 +27,6 @@ import re
 import struct
 import sys
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,12 +89,13 @@ class Jit:
         self.loaded: dict[weakref.ref[Library], Any] = {}       # llvmlite's object for each, which unloads it
         self.dead: list[weakref.ref[Library]] = []              # libraries that nobody holds any more
         self.imports: dict[str, NativeAddress] = {}
+        self.machines: list[Any] = []       # target machines that nobody uses at the moment
         self.emit = _unlocked_emit(llvm)
         vector_library()                    # its functions are found among the process's symbols
         self._add_launch()
 
     def machine(self, target: Target | None = None) -> Any:
-        """A target machine, for this processor or another of its kind; the compiler takes one for each thread and one for the JIT."""
+        """A target machine, for this processor or another of its kind; each use of the compiler takes one, and the JIT."""
         cpu = target or this_machine()
         # "jitdefault": code and its constants are loaded into two places, which may be more than 2 GB apart in a process full of libraries
         return self.target.create_target_machine(cpu=cpu.cpu, features=cpu.features, opt=2, reloc="default", codemodel="jitdefault", jit=True)
@@ -139,8 +139,17 @@ class Jit:
         return self._compile(text)
 
     def _compile(self, text: str, machine: Any = None) -> bytes:
-        """Text -> object code.  Each has a context of its own, so threads do not meet in LLVM."""
-        machine = machine or _of_thread(self)
+        """Text -> object code, by `machine` or one of ours."""
+        if machine is not None:
+            return self._compile_by(machine, text)
+        machine = self.machines.pop() if self.machines else self.machine()
+        try:
+            return self._compile_by(machine, text)
+        finally:
+            self.machines.append(machine)   # not left to the thread, whose end may meet the end of Python: LLVM's memory is given back by Python code
+
+    def _compile_by(self, machine: Any, text: str) -> bytes:
+        """Each text has a context of its own and a machine that no other uses, so threads do not meet in LLVM."""
         context = self.llvm.create_context()
         with self.llvm.parse_assembly(text, context) as module:
             if config.verify:
@@ -248,16 +257,6 @@ def _after_fork_in_child() -> None:
 atexit.register(_lock.holding, int)     # what an interrupted caller no longer waits for comes to its end before LLVM is taken down
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-_local = threading.local()
-
-
-def _of_thread(owner: Jit) -> Any:
-    """The target machine of the calling thread."""
-    if getattr(_local, "owner", None) is not owner:
-        _local.owner, _local.machine = owner, owner.machine()
-    return _local.machine
 
 
 def _unlocked_emit(llvm: Any) -> Any:
