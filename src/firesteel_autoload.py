@@ -11,7 +11,7 @@ from typing import Any
 # what fs.install() replaces, below torch; firesteel/dropin.py has the replacements
 PATCHED = ("compile", "compiler.compile", "compiler.reset", "compiler.set_stance", "compiler.disable", "compiler.allow_in_graph",
            "compiler.assume_constant_result", "compiler.substitute_in_graph", "compiler.list_backends", "compiler.set_default_backend",
-           "compiler.get_default_backend", "compiler.cudagraph_mark_step_begin")
+           "compiler.get_default_backend", "compiler.cudagraph_mark_step_begin", "compiler.set_enable_guard_collectives")
 
 
 def autoload() -> None:

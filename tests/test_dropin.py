@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import firesteel as fs
-from firesteel import dropin
+from firesteel import dropin, options
 from firesteel.errors import UserError
 from firesteel_autoload import PATCHED
 
@@ -144,6 +144,28 @@ def test_settings_of_the_peer_are_followed_and_put_back(installed):
     fs.uninstall()
     theirs.recompile_limit = 8
     assert fs.config.recompile_limit == limit
+
+
+def test_other_settings_of_the_peer(installed, caplog):
+    """Those with a counterpart of another name are followed; what has none is named once; `disable` is read by torch.compile."""
+    import torch._dynamo.config as capture
+    import torch._functorch.config as autograd
+    import torch._inductor.config as code
+    options._said.clear()
+    with capture.patch(optimize_ddp=False, disable=True), autograd.patch(activation_memory_budget=0.5), code.patch(freezing=True, fallback_random=True):
+        assert torch.compile(len) is len
+        for n in (1, 2):
+            fs.compile(lambda x: x * n)(torch.zeros(1))
+        assert fs.config.memory_budget == 0.5
+    fs.compile(lambda x: x * 5)(torch.zeros(1))
+    assert fs.config.memory_budget == 1
+    named = [record.args[1] for record in caplog.records]
+    assert sorted(named) == ["torch._dynamo.config.disable", "torch._dynamo.config.optimize_ddp", "torch._inductor.config.freezing"]
+
+
+def test_the_environment_turns_it_off(installed, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert torch.compile(len) is len
 
 
 @pytest.mark.parametrize("value,firesteel_is_it", [("1", True), ("0", False), ("", False)])

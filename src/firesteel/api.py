@@ -19,8 +19,9 @@ import torch.fx
 
 from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
-from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, lookup_backend, native
+from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, is_ours, lookup_backend, native, with_keywords
 from firesteel.capture import entry, marks
+from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
@@ -40,24 +41,32 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Modules of one class share
     variants, and so do functions that differ in floats of their closure or defaults, unless `isolate_recompiles`.  `tiered`: calls for which
     nothing is compiled yet run eagerly, and what serves them is compiled on another thread meanwhile (tiers.py)."""
-    check_keywords(mode, options, shapes_spec, recompile_limit)
+    chosen = lookup_backend(backend)
+    check_keywords(mode, options, recompile_limit, "native" if chosen is native else "ours" if is_ours(chosen) else "another's")
+    if shapes_spec is not None and dynamic is not None:
+        raise UserError("dynamic= and shapes_spec= are given both.", hint="Leave one out: a specification says of every size whether it is dynamic.")
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable,
-                                 name=name, recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles, tiered=tiered)
+                                 name=name, recompile_limit=recompile_limit, isolate_recompiles=isolate_recompiles, shapes_spec=shapes_spec,
+                                 tiered=tiered)
     if not callable(model):
         raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if disable:
         return model
     wanted = wants_recording(mode, options), wants_tuning(mode, options)
-    chosen = FOR_GPU[wanted] if backend == "native" and any(wanted) and CUDA in in_use() else lookup_backend(backend)
+    if chosen is native:
+        chosen = FOR_GPU[wanted] if any(wanted) and CUDA in in_use() else native
+    elif not is_ours(chosen):
+        chosen = with_keywords(chosen, mode, options)
     settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None,
-                "later": tiers.schedule if tiered else None}
+                "later": tiers.schedule if tiered else None, "spec": None if shapes_spec is None else ShapeSpec(shapes_spec, model)}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
     if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
         return _with_first(_module_call(model.__self__, settings, model.__func__), model.__self__, model)
-    return _compile_closure(model, settings) if settings["isolated"] is None and holds_floats(model) else compile_callable(model, settings)
+    shares = not isolate_recompiles and shapes_spec is None and holds_floats(model)
+    return _compile_closure(model, settings) if shares else compile_callable(model, settings)
 
 
 def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
@@ -115,8 +124,9 @@ def _first_backends() -> dict[str, Callable]:
 
 def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
+    is_kept = settings["backend"] is native and settings.get("spec") is None
     compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
-                                      first_backends=_first_backends(), kept=_kept_regions if settings["backend"] is native else lambda: None,
+                                      first_backends=_first_backends(), kept=_kept_regions if is_kept else lambda: None,
                                       **{**own, "backend": checked(settings["backend"])})
     return _capturing_backwards(compiled, settings) if settings["backwards"] else compiled
 
@@ -315,7 +325,7 @@ def call_step(name: str) -> Callable:
 def _compiled_step(cls: Any, name: str) -> Callable:
     @functools.wraps(getattr(cls, name))
     def step(self, *args, **kwargs):
-        call = _module_call(self._firesteel_original, self._firesteel_settings, call_step(name))
+        call = _module_call(self._firesteel_original, {**self._firesteel_settings, "spec": None}, call_step(name))
         return call(self._firesteel_original, *args, **kwargs)
 
     marks.hide_from_the_peer(step)

@@ -133,9 +133,19 @@ class BudgetBackend:
 OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), *FOR_GPU.values()])
 
 
+def is_ours(backend: Backend) -> bool:
+    return backend in OURS or isinstance(backend, BudgetBackend)
+
+
+def with_keywords(backend: Callable, mode: str | None, options: dict[str, Any] | None) -> Backend:
+    """Another's backend, called with the mode and the options that were given for it, as torch.compile does."""
+    given = {**({} if mode in (None, "default") else {"mode": mode}), **({"options": options} if options else {})}
+    return functools.update_wrapper(functools.partial(backend, **given), backend, updated=()) if given else backend
+
+
 def checked(backend: Backend) -> Backend:
     """The backend, whose failures reach the user as a BackendError that names it."""
-    ours = backend in OURS or isinstance(backend, BudgetBackend)
+    ours = is_ours(backend)
     compiler = backend if ours else with_tracing_context(backend)
 
     @functools.wraps(backend, updated=())

@@ -4,11 +4,12 @@
     fs.install();  torch.compile(model);  model.compile();  fs.uninstall()
 
 All keywords of torch.compile are taken (options.py).  "inductor" and no backend at all mean native; a backend that was registered for the peer is
-called with our graphs.  Settings that the program changes in the peer's module of settings are followed, looked at before each compilation:
-that module is never imported here, only found where the program has.
+called with our graphs.  Settings that the program changes in the peer's modules of settings are followed, or named once where there is no
+counterpart; they are looked at before each compilation.  Those modules are never imported here, only found where the program has.
 """
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ import torch.compiler
 from firesteel import api, backends
 from firesteel.capture import entry, marks
 from firesteel.errors import UserError
-from firesteel.options import follow
+from firesteel.options import follow, say_once
 from firesteel.table import Table
 from firesteel_autoload import PATCHED, place
 
@@ -57,7 +58,7 @@ def uninstall() -> None:
             delattr(owner, attribute)
     _originals.clear()
     _default = None
-    follow(None, _followed)
+    follow(_followed, installed=False)
 
 
 def is_installed() -> bool:
@@ -65,17 +66,20 @@ def is_installed() -> bool:
 
 
 def _follow_settings() -> None:
-    settings = sys.modules.get("torch._dynamo.config")
-    if settings is not None:
-        follow(settings, _followed)
+    follow(_followed, installed=True)
 
 
 # ---------------------------------------------------------------- the replacements
 
 @REPLACEMENTS.row("compile", "compiler.compile")
-def compile(model: Any = None, *, backend: Any = None, **keywords: Any) -> Any:
+def compile(model: Any = None, *, backend: Any = None, disable: bool = False, **keywords: Any) -> Any:
     """torch.compile, done by firesteel."""
-    return api.compile(model, backend=_backend(backend), **keywords)
+    return api.compile(model, backend=_backend(backend), disable=disable or _is_turned_off(), **keywords)
+
+
+def _is_turned_off() -> bool:
+    """Is torch.compile to leave functions as they are, by the environment or the peer's settings?"""
+    return os.environ.get("TORCH_COMPILE_DISABLE") == "1" or bool(getattr(sys.modules.get("torch._dynamo.config"), "disable", False))
 
 
 def _backend(wanted: Any) -> Any:
@@ -133,6 +137,13 @@ def get_default_backend() -> Any:
 @REPLACEMENTS.row("compiler.cudagraph_mark_step_begin")
 def cudagraph_mark_step_begin() -> None:
     """A step begins: nothing to do, since results never live in memory that a later step takes."""
+
+
+@REPLACEMENTS.row("compiler.set_enable_guard_collectives")
+def set_enable_guard_collectives(enabled: bool) -> bool:
+    """Returns the setting from before."""
+    say_once("setting", "guard collectives", "ranks compare their collectives when they compile (fs.config.rank_wait)" if enabled else "")
+    return False
 
 
 _ours: dict[str, Callable] = {"compiler.reset": api.reset, "compiler.set_stance": api.set_stance, "compiler.allow_in_graph": marks.allow_in_graph,

@@ -8,8 +8,16 @@ taken in silence.
 """
 from __future__ import annotations
 
+import ast
+import contextvars
+import functools
 import logging
+import pathlib
+import sys
 from typing import Any
+
+import torch
+from torch.utils._config_module import _UNSET_SENTINEL as UNSET
 
 from firesteel.config import config
 from firesteel.errors import UserError
@@ -18,56 +26,82 @@ from firesteel.targets import CUDA, in_use
 
 logger = logging.getLogger("firesteel")
 
-MODES: Table[str] = Table("mode", "options.py")
-for _name, _text in {
-    "default": "",
-    "reduce-overhead": "",                  # inference on a GPU is recorded as CUDA graphs (runtime/graphs.py)
-    "max-autotune": "",                     # the same, and warps of kernels are measured (runtime/tuning.py)
-    "max-autotune-no-cudagraphs": "",
-}.items():
-    MODES.add(_name, _text)
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-ON_CPU = "kernels of the CPU are chosen by a cost model; candidates are not measured"
+# asked for, but no tensor lives on a GPU: question -> what is done on the CPU
+ON_CPU = {"tuning": "kernels of the CPU are chosen by a cost model; candidates are not measured",
+          "recording": "the CPU has no CUDA graphs; launches there are native calls already"}
 
-# "" where the option asks for what is done here anyway
+OBEYED = ("max_autotune", "max_autotune_pointwise", "triton.cudagraphs")        # as the modes are: wants_recording, wants_tuning
+DONE = "it is always on here"
+# what an option asks for is done here anyway, or the sentence says why not, or what to say instead
 OPTIONS: Table[str] = Table("option of torch.compile", "options.py")
 _of_gpu = "this is a choice of the peer's code generator for GPUs"
 for _name, _text in {
-    "fallback_random": "",                  # random numbers are eager's, unless fs.config.eager_rng is off
+    "fallback_random": DONE,                # random numbers are eager's, unless fs.config.eager_rng is off
     "emulate_precision_casts": "set fs.config.eager_rounding to round after every operator",
-    "max_autotune": "", "max_autotune_pointwise": "", "max_autotune_gemm": "matrix products are the library's",
+    "max_autotune_gemm": "matrix products are the library's",
     "coordinate_descent_tuning": "say mode='max-autotune'", "max_autotune_gemm_backends": "matrix products are the library's",
-    "epilogue_fusion": "operators are fused where the cost model says that it pays", "aggressive_fusion": "fusion follows a cost model",
-    "shape_padding": "operands of matrix products are not padded", "triton.cudagraphs": "",
+    "epilogue_fusion": DONE, "aggressive_fusion": "fusion follows a cost model",
+    "shape_padding": "operands of matrix products are not padded",
     "triton.cudagraph_trees": "say mode='reduce-overhead' for CUDA graphs", "triton.unique_kernel_names": "kernels are named by their text",
     "triton.multi_kernel": _of_gpu, "layout_optimization": "layouts are those of the program", "force_same_precision": _of_gpu,
     "freezing": "parameters are read at each call", "trace.enabled": "set fs.config.dump_dir to keep what each stage made",
     "trace.graph_diagram": "set fs.config.dump_dir to keep what each stage made", "cpp_wrapper": "the host code is Python with native launches",
-    "cpp.threads": "set fs.config.cpu_threads", "cpp.simdlen": "the vector width is the processor's", "dce": "", "size_asserts": "",
-    "nan_asserts": "results are not looked at", "implicit_fallbacks": "", "permute_fusion": "fusion follows a cost model",
-    "inplace_buffers": "", "allow_buffer_reuse": "", "memory_planning": "", "compile_threads": "set fs.config.compile_threads",
+    "cpp.threads": "set fs.config.cpu_threads", "cpp.simdlen": "the vector width is the processor's", "dce": DONE, "size_asserts": DONE,
+    "nan_asserts": "results are not looked at", "implicit_fallbacks": DONE, "permute_fusion": "fusion follows a cost model",
+    "inplace_buffers": DONE, "allow_buffer_reuse": DONE, "memory_planning": DONE, "compile_threads": "set fs.config.compile_threads",
+    "guard_filter_fn": "guards are always checked; they cost about a microsecond a call",
+    "force_disable_caches": "set fs.config.cache_dir to an empty string", "disable": "it is read when torch.compile is called",
 }.items():
     OPTIONS.add(_name, _text)
+UNREAD = "this setting of the peer has no counterpart"
 
 _said: set[str] = set()
 
 
-def check_keywords(mode: str | None, options: dict[str, Any] | None, shapes_spec: Any, recompile_limit: int | None) -> None:
-    """Raises where a keyword cannot be obeyed; says once what has no effect."""
-    if mode is not None and mode not in MODES:
+def check_keywords(mode: str | None, options: dict[str, Any] | None, recompile_limit: int | None, backend: str) -> None:
+    """Raises where a keyword cannot be obeyed; says once what has no effect.  `backend`: "native", another of "ours", or "another's", which is
+    given the mode and the options itself."""
+    if mode is not None and mode not in MODES and backend != "another's":
         raise UserError(f"There is no mode {mode!r}.", hint=f"Use one of {', '.join(map(repr, MODES))}.")
     if mode is not None and options:
         raise UserError("mode= and options= are given both.", hint="Leave one out.")
-    if shapes_spec is not None:
-        raise UserError("Shape specifications are not read.", hint="Say it by fs.mark_dynamic(tensor, dim, min=..., max=...) on the arguments.")
     if recompile_limit is not None and (isinstance(recompile_limit, bool) or not isinstance(recompile_limit, int) or recompile_limit < 1):
         raise UserError(f"recompile_limit={recompile_limit!r} is no number of variants.", hint="Give an int of at least 1.")
-    unknown = [name for name in options or () if name.replace("-", "_") not in OPTIONS]
+    if backend != "native":
+        for name in [] if backend == "another's" else options or ([] if mode in (None, "default") else [mode]):
+            say_once("option" if options else "mode", name, "only the native backend generates code")
+        return
+    given = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    unknown = [name for name in given if name not in OPTIONS and name not in OBEYED and name not in options_of_the_peer()]
     if unknown:
         raise UserError(f"There are no options {', '.join(unknown)}.", hint="Settings of ours are attributes of fs.config.")
-    say_once("mode", mode, ON_CPU if wants_tuning(mode, None) and CUDA not in in_use() else "")
-    for name, value in (options or {}).items():
-        say_once("option", name, OPTIONS[name.replace("-", "_")] if value else "")
+    for name, value in given.items():
+        say_once("option", name, without_effect(name, value))
+    if CUDA not in in_use():
+        asked = [ON_CPU[what] for what, wants in (("recording", wants_recording), ("tuning", wants_tuning)) if wants(mode, options)]
+        say_once("option" if mode is None else "mode", mode or next((name for name in given if name in OBEYED), None), "; ".join(asked))
+
+
+def without_effect(name: str, value: Any) -> str:
+    """Why this value of an option does nothing; "" where it is obeyed, or is what is done anyway."""
+    text = "" if name in OBEYED else OPTIONS.get(name, UNREAD)
+    return text if text == UNREAD or bool(value) != (text == DONE) else ""
+
+
+@functools.cache
+def options_of_the_peer() -> frozenset[str]:
+    """The names of the settings of the peer's code generator, which are its options.  Read as text: nothing of it is run."""
+    path = pathlib.Path(torch.__path__[0], "_inductor", "config.py")
+    body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
+    groups = [("", body), *((f"{node.name}.", node.body) for node in body if isinstance(node, ast.ClassDef))]
+    return frozenset(f"{prefix}{name}" for prefix, nodes in groups for node in nodes for name in _assigned(node))
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def wants_recording(mode: str | None, options: dict[str, Any] | None) -> bool:
@@ -89,19 +123,34 @@ def say_once(kind: str, name: str | None, text: str | None) -> None:
 
 # ---------------------------------------------------------------- settings of the peer
 
-# obeyed where they were set to another value than their default; cache_size_limit is another name of the first
-FOLLOWED = ("recompile_limit", "suppress_errors", "capture_scalar_outputs", "capture_dynamic_output_shape_ops", "assume_static_by_default",
-            "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")
+# module of the peer's settings -> its setting -> ours.  cache_size_limit is another name of the first
+FOLLOWED = {
+    "torch._dynamo.config": {name: name for name in (
+        "recompile_limit", "suppress_errors", "capture_scalar_outputs", "capture_dynamic_output_shape_ops", "assume_static_by_default",
+        "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")},
+    "torch._functorch.config": {"activation_memory_budget": "memory_budget"},
+    "torch._inductor.config": {"emulate_precision_casts": "eager_rounding"},
+}
 
 
-def follow(module: Any, followed: dict[str, Any]) -> None:
-    """Takes over what the user set in the peer's module of settings; `followed` keeps our values from before, for what is set back there."""
-    entries = getattr(module, "_config", {})        # none where there is no such module: all is set back
-    for name in FOLLOWED:
-        value = getattr(module, name, None)
-        is_set = name in entries and value is not None and value != entries[name].default
-        if is_set:
-            followed.setdefault(name, getattr(config, name))
-            setattr(config, name, value)
-        elif name in followed:
-            setattr(config, name, followed.pop(name))
+def follow(followed: dict[str, Any], installed: bool) -> None:
+    """Takes over what the user set in the peer's settings, and names once what has no counterpart; `followed` keeps our values from before, for
+    what is set back there.  The modules are found where the program has imported them."""
+    changed = {module: set_by_user(sys.modules.get(module)) if installed else {} for module in FOLLOWED}
+    for module, names in FOLLOWED.items():
+        for theirs, ours in names.items():
+            if theirs in changed[module]:
+                followed.setdefault(ours, getattr(config, ours))
+                setattr(config, ours, changed[module].pop(theirs))
+            elif ours in followed:
+                setattr(config, ours, followed.pop(ours))
+        for name, value in changed[module].items():
+            text = f"say options={{{name!r}: ...}}, or a mode, for the call" if name in OBEYED else without_effect(name, value)
+            say_once("setting", f"{module}.{name}", text)
+
+
+def set_by_user(module: Any) -> dict[str, Any]:
+    """Setting -> its value, where it is another than the default."""
+    overrides = {name: (entry, getattr(entry, "user_override", UNSET)) for name, entry in getattr(module, "_config", {}).items()}
+    values = {name: (entry, given.get() if isinstance(given, contextvars.ContextVar) else given) for name, (entry, given) in overrides.items()}
+    return {name: value for name, (entry, value) in values.items() if value is not UNSET and value != entry.default}

@@ -156,7 +156,7 @@ def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     m.note_sizes(name, source, policy)
     guard_strides(m, abstract, source)
     if m.world.env is not None:
-        m.wished += [(name, source, dim, wish) for dim, wish in marks.dimension_wishes(obj).items() if wish[0] == "dynamic"]
+        m.wished += [(name, source, dim, wish) for dim, wish in m.policy.wishes(obj, source).items() if wish[0] == "dynamic"]
     node = m.record.placeholder(name, source, abstract, obj)
     value = TensorValue(node, abstract, source, obj)
     m.record.own(abstract, value)

@@ -37,6 +37,7 @@ from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.parts import part_of
 from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
 from firesteel.capture.resume import resume_function
+from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
 from firesteel.capture.tracebacks import is_ours, without_ours
@@ -323,6 +324,8 @@ class FunctionRegion(Region):
     def __init__(self, root: Root, positional: int, keywords: tuple[str, ...]):
         self.positional, self.keywords = positional, keywords
         super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
+        if root.spec is not None:
+            self.policy = SymbolPolicy(False, specified=root.spec.of_call(self.arg_names, positional, keywords))
         self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
 
     @property
@@ -472,7 +475,7 @@ class Root:
                  native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
                  recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({}),
                  code: types.CodeType | None = None, later: Callable[[Region, tuple[Any, ...]], bool] | None = None,
-                 kept: Callable[[], Any] = lambda: None):
+                 kept: Callable[[], Any] = lambda: None, spec: ShapeSpec | None = None):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
         own = getattr(fn, "__module__", None) == "firesteel.api"        # that calls modules: one function for all of them
         self.code = code if own else code_of(fn)    # whose records of what changed are shared
@@ -482,6 +485,7 @@ class Root:
         self.recompile_limit = recompile_limit      # of each region; None: the setting
         self.first_backends = first_backends        # stance -> who compiles for the first call
         self.later = later                          # sees to it that an Entry is made; False: it is to be made at once
+        self.spec = spec                            # what the caller said of the arguments' sizes
         self.kept = kept                            # where captured regions are kept between processes; None: nowhere
         self.lock = transaction.Lock()
         self.regions: dict[Any, FunctionRegion] = {}
@@ -524,7 +528,7 @@ class Root:
             return self.fn
         key = getattr(backend, "__wrapped__", backend)
         if key not in self.forced:
-            self.forced[key] = self._compiled(self.fn, backend, fullgraph=self.fullgraph, steals=self.steals, name=self.name)
+            self.forced[key] = self._compiled(self.fn, backend, fullgraph=self.fullgraph, steals=self.steals, name=self.name, spec=self.spec)
         return self.forced[key].__firesteel_root__.drive
 
     def drive(self, *args: Any, **kwargs: Any) -> Any:

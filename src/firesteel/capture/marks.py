@@ -204,7 +204,8 @@ def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, i
     own = tensor.__dict__
     if not own:
         return {}
-    theirs = {dim: (wish, None, None) for name, wish in PEER_WISHES.items() for dim in own.get(name, ())}
+    theirs: dict[int, Any] = {dim: (wish, None, None) for name, wish in PEER_WISHES.items() for dim in own.get(name, ())}
+    theirs |= {limits.dim: ("dynamic", limits.min, limits.max) for limits in own.get("_dynamo_dynamic_range", ())}
     return {**theirs, **own.get(DIMENSIONS, {})}
 
 

@@ -3,8 +3,8 @@
 dynamic=False: none; dynamic=True: all sizes, and int arguments (an int attribute of a module is a setting, and a symbol only
 after it changed); dynamic=None: none at first, and each that was seen to change
 ("automatic dynamic"); but the learning rate of an optimiser, which schedulers change, always is one.
-The user's marks on a tensor come first.  Records are kept by source, for all variants of a region; those of
-arguments are shared by all compiled versions of a function, until `reset`.
+The user's marks on a tensor come first, and what a shape specification says (shape_specs.py).
+Records are kept by source, for all variants of a region; those of arguments are shared by all compiled versions of a function, until `reset`.
 
     policy.learn(guards, arguments)     # a guard failed: what changed becomes a symbol from now on
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from firesteel import transaction
+from firesteel.capture import shape_specs
 from firesteel.capture.guards import Guard
 from firesteel.capture.marks import dimension_wishes
 from firesteel.capture.source import Attr, Item, Local, Source
@@ -57,11 +58,12 @@ def shared_records(code: types.CodeType | None, region: Any) -> Records:
 class SymbolPolicy:
     """Mutable: learns from guards that failed."""
 
-    def __init__(self, dynamic: bool | None, shared: Records | None = None):
+    def __init__(self, dynamic: bool | None, shared: Records | None = None, specified: Mapping[str, Any] = types.MappingProxyType({})):
         self.dynamic, self.shared, own = dynamic, Records() if shared is None else shared, Records()
         self._own, self._sizes, self._strides, self._numbers = own, own.sizes, own.strides, own.numbers
         if dynamic is not False and config.automatic_dynamic_shapes:
             own.take(self.shared)
+        self.specified = specified  # argument -> its specification
         self._settled = False       # at the limit: what varied is a symbol whatever the settings say
 
     # -- asked while capturing -------------------------------------------------------------------------------------
@@ -76,9 +78,14 @@ class SymbolPolicy:
         return not (self._sizes or self._strides or self._numbers)
 
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
-        wishes, seen = dimension_wishes(tensor), self._sizes.get(source, ())
+        wishes, seen = self.wishes(tensor, source), self._sizes.get(source, ())
         everywhere = self.everywhere and not isinstance(tensor, torch.nn.Parameter)
         return tuple(wished(*wishes[d]) if d in wishes else DYNAMIC if everywhere or d in seen else STATIC for d in range(tensor.dim()))
+
+    def wishes(self, tensor: torch.Tensor, source: Source) -> dict[int, tuple[str, int | None, int | None]]:
+        """Dimension -> what the user said of its size."""
+        specified = shape_specs.size_wishes(shape_specs.at(self.specified, source), tensor, source) if self.specified else {}
+        return {**dimension_wishes(tensor), **specified}
 
     def strides(self, source: Source, rank: int) -> set[int]:
         """Dimensions whose stride was seen to change, of those that a tensor of this rank has: an earlier one may have had more."""
@@ -90,6 +97,8 @@ class SymbolPolicy:
         if config.specialize_int if isinstance(number, int) else config.specialize_float:
             return False
         if isinstance(number, float) and self.dynamic is not False and is_learning_rate(source):
+            return True
+        if self.specified and shape_specs.is_variable(shape_specs.at(self.specified, source)):
             return True
         return source in self._numbers or (self.everywhere and type(number) is int and number not in (0, 1) and is_argument(source))
 
