@@ -195,7 +195,7 @@ def compiled_autograd(compiler: Callable[[torch.fx.GraphModule], Callable] | Non
     and handed to `compiler`; without one, to fs.compile.  With dynamic=True no size is a constant, else only those that never changed."""
     if compiler is not None and not callable(compiler):
         raise UserError(f"fs.compiled_autograd takes a function of a GraphModule, not {type(compiler).__name__}.")
-    return engine.requested(engine.Request(_compile_backward if compiler is None else _of_user(compiler), bool(dynamic)))
+    return engine.requested(engine.Request(_compile_backward if compiler is None else (lambda gm, dynamic: compiler(gm)), bool(dynamic)))
 
 
 def disable_compiled_autograd() -> contextlib.AbstractContextManager[None]:
@@ -205,10 +205,6 @@ def disable_compiled_autograd() -> contextlib.AbstractContextManager[None]:
 
 def _compile_backward(gm: torch.fx.GraphModule, dynamic: bool) -> Callable:
     return compile(gm, dynamic=dynamic or None)
-
-
-def _of_user(compiler: Callable) -> engine.GraphCompiler:
-    return lambda gm, dynamic: compiler(gm)
 
 
 def _capturing_backwards(compiled: Callable, settings: dict) -> Callable:

@@ -54,7 +54,7 @@ _begun = _Begun()
 
 def atomic(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, or an exception and nothing else."""
-    before = _read()
+    before = [(row.put, row.read()) for row in STATES.values() if not (row.shared and _begun.beside)]
     undo: list[Callable[[], Any]] = []
     outer = _begun.undo
     try:
@@ -100,10 +100,6 @@ def _put_threshold(threshold: tuple[int, int, int]) -> None:
 
 
 STATES.add("garbage collections", ThreadState(gc.get_threshold, _put_threshold))
-
-
-def _read() -> list[tuple[Callable, Any]]:
-    return [(row.put, row.read()) for row in STATES.values() if not (row.shared and _begun.beside)]
 
 
 class NeedsCaller(BaseException):

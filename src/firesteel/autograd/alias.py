@@ -254,11 +254,12 @@ class AliasPlan:
                                  "raise_all": raise_all, "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}
         early = [k for k, view in enumerate(self.views) if view.early]
         lines = ["v = with_spent(spent, v)"] if self.spent else []
-        lines += [*self._rewind(early), *self._view_lines(early), *(["record(before)"] if early else [])]
+        roots = self._written_roots(early)      # their versions are for a while what they were before the last write that rule 8 is about
+        lines += [f"rise([({text}, -1)])" for text in roots] + self._view_lines(early) + ["record(before)"] * bool(early)
         lines += ["write_recorded(writes, i, v)"] * bool(recorded)
         for by in sorted(set(self.rises.values())):
             lines.append(f"raise_all([{', '.join(f'i[{k}]' for k, rise in self.rises.items() if rise == by)}], {by})")
-        lines += self._wind(early)
+        lines += [f"rise([({text}, 1)])" for text in roots]
         lines += self._view_lines([k for k, view in enumerate(self.views) if not view.early])
         numbers = iter(range(len(constants)))
         body = "".join(f"constants[{next(numbers)}], " if isinstance(r, Constant) else f"{r.text()}, " for r in self.results)
@@ -288,13 +289,6 @@ class AliasPlan:
             if view.version:
                 lines.append(f"set_versions([(r[{k}], {view.version})])")
         return lines
-
-    def _rewind(self, early: Sequence[int]) -> list[str]:
-        """Brings versions to what they were before the last write that rule 8 is about: unrecorded ones have been made."""
-        return [f"rise([({text}, -1)])" for text in self._written_roots(early)]
-
-    def _wind(self, early: Sequence[int]) -> list[str]:
-        return [f"rise([({text}, 1)])" for text in self._written_roots(early)]
 
     def _written_roots(self, early: Sequence[int]) -> list[str]:
         unrecorded = {InputItself(w.input) for w in self.writes if w.how == "no_grad"}

@@ -74,12 +74,12 @@ def requested(request: Request | None) -> Iterator[None]:
     """Backwards started inside by this thread go to this compiler; None: to the eager engine."""
     before = _state.requests
     _state.requests = (*before, request)
-    _install()
+    _installing.holding(_count, 1)
     try:
         yield
     finally:
         _state.requests = before
-        _uninstall()
+        _installing.holding(_count, -1)
 
 
 def current_request() -> Request | None:
@@ -95,14 +95,6 @@ def reset() -> None:
     """Forgets every captured backward."""
     if door is not None:
         door.clear_cache()
-
-
-def _install() -> None:
-    _installing.holding(_count, 1)
-
-
-def _uninstall() -> None:
-    _installing.holding(_count, -1)
 
 
 def _count(change: int) -> None:

@@ -109,7 +109,8 @@ class Roles:
         tangents = [node for node in placeholders if is_tangent(node)]
         effects = [node for node in nodes if node.op == "call_function" and has_effect(node)]
         after_tangents, forward = descendants(tangents, reads), ancestors(outputs, reads)
-        late = [node for node in effects if node in after_tangents or is_drawn_late(node)]
+        # a backward (of a custom function, say) may draw random numbers that depend on no gradient
+        late = [node for node in effects if node in after_tangents or op_class(node) == "random" and node.meta.get("late", False)]
         effects = [node for node in effects if node not in late]
         forward |= ancestors(effects, reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
@@ -165,11 +166,6 @@ def has_effect(node: Node) -> bool:
     """Must the call be made even if its result is not read?  Eager draws random numbers then too, and where the program says so."""
     return op_class(node) == "random" or isinstance(node.target, torch._ops.OpOverload) and (
         not node.target._schema.returns or collective(node.target) is not None)
-
-
-def is_drawn_late(node: Node) -> bool:
-    """Is it a draw of random numbers by the backward (by a custom function, say), though it depends on no gradient?"""
-    return op_class(node) == "random" and node.meta.get("late", False)
 
 
 # ---------------------------------------------------------------- the minimum cut

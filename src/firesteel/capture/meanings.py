@@ -94,13 +94,9 @@ def meaning(fn: Any) -> CallMeaning:
     if (row := CALLABLES.get(fn) or TYPES.get(type(fn))) is not None:
         return row
     if not isinstance(fn, types.FunctionType):
-        return meaning_of_native(fn)
+        # written in C: its class says it, or its module
+        return CLASSES.get(owner_of(fn)) or by_module(NATIVE_MODULES, home_of(fn)) or breaks("call")
     return meaning_of_function(fn)
-
-
-def meaning_of_native(fn: Any) -> CallMeaning:
-    """Of a function or a method that is written in C: its class says it, or its module."""
-    return CLASSES.get(owner_of(fn)) or by_module(NATIVE_MODULES, home_of(fn)) or breaks("call")
 
 
 def meaning_of_function(fn: types.FunctionType) -> CallMeaning:

@@ -39,7 +39,7 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     points = _best(nest.axes, nest.phases, not swept)
     if not swept:
         return _turning(nest, _points_shape(nest, points, width, fewest, False))
-    rows = [_best(_vector_axes(p), [p]) for p in nest.phases]
+    rows = [_best(() if p.kind == "scan" else p.axes, [p]) for p in nest.phases]
     if points and points[0] > _rows_score(nest, rows):
         return _points_shape(nest, points, width, fewest, True)
     widths = tuple(_row_width(p, r[1], width, fewest) if r else 1 for p, r in zip(nest.phases, rows))
@@ -107,10 +107,6 @@ def turned_loads(nest: FlatNest, lane: str, across: str) -> list[Expr]:
     nodes = postorder(*(root for p in nest.phases for root in p.roots()))
     return [n for n in nodes if n.op == "at" and not n.args and n.attr[0] not in stored
             and n.attr[1].coefficient(lane) not in (0, 1) and n.attr[1].coefficient(across) == 1]
-
-
-def _vector_axes(phase: FlatPhase) -> tuple[Axis, ...]:
-    return () if phase.kind == "scan" else phase.axes
 
 
 def _rows_score(nest: FlatNest, rows: list[tuple[float, Axis] | None]) -> float:

@@ -85,7 +85,7 @@ class _LlvmPrinter:
         self.rereads = bool(stored & set(self._loaded()))
 
     def _loaded(self) -> Iterator[int]:
-        from_nest = (n for p in self.nest.phases for n in _nodes(p))
+        from_nest = (n for p in self.nest.phases for n in postorder(*p.roots()))
         return (n.attr[0] for n in from_nest if n.op in ("at", "at_masked"))
 
     def run(self) -> str:
@@ -144,10 +144,6 @@ start:"""
 _SLICE = ("  %facts = getelementptr i8, ptr %given, i64 -1", "  %args = load ptr, ptr %facts, align 8",
           "  %at.begin = getelementptr i64, ptr %facts, i64 1", "  %begin = load i64, ptr %at.begin, align 8",
           "  %at.end = getelementptr i64, ptr %facts, i64 2", "  %end = load i64, ptr %at.end, align 8")
-
-
-def _nodes(phase: FlatPhase) -> list[Expr]:
-    return postorder(*phase.roots())
 
 
 # ---------------------------------------------------------------- points nests

@@ -204,19 +204,10 @@ def _stays_in_registers(nest: FlatNest, longest: int, total: Size) -> bool:
     return power_of_two(longest) * max(len({buffer for buffer, _ in read}), 2) <= WHOLE
 
 
-def _warps(elements: int) -> int:
-    return min(max(elements // 256, 1), 8)
-
-
 def _row_warps(elements: int, programs: Size) -> int:
     """For whole rows in registers: few, so that rows are combined by few; more where that would leave the machine idle."""
     idle = isinstance(programs, int) and programs < PROGRAMS
     return min(max(elements // (256 if idle else 1024), 1), 16)
-
-
-def _calls(nest: FlatNest) -> int:
-    """Functions of the math library that an element needs."""
-    return sum(is_heavy(node.op) for node in postorder(*(root for phase in nest.phases for root in phase.roots())))
 
 
 def _spread(warps: int, elements: int, calls: int) -> int:
@@ -241,7 +232,7 @@ class _TritonPrinter:
         self.passes: list[tuple[Size, int]] = []
         self.can_fail = False
         self.total = _extent(nest.axes)
-        self.calls = _calls(nest)
+        self.calls = sum(is_heavy(node.op) for node in postorder(*(root for phase in nest.phases for root in phase.roots())))
         _check_adds(nest)
 
     def run(self) -> list[str]:
@@ -256,7 +247,7 @@ class _TritonPrinter:
 
     def finish(self, w: TritonFunction, programs: Size, elements: int, rows: bool = False) -> list[str]:
         self.can_fail |= w.can_fail
-        self.passes.append((programs, _spread(_row_warps(elements, programs) if rows else _warps(elements), elements, self.calls)))
+        self.passes.append((programs, _spread(_row_warps(elements, programs) if rows else min(max(elements // 256, 1), 8), elements, self.calls)))
         return w.lines
 
     def whole(self) -> list[str]:

@@ -145,7 +145,7 @@ def write(place: Alias, value: Node, emit: Emit) -> None:
 def with_strides(node: Node, wanted: Spec, old: Node, emit: Emit) -> Node:
     """The same value laid out as `wanted`, so that views recorded against it stay legal."""
     spec = spec_of_node(node)
-    if spec.strides == wanted.strides or _same_layout(spec, wanted):
+    if spec.strides == wanted.strides or all(same(size, 1) or same(s, t) for size, s, t in zip(spec.shape, spec.strides, wanted.strides)):
         return node
     if wanted.strides == contiguous_strides(wanted.shape):
         return emit(aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -155,10 +155,6 @@ def with_strides(node: Node, wanted: Spec, old: Node, emit: Emit) -> Node:
         permuted = emit(aten.permute.default, node, order)
         return emit(aten.permute.default, emit(aten.clone.default, permuted, memory_format=torch.contiguous_format), inverse)
     return emit(aten.copy.default, old, node)
-
-
-def _same_layout(a: Spec, b: Spec) -> bool:
-    return all(same(size, 1) or same(s, t) for size, s, t in zip(a.shape, a.strides, b.strides))
 
 
 def reshape(node: Node, shape: Shape, emit: Emit) -> Node:

@@ -148,17 +148,13 @@ def where_known(function: Callable[..., Any], *args: Any, shape: Sequence[Size] 
 def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: str = "i64") -> Expr:
     """A fresh symbol for a number that `operator` reads from data."""
     env = current.env
-    if env is None or not (env.replaying or config.capture_dynamic_output_shape_ops or inside_backward()):
+    # inside of the engine's backward a size that depends on data is that of a tensor whose gradient is computed
+    if env is None or not (env.replaying or config.capture_dynamic_output_shape_ops or torch._C._current_autograd_node() is not None):
         raise DataShape(operator)
     size = env.create_unbacked(lo, hi if type(hi) is int else None, operator, dtype)
     if type(hi) is Expr and not env.replaying:
         env.learn(le(size, hi))
     return size
-
-
-def inside_backward() -> bool:
-    """Is the autograd engine at work?  Sizes that depend on data are its own there: gradients have the sizes of what they are gradients of."""
-    return torch._C._current_autograd_node() is not None
 
 
 def hint(size: Size) -> int:

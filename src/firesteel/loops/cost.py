@@ -40,17 +40,13 @@ UNKNOWN_SIZE = 256              # what a symbolic size counts for
 
 def op_cost(node: Expr) -> int:
     if node.op in LOADS:
-        return GATHER if any(_gathers(arg) for arg in node.args[2 if node.op == "masked" else 0:]) else LOAD
+        return GATHER if any(arg.op in LOADS or arg.op == "check_index" for arg in node.args[2 if node.op == "masked" else 0:]) else LOAD
     return 0 if node.op in FREE_OPS else _WEIGHTS.get(node.op, 1)
 
 
 def is_heavy(op: str) -> bool:
     """Is it a call, or a loop of its own, for each element?"""
     return _WEIGHTS.get(op, 1) >= 20 or op in ("mod", "fmod")
-
-
-def _gathers(index: Expr) -> bool:
-    return index.op in LOADS or index.op == "check_index"
 
 
 def body_cost(*roots: Expr) -> int:

@@ -50,7 +50,7 @@ class Group:
 def group_of(number: int, step: ProgramStep) -> Group:
     group = Group(number, 1 << number, step)
     nest = step.nest
-    if nest is None or not _groupable(nest):
+    if nest is None or not all(phase.kind != "scan" and all(store.mode == "set" for store in phase.stores) for phase in nest.phases):
         return group
     group.frozen, group.origin = False, list(nest.origin)
     group.rows = {a.name: a.extent for a in nest.axes}
@@ -63,10 +63,6 @@ def group_of(number: int, step: ProgramStep) -> Group:
     swept = [cost.hint_product(group.inner[a] for a in s.axes) for s in group.statements]
     group.work = cost.hint_product(group.rows.values()) * max(swept, default=1)
     return group
-
-
-def _groupable(nest: Nest) -> bool:
-    return all(phase.kind != "scan" and all(store.mode == "set" for store in phase.stores) for phase in nest.phases)
 
 
 def _add_statements(group: Group, nest: Nest) -> None:

@@ -265,7 +265,8 @@ class _Planner:
         for number, (step, reads, writes) in enumerate(self.uses):
             for name in writes:
                 self._allocate(name, number)
-            if not _has_no_points(step):
+            # nothing runs over an axis of extent 0: printers need not care for strides of empty buffers, which may be 0 along other axes
+            if step.nest is None or not any(isinstance(a.extent, int) and a.extent == 0 for a in step.nest.axes):
                 self.steps.append(Run(step))
             for name in dict.fromkeys((*reads, *writes)):
                 if self.last[name] == number and name not in self.overwritten:
@@ -364,11 +365,6 @@ def may_fail(step: ProgramStep) -> bool:
     if step.call:
         return _target_name(step.call) not in (*_PURE_CALLS, "_local_scalar_dense", "_scaled_dot_product_flash_attention_for_cpu")
     return step.nest is not None and any(expr.holds & CHECKING for expr in step.nest.exprs())
-
-
-def _has_no_points(step: ProgramStep) -> bool:
-    """A parallel axis of extent 0.  Printers need not care for the strides of empty buffers, which may be 0 along other axes."""
-    return step.nest is not None and any(isinstance(a.extent, int) and a.extent == 0 for a in step.nest.axes)
 
 
 def _layout(buffer: Buffer) -> tuple:

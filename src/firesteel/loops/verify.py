@@ -20,7 +20,8 @@ HERE_ONLY = frozenset({"axis", "load", "masked", "acc", "check_index"})
 
 def verify_program(program: Program) -> None:
     """Checks all steps in order, then the outputs."""
-    known = _symbols_of(program)
+    # symbols that run time can know: read from inputs, or given by a library call
+    known = set(program.symbols).union(*[step.bound_symbols(program.buffers) for step in program.steps])
     written = {name for name, buffer in program.buffers.items() if buffer.kind in ("input", "constant")}
     for name, buffer in program.buffers.items():
         _verify_buffer(name, buffer)
@@ -35,11 +36,6 @@ def verify_program(program: Program) -> None:
 def _require(holds: bool, rule: str, *shown: Any) -> None:
     if not holds:
         raise InternalError(f"loop IR: {rule}: " + ", ".join(map(repr, shown)))
-
-
-def _symbols_of(program: Program) -> set[str]:
-    """Symbols that run time can know: read from inputs, or given by a library call."""
-    return set(program.symbols).union(*[step.bound_symbols(program.buffers) for step in program.steps])
 
 
 # ---------------------------------------------------------------- buffers and library calls

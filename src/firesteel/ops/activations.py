@@ -149,13 +149,9 @@ def log_sigmoid_forward(x: Spec) -> tuple[Spec, Spec]:
     return elementwise([x], x.dtype), Spec((0,), (1,), 0, x.dtype, x.device)
 
 
-def in_order_on_cpu(x: Tensor) -> Tensor:
-    return aten.clone.default(x, memory_format=torch.contiguous_format) if on_host(x) and not x.is_contiguous() else x
-
-
 @decomposition("log_sigmoid_forward")
 def decompose_log_sigmoid_forward(x: Tensor):
-    x = in_order_on_cpu(x)
+    x = aten.clone.default(x, memory_format=torch.contiguous_format) if on_host(x) and not x.is_contiguous() else x
     decay = aten.exp.default(aten.neg.default(aten.abs.default(x)))
     result = aten.minimum.default(x, aten.zeros_like.default(x)) - aten.log1p.default(decay)
     return result, decay if on_host(x) else aten.new_empty.default(x, [0])

@@ -17,7 +17,7 @@ from firesteel.graph.sizes import must, must_match, same, unbacked, unknown
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, like, suggests_channels_last
 from firesteel.graph.tensor import to_spec
 from firesteel.loops.lower.build import Builder, choose, fits, moved
-from firesteel.loops.lower.value import Index, IndexMap, Operand
+from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.scalars import SHORT, literal, number, to
 from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, rule, shape
@@ -93,13 +93,9 @@ def _cat_by_parts(b: Builder, out: Any, parts: list[Operand], dim: int) -> Opera
     buffer, dtype = b.buffer(out), SHORT[out.dtype]
     start: Size = 0
     for part in parts:
-        b.store_into(buffer, part.shape, _mover(dim, -start), lambda i: to(part.load(i), dtype))
+        b.store_into(buffer, part.shape, lambda i: moved(i, dim, -start), lambda i: to(part.load(i), dtype))
         start = start + part.shape[dim]
     return Operand.of(buffer, out)
-
-
-def _mover(dim: int, by: Size) -> IndexMap:
-    return lambda index: moved(index, dim, by)
 
 
 @shape("_chunk_cat")

@@ -206,12 +206,8 @@ def counted(out: Any, start: Any, step: Any) -> Any:
         return NotImplemented
     if is_float(dtype):
         wide = "f64"
-        return Operand.lazy(out, lambda i: to(_line(i[0], start, step, wide), dtype))
+        return Operand.lazy(out, lambda i: to(S.add(number(start, wide), S.mul(number(i[0], wide), number(step, wide))), dtype))
     return Operand.lazy(out, lambda i: to(as_expr(i[0] * step + start), dtype))
-
-
-def _line(i: Any, start: Any, step: Any, dtype: str) -> Expr:
-    return S.add(number(start, dtype), S.mul(number(i, dtype), number(step, dtype)))
 
 
 lowering("arange.start_step")(lambda b, out, start, end, step=1, **_: counted(out, start, step))

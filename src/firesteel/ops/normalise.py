@@ -348,12 +348,8 @@ def _differentiated_by_channels(wide: Tensor, x: Tensor, mean: Tensor, rstd: Ten
 @device_rule("native_batch_norm _native_batch_norm_legit")
 def native_batch_norm(x: Spec, weight: Spec | None, bias: Spec | None, running_mean: Spec | None, running_var: Spec | None,
                       training: bool, momentum: float, eps: float) -> tuple[Spec, Spec, Spec]:
-    stats = _batch_stats(x, weight, training)
+    stats = fresh(x, (x.shape[1],) if training or on_gpu(x) else (0,), stats_dtype(x, weight))
     return batch_norm_output(x), stats, stats
-
-
-def _batch_stats(x: Spec, weight: Spec | None, training: bool) -> Spec:
-    return fresh(x, (x.shape[1],) if training or on_gpu(x) else (0,), stats_dtype(x, weight))
 
 
 def batch_norm_output(x: Spec) -> Spec:

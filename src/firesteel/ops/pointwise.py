@@ -148,11 +148,7 @@ def compute_div_mode(x, y, rounding_mode=None):
         return S.floordiv(x, y)
     if is_float(x.dtype):
         return S.trunc(S.div(x, y))
-    return _truncated(x, y)
-
-
-def _truncated(x: Expr, y: Any) -> Expr:
-    """Integer division towards zero: what is left after taking C's remainder off divides exactly."""
+    # integer division towards zero: what is left after taking C's remainder off divides exactly
     return S.floordiv(S.sub(x, S.fmod(x, y)), y)
 
 

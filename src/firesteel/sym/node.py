@@ -164,14 +164,9 @@ def rebuild(root: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None],
                 continue
             args = tuple([memo.get(arg, arg) for arg in node.args])
             new = change(node, args)
-            memo[node] = new if new is not None else witharguments(node, args)
+            memo[node] = new if new is not None else (node if args == node.args else make(node.op, node.dtype, args, node.attr))
         stack.pop()
     return memo.get(root, root)
-
-
-def witharguments(node: Expr, args: tuple[Expr, ...]) -> Expr:
-    """The node over other arguments, as it is: no rule is applied."""
-    return node if args == node.args else make(node.op, node.dtype, args, node.attr)
 
 
 def free_symbols(*roots: object) -> set[Expr]:

@@ -151,7 +151,7 @@ class Context:
             return self._rebuild_sum(node, done)
         args = [done[arg] for arg in node.args]
         try:
-            if node.op in _by_op and _ours(node):
+            if node.op in _by_op and node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args) and not _is_bitwise(node):
                 return self.build(node.op, *args)
             if _is_folded(node) and not any(type(arg) is Expr for arg in args):
                 return meaning(node.op, node.dtype).compute(*args)
@@ -192,10 +192,6 @@ def parts(node: Expr) -> Reversible[Expr]:
         if (node,) not in terms:
             return {atom: None for monomial in terms for atom in monomial}
     return node.args
-
-
-def _ours(node: Expr) -> bool:
-    return node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args) and not _is_bitwise(node)
 
 
 def _is_folded(node: Expr) -> bool:

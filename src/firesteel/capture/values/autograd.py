@@ -358,7 +358,7 @@ class Recipe:
         backward = functools.partial(self._backward, run)
         made: dict[str, Any] = {
             "forward": staticmethod(lambda *inputs: tuple(run(self.forward, *inputs))), "setup_context": staticmethod(self._setup),
-            "backward": staticmethod(once_differentiable(backward) if is_once(self.cls) else backward),
+            "backward": staticmethod(once_differentiable(backward) if getattr(self.cls.backward, "__code__", None) is ONCE else backward),
             "generate_vmap_rule": self.cls.generate_vmap_rule, "__module__": self.cls.__module__}
         kind: Any = type(torch.autograd.Function)
         return kind(self.cls.__name__, (torch.autograd.Function,), made)
@@ -384,7 +384,3 @@ class Recipe:
 
 def call_body(body: torch.fx.GraphModule, *inputs: Any) -> Any:
     return body(*inputs)
-
-
-def is_once(cls: type[torch.autograd.Function]) -> bool:
-    return getattr(cls.backward, "__code__", None) is ONCE

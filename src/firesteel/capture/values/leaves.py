@@ -211,11 +211,6 @@ def put_back_flags(m: Machine) -> None:
             made.tensor.abstract.requires_grad_(made.before)
 
 
-def parameter_maker(requires_grad: bool) -> Any:
-    """A new function for each parameter: one made twice of a tensor that came in has two sources."""
-    return lambda tensor: torch.nn.Parameter(tensor, requires_grad)
-
-
 def requiring_grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_()
 
@@ -229,4 +224,5 @@ def new_parameter(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | 
     if not isinstance(data, TensorValue):
         raise Break("leaf", name="Parameter")
     wanted = m.truth_now(given["requires_grad"]) if "requires_grad" in given else True
-    return new_leaf(m, data, parameter_maker(wanted), "Parameter")
+    # a new function for each parameter: one made twice of a tensor that came in has two sources
+    return new_leaf(m, data, lambda tensor: torch.nn.Parameter(tensor, wanted), "Parameter")
