@@ -52,7 +52,7 @@ def _default_cache_dir() -> str:
 
 
 KNOBS: Table[Knob] = Table("knob", "config.py")
-for _name, _knob in {
+KNOBS.rows({
     "recompile_limit": Knob(int, 8, "How many variants of one function or resume point are compiled before the limit rule applies.", least=1),
     "error_on_recompile": Knob(bool, False, "Raise RecompileError instead of compiling a second variant."),
     "assume_static_by_default": Knob(bool, True, "With dynamic=None, sizes are constants until they change."),
@@ -78,8 +78,7 @@ for _name, _knob in {
     "internal_frames": Knob(bool, False, "Show the compiler's own frames in tracebacks of the program's errors."),
     "report": Knob(str, "", "Write an HTML report about everything that is compiled into this folder when the process ends."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),
-}.items():
-    KNOBS.add(_name, _knob)
+})
 
 
 # variables of the environment that are no settings

@@ -148,8 +148,7 @@ def set_enable_guard_collectives(enabled: bool) -> bool:
 
 _ours: dict[str, Callable] = {"compiler.reset": api.reset, "compiler.set_stance": api.set_stance, "compiler.allow_in_graph": marks.allow_in_graph,
                               "compiler.assume_constant_result": marks.assume_constant_result}
-for _name, _function in _ours.items():
-    REPLACEMENTS.add(_name, _function)
+REPLACEMENTS.rows(_ours)
 
 
 # ---------------------------------------------------------------- torch.compile(model, backend="firesteel")

@@ -145,7 +145,7 @@ def _float_text(writer: TextWriter, value: float) -> str:
 
 
 LITERALS: Table[Callable[[TextWriter, Any], str]] = Table("kind of value in a dump", "dumps.py")     # asked in this order
-for _kinds, _write in {
+LITERALS.rows({
     Node: lambda w, v: v.name,
     Expr: TextWriter.expr,
     (bool, int, str, type(None), type(...)): lambda w, v: "..." if v is ... else repr(v),
@@ -159,8 +159,7 @@ for _kinds, _write in {
     torch.device: lambda w, v: f"torch.device({str(v)!r})",
     torch.Generator: lambda w, v: f"torch.Generator({str(v.device)!r})",
     torch.Tensor: _tensor_text,
-}.items():
-    LITERALS.add(_kinds, _write)
+})
 
 
 def constant(data: list | None, dtype: torch.dtype, shape: tuple, strides: tuple, device: str) -> torch.Tensor:

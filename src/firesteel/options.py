@@ -37,7 +37,7 @@ DONE = "it is always on here"
 # what an option asks for is done here anyway, or the sentence says why not, or what to say instead
 OPTIONS: Table[str] = Table("option of torch.compile", "options.py")
 _of_gpu = "this is a choice of the peer's code generator for GPUs"
-for _name, _text in {
+OPTIONS.rows({
     "fallback_random": DONE,                # random numbers are eager's, unless fs.config.eager_rng is off
     "emulate_precision_casts": "set fs.config.eager_rounding to round after every operator",
     "max_autotune_gemm": "matrix products are the library's",
@@ -53,8 +53,7 @@ for _name, _text in {
     "inplace_buffers": DONE, "allow_buffer_reuse": DONE, "memory_planning": DONE, "compile_threads": "set fs.config.compile_threads",
     "guard_filter_fn": "guards are always checked; they cost about a microsecond a call",
     "force_disable_caches": "set fs.config.cache_dir to an empty string", "disable": "it is read when torch.compile is called",
-}.items():
-    OPTIONS.add(_name, _text)
+})
 UNREAD = "this setting of the peer has no counterpart"
 
 _said: set[str] = set()

@@ -52,6 +52,10 @@ class Table(Mapping[Any, V], Generic[V]):     # keys are strings, operators, cla
             return value
         return register
 
+    def rows(self, rows: Mapping[Any, V]) -> None:
+        for key, value in rows.items():
+            self.add(key, value)
+
     def remove(self, key: Any) -> None:
         del self._rows[key]
 

@@ -40,7 +40,7 @@ class RecomputePolicy:
 
 
 POLICIES: Table[RecomputePolicy] = Table("recompute policy", "autograd/recompute.py")
-for _name, _policy in {
+POLICIES.rows({
     "view": RecomputePolicy(recompute=True, save=False, fusible=True),       # its base is saved instead: the same memory, fewer names
     "create": RecomputePolicy(recompute=True, save=False, fusible=True),     # full, arange: nothing to read
     "pointwise": RecomputePolicy(recompute=True, save=True, fusible=True),
@@ -49,8 +49,7 @@ for _name, _policy in {
     "random": RecomputePolicy(recompute=False, save=True, fusible=False),    # a second draw would give other numbers
     "heavy": RecomputePolicy(recompute=False, save=True, fusible=False),     # matmul, convolution, attention, sort, custom operators
     "size": RecomputePolicy(recompute=False, save=True, fusible=True),       # an int; saved aside of the tensors
-}.items():
-    POLICIES.add(_name, _policy)
+})
 
 CLASS_OF: Facet[str] = Facet("recompute class")
 

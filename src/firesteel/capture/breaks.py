@@ -11,6 +11,7 @@ Numbered rules:
 """
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from dataclasses import field
@@ -182,16 +183,14 @@ def act_import_name(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
 
 
 # -- branches and loops -------------------------------------------------------------------------------------------------
-def _branch(negated: bool) -> ActionRow:
-    def act(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-        name = e.name()
-        condition = f"not {name}" if negated else name
-        return Action([f"{name} = bool({e.expr(f.stack[-1])})"], [Exit(i.target.index, 1, [], condition), Exit(i.index + 1, 1)])
-    return act
+def _branch(negated: bool, e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
+    name = e.name()
+    condition = f"not {name}" if negated else name
+    return Action([f"{name} = bool({e.expr(f.stack[-1])})"], [Exit(i.target.index, 1, [], condition), Exit(i.index + 1, 1)])
 
 
-ACTIONS.add("POP_JUMP_IF_TRUE", _branch(False))
-ACTIONS.add("POP_JUMP_IF_FALSE", _branch(True))
+ACTIONS.add("POP_JUMP_IF_TRUE", functools.partial(_branch, False))
+ACTIONS.add("POP_JUMP_IF_FALSE", functools.partial(_branch, True))
 
 END: Any = object()
 

@@ -136,8 +136,7 @@ def symbol_input(m: Machine, obj: int | float, source: Source) -> Value:
     return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, obj), source)
 
 
-for _type in CONSTANT_TYPE_SET:
-    WRAPPERS.add(_type, wrap_constant)
+WRAPPERS.row(*CONSTANT_TYPE_SET)(wrap_constant)
 BASES.add(enum.Enum, wrap_constant)
 
 
@@ -310,8 +309,7 @@ def known_key(m: Machine, key: Any, source: Source, index: int) -> Value:
     return m.look(m.lazy(key, Nth(source, index)))
 
 
-for _type in (dict, collections.OrderedDict, collections.defaultdict):
-    WRAPPERS.add(_type, wrap_dict)
+WRAPPERS.row(dict, collections.OrderedDict, collections.defaultdict)(wrap_dict)
 
 
 @WRAPPERS.row(types.MappingProxyType)
@@ -410,11 +408,9 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     return wrap_callable(m, obj, source)
 
 
-for _type in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-              types.ClassMethodDescriptorType, type(np.random.default_rng)):
-    WRAPPERS.add(_type, wrap_builtin)
-for _kind in TYPES:
-    WRAPPERS.add(_kind, wrap_callable)
+WRAPPERS.row(types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
+             types.ClassMethodDescriptorType, type(np.random.default_rng))(wrap_builtin)
+WRAPPERS.row(*TYPES)(wrap_callable)
 
 
 @WRAPPERS.row(torch.library.CustomOpDef)

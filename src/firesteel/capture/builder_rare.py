@@ -12,7 +12,6 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,6 @@ from firesteel.capture.values.natives import builtin_part
 from firesteel.capture.values.python_random import RANDOM, PythonRandom
 from firesteel.capture.values.randomness import RandomGenerator
 
-_type: Any
-
 # -- NumPy --------------------------------------------------------------------------------------------------------------
 WRAPPERS.add(np.ndarray, guarded("type", ArrayValue))
 BASES.add(np.dtype, wrap_fixed)         # there is one object of each that torch knows
@@ -56,17 +53,15 @@ def viewed(view: Any) -> Any:
     return gc.get_referents(view)[0]
 
 
-def wrap_view(kind: str) -> Callable[..., Value]:
-    def wrap(m: Machine, obj: Any, source: Source) -> Value:
-        guard(m, source, "type", type(obj))
-        owner = builtin_part(m.read(viewed(obj), Call(source, viewed)))
-        return DictView(owner, kind, source, obj) if isinstance(owner, DictValue) else opaque(m, obj, source)
-    return wrap
+def wrap_view(kind: str, m: Machine, obj: Any, source: Source) -> Value:
+    guard(m, source, "type", type(obj))
+    owner = builtin_part(m.read(viewed(obj), Call(source, viewed)))
+    return DictView(owner, kind, source, obj) if isinstance(owner, DictValue) else opaque(m, obj, source)
 
 
 for _kind in DictView.TYPES:
     for _dict in (dict, collections.OrderedDict):
-        WRAPPERS.add(type(getattr(_dict(), _kind)()), wrap_view(_kind))
+        WRAPPERS.add(type(getattr(_dict(), _kind)()), functools.partial(wrap_view, _kind))
 
 
 @WRAPPERS.row(re.Match)
@@ -76,16 +71,13 @@ def wrap_match(m: Machine, obj: re.Match, source: Source) -> Value:
 
 
 # -- iterators, and what is made by a call --------------------------------------------------------------------------------
+@WRAPPERS.row(operator.itemgetter, operator.attrgetter, operator.methodcaller)
 def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:
     """operator.itemgetter and its relatives are known by how they were made."""
     guard(m, source, "identity", obj)
     made, args = obj.__reduce__()
     kwargs = made.keywords if isinstance(made, functools.partial) else {}
     return m.call_now(m.constant_object(type(obj)), [m.constant_object(arg) for arg in args], {k: m.constant_object(v) for k, v in kwargs.items()})
-
-
-for _type in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
-    WRAPPERS.add(_type, wrap_getter)
 
 
 @WRAPPERS.row(weakref.ReferenceType)
@@ -96,8 +88,7 @@ def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
 
 
 wrap_iterator = guarded("type", RealIterator)
-for _type in dict.fromkeys(PEEKABLE):
-    WRAPPERS.add(_type, wrap_iterator)
+WRAPPERS.row(*dict.fromkeys(PEEKABLE))(wrap_iterator)
 
 
 def iterator_parts(m: Machine, obj: Any, source: Source) -> list[Value]:
@@ -136,8 +127,7 @@ def wrap_enumerate(m: Machine, obj: Any, source: Source) -> Value:
 
 # -- contexts and hooks --------------------------------------------------------------------------------------------------
 wrap_context = guarded("type", context_of)
-for _type in (torch.no_grad, torch.enable_grad, torch.autograd.profiler.record_function):
-    WRAPPERS.add(_type, wrap_context)
+WRAPPERS.row(torch.no_grad, torch.enable_grad, torch.autograd.profiler.record_function)(wrap_context)
 
 
 @WRAPPERS.row(torch.inference_mode)
@@ -146,14 +136,11 @@ def wrap_inference_mode(m: Machine, obj: Any, source: Source) -> Value:
     return wrap_context(m, obj, source)
 
 
+@WRAPPERS.row(*AUTOCASTS)
 def wrap_autocast(m: Machine, obj: Any, source: Source) -> Value:
     for name in AUTOCAST_PARTS:
         guard(m, Attr(source, name), "equals", getattr(obj, name))
     return wrap_context(m, obj, source)
-
-
-for _type in AUTOCASTS:
-    WRAPPERS.add(_type, wrap_autocast)
 
 
 @WRAPPERS.row(ModeExit)
@@ -175,8 +162,7 @@ def wrap_random_generator(m: Machine, obj: torch.Generator, source: Source) -> V
     return RandomGenerator(m, obj, source)
 
 
-for _type in RANDOM:
-    WRAPPERS.add(_type, guarded("type", PythonRandom))
+WRAPPERS.row(*RANDOM)(guarded("type", PythonRandom))
 
 
 # -- forms of typing -----------------------------------------------------------------------------------------------------
@@ -189,5 +175,4 @@ for _form in dict.fromkeys([typing.TypeVar, typing.ParamSpec, typing.ParamSpecAr
         WRAPPERS.add(_form, wrap_fixed)
 
 
-for _form in (types.GenericAlias, type(typing.List[int])):      # noqa: UP006  Box[int]
-    WRAPPERS.add(_form, guarded("identity", AliasValue))
+WRAPPERS.row(types.GenericAlias, type(typing.List[int]))(guarded("identity", AliasValue))       # noqa: UP006  Box[int]

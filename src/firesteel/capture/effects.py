@@ -48,7 +48,7 @@ class Effect:
 # kind -> function(emitter, target text, data texts, name) -> a statement
 REPLAY: Table[Callable[[Any, str, list[str], str], str]] = Table("effect", "capture/effects.py")
 
-for _kind, _write in {
+REPLAY.rows({
     "append": lambda e, t, d, n: f"{t}.append({d[0]})",
     "extend": lambda e, t, d, n: f"{t}.extend({d[0]})",
     "assign": lambda e, t, d, n: f"{t}[:] = {d[0]}",
@@ -65,8 +65,7 @@ for _kind, _write in {
     "cell": lambda e, t, d, n: f"{t}.cell_contents = {d[0]}",
     "empty_cell": lambda e, t, d, n: f"del {t}.cell_contents",
     "statement": lambda e, t, d, n: n.format(*d),
-}.items():
-    REPLAY.add(_kind, _write)
+})
 
 
 # effect on the builtin part of an object -> the builtin's method that does it

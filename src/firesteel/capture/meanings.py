@@ -160,55 +160,39 @@ def by_module(table: Table[CallMeaning], name: str) -> CallMeaning | None:
 
 
 # -- Python ---------------------------------------------------------------------------------------------------------------
-for _module in ("math", "cmath", "_operator", "operator", "itertools", "builtins"):
-    NATIVE_MODULES.add(_module, PURE)
-_cls: Any
-for _cls in (str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match):
-    CLASSES.add(_cls, PURE)
+NATIVE_MODULES.row("math", "cmath", "_operator", "operator", "itertools", "builtins")(PURE)
+CLASSES.row(str, bytes, int, float, bool, complex, range, tuple, frozenset, re.Pattern, re.Match)(PURE)
 _fn: Any
-for _fn in (sys.intern, os.fspath, str.maketrans, pickle.dumps):
-    CALLABLES.add(_fn, PURE)
+CALLABLES.row(sys.intern, os.fspath, str.maketrans, pickle.dumps)(PURE)
 CALLABLES.add(_thread.get_ident, STATE)
-for _fn in (input, open, breakpoint):
-    CALLABLES.add(_fn, breaks("outside"))
-for _fn in (exec, eval, compile, builtins.__import__):
-    CALLABLES.add(_fn, breaks("code"))
+CALLABLES.row(input, open, breakpoint)(breaks("outside"))
+CALLABLES.row(exec, eval, compile, builtins.__import__)(breaks("code"))
 CALLABLES.add(print, breaks("output"))
 TYPES.add(functools._lru_cache_wrapper, CallMeaning(Sort.CACHED))
-for _cls in dict.fromkeys((np.ufunc, type(np.prod))):
-    TYPES.add(_cls, CallMeaning(Sort.NUMPY))
+TYPES.row(*dict.fromkeys((np.ufunc, type(np.prod))))(CallMeaning(Sort.NUMPY))
 for _module in ("numpy._core._ufunc_config", "numpy.core._ufunc_config"):       # np.errstate, and functions that are decorated with it
     PYTHON_MODULES.add(_module, breaks("call"))
-for _module in ("traceback", "linecache", "pdb", "pickle", "subprocess"):
-    PYTHON_MODULES.add(_module, breaks("outside"))
-for _name in ("_getframe", "_getframemodulename", "currentframe"):
-    NAMES_IN_CODE.add(_name, breaks("frames"))
+PYTHON_MODULES.row("traceback", "linecache", "pdb", "pickle", "subprocess")(breaks("outside"))
+NAMES_IN_CODE.row("_getframe", "_getframemodulename", "currentframe")(breaks("frames"))
 
 # -- torch ----------------------------------------------------------------------------------------------------------------
-for _cls in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-    TYPES.add(_cls, NODE)
-for _module in ("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special", "torch.linalg", "torch.fft",
-                "torch._VF", "torch.masked._ops"):
-    PYTHON_MODULES.add(_module, NODE)           # Python functions that are one node each; those of other modules are inlined
-for _fn in (torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not,
-            torch._is_functional_tensor):
-    CALLABLES.add(_fn, NODE)
+TYPES.row(torch._ops.OpOverload, torch._ops.OpOverloadPacket)(NODE)
+PYTHON_MODULES.row("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch.special", "torch.linalg", "torch.fft",
+                   "torch._VF", "torch.masked._ops")(NODE)       # Python functions that are one node each; those of other modules are inlined
+CALLABLES.row(torch.is_tensor, torch.is_storage, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not,
+              torch._is_functional_tensor)(NODE)
 PYTHON_MODULES.add("torch._functorch", CallMeaning(Sort.TRANSFORM))
 PYTHON_MODULES.add("torch._functorch.functional_call", INLINED)     # calls a module and nothing more
-for _module in ("torch.cuda.random", "torch.serialization"):
-    PYTHON_MODULES.add(_module, breaks("outside"))
+PYTHON_MODULES.row("torch.cuda.random", "torch.serialization")(breaks("outside"))
 
-for _module in ("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "torch._C._sparse", "torch._C._nested"):
-    NATIVE_MODULES.add(_module, NODE)
+NATIVE_MODULES.row("torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "torch._C._sparse", "torch._C._nested")(NODE)
 NATIVE_MODULES.add("torch", breaks("torch_state"))      # the core, except for STATE_QUERIES
 CLASSES.add(torch._C.TensorBase, NODE)
-for _fn in (torch.from_file, torch.frombuffer):
-    CALLABLES.add(_fn, breaks("outside"))
+CALLABLES.row(torch.from_file, torch.frombuffer)(breaks("outside"))
 for _fn in vars(type(torch._C._VariableFunctions)).values():
     if isinstance(_fn, staticmethod) and _fn.__func__ not in CALLABLES:     # torch.add
         CALLABLES.add(_fn.__func__, NODE)
-for _cls in (torch.Generator, torch._C._FunctionBase):      # the latter's is what torch.autograd.Function.apply calls
-    CLASSES.add(_cls, breaks("call"))
+CLASSES.row(torch.Generator, torch._C._FunctionBase)(breaks("call"))       # the latter's is what torch.autograd.Function.apply calls
 
 # functions of the core that only ask: the same question has the same answer until the state changes, which a guard sees
 STATE_QUERIES = {torch._C: """

@@ -6,6 +6,7 @@ the frame last, so that a Break leaves the frame as it was.  Nothing here depend
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
 import types
@@ -166,14 +167,8 @@ def op_delete_subscr(m: Machine, f: Frame, i: Instr) -> None:
 
 
 # -- operators ----------------------------------------------------------------------------------------------------------
-def _unary(op: str) -> Handler:
-    def handler(m: Machine, f: Frame, i: Instr) -> None:
-        f.finish(1, m.unary(op, f.stack[-1]))
-    return handler
-
-
-for _name, _op in {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~", "UNARY_NOT": "not"}.items():
-    OPCODES.add(_name, _unary(_op))
+UNARY = {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~", "UNARY_NOT": "not"}
+OPCODES.row(*UNARY)(lambda m, f, i: f.finish(1, m.unary(UNARY[i.opname], f.stack[-1])))
 
 
 OPCODES.row("TO_BOOL")(lambda m, f, i: f.finish(1, boolean(m.truth_now(f.stack[-1]))))
@@ -228,15 +223,13 @@ def op_build_slice(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(i.arg, SliceValue(*parts, *[NONE] * (3 - i.arg)))
 
 
-def _into(add: Callable[..., Any]) -> Handler:
-    def handler(m: Machine, f: Frame, i: Instr) -> None:
-        add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
-        f.stack.pop()
-    return handler
+def _into(add: Callable[..., Any], m: Machine, f: Frame, i: Instr) -> None:
+    add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
+    f.stack.pop()
 
 
 for _name, _add in {"LIST_APPEND": list_append, "SET_ADD": set_add, "SET_UPDATE": set_update, "DICT_UPDATE": dict_update}.items():
-    OPCODES.add(_name, _into(_add))
+    OPCODES.add(_name, functools.partial(_into, _add))
 
 
 @OPCODES.row("MAP_ADD")
@@ -365,33 +358,29 @@ def op_jump(m: Machine, f: Frame, i: Instr) -> None:
     f.pc = i.target.index
 
 
-def _jump_if(wanted: bool) -> Handler:
-    def handler(m: Machine, f: Frame, i: Instr) -> None:
-        try:
-            answer = m.truth_now(f.stack[-1])
-        except Break as stop:
-            if stop.kind != "data_branch" or not m.join(f, i):
-                raise
-            return
-        f.stack.pop()
-        if answer == wanted:
-            f.pc = i.target.index
-    return handler
+def _jump_if(wanted: bool, m: Machine, f: Frame, i: Instr) -> None:
+    try:
+        answer = m.truth_now(f.stack[-1])
+    except Break as stop:
+        if stop.kind != "data_branch" or not m.join(f, i):
+            raise
+        return
+    f.stack.pop()
+    if answer == wanted:
+        f.pc = i.target.index
 
 
-OPCODES.add("POP_JUMP_IF_TRUE", _jump_if(True))
-OPCODES.add("POP_JUMP_IF_FALSE", _jump_if(False))
+OPCODES.add("POP_JUMP_IF_TRUE", functools.partial(_jump_if, True))
+OPCODES.add("POP_JUMP_IF_FALSE", functools.partial(_jump_if, False))
 
 
-def _jump_if_none(wanted: bool) -> Handler:
-    def handler(m: Machine, f: Frame, i: Instr) -> None:
-        if is_none(f.stack.pop()) == wanted:
-            f.pc = i.target.index
-    return handler
+def _jump_if_none(wanted: bool, m: Machine, f: Frame, i: Instr) -> None:
+    if is_none(f.stack.pop()) == wanted:
+        f.pc = i.target.index
 
 
-OPCODES.add("POP_JUMP_IF_NONE", _jump_if_none(True))
-OPCODES.add("POP_JUMP_IF_NOT_NONE", _jump_if_none(False))
+OPCODES.add("POP_JUMP_IF_NONE", functools.partial(_jump_if_none, True))
+OPCODES.add("POP_JUMP_IF_NOT_NONE", functools.partial(_jump_if_none, False))
 OPCODES.row("GET_ITER", "GET_YIELD_FROM_ITER")(lambda m, f, i: f.finish(1, f.stack[-1].iterator(m)))
 OPCODES.row("FOR_ITER")(lambda m, f, i: iterate_into(m, f, i))
 OPCODES.row("GET_LEN")(lambda m, f, i: f.stack.append(f.stack[-1].length(m)))

@@ -6,7 +6,7 @@ normalised instruction has a handler (a test compares both with the table of ver
 from __future__ import annotations
 
 import collections.abc
-from typing import Any
+import functools
 
 import torch
 
@@ -36,14 +36,12 @@ BREAKS_ON_PURPOSE = {
 }
 
 
-def _refuse(what: str) -> Any:
-    def handler(m: Machine, f: Frame, i: Instr) -> None:
-        raise Break("opcode", name=f"{i.opname} ({what})")
-    return handler
+def _refuse(what: str, m: Machine, f: Frame, i: Instr) -> None:
+    raise Break("opcode", name=f"{i.opname} ({what})")
 
 
 for _name, _what in BREAKS_ON_PURPOSE.items():
-    OPCODES.add(_name, _refuse(_what))
+    OPCODES.add(_name, functools.partial(_refuse, _what))
 
 
 # -- deleting variables --------------------------------------------------------------------------------------------------

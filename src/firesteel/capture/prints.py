@@ -175,18 +175,14 @@ def _property(prints: Prints, obj: Any) -> str:
     return f"property {[prints.part(one) for one in (obj.fget, obj.fset, obj.fdel)]}"
 
 
-_kind: Any
 # kind of object -> function(prints, object): what is code
 KINDS: Table[Callable[..., str]] = Table("kind of object that has a print", "capture/prints.py")
 KINDS.add(types.FunctionType, Prints.function)
-for _kind in NATIVE:
-    KINDS.add(_kind, _native)
+KINDS.row(*NATIVE)(_native)
 KINDS.add(property, _property)
-for _kind in (staticmethod, classmethod):
-    KINDS.add(_kind, lambda prints, obj: f"{type(obj).__name__} {prints.part(obj.__func__)}")
+KINDS.row(staticmethod, classmethod)(lambda prints, obj: f"{type(obj).__name__} {prints.part(obj.__func__)}")
 KINDS.add(functools.cached_property, lambda prints, obj: f"cached {prints.part(obj.func)}")
 KINDS.add(functools._lru_cache_wrapper, lambda prints, obj: f"remembered {prints.part(obj.__wrapped__)}")
 KINDS.add(types.MethodType, lambda prints, obj: f"method {prints.part(obj.__func__)}")
 KINDS.add(types.ModuleType, lambda prints, obj: f"module {obj.__name__}")
-for _kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-    KINDS.add(_kind, lambda prints, obj: f"operator {obj}")
+KINDS.row(torch._ops.OpOverload, torch._ops.OpOverloadPacket)(lambda prints, obj: f"operator {obj}")

@@ -87,8 +87,7 @@ _functions: dict[Any, Callable] = {
 for _factory in (torch.rand, torch.randn, torch.randint, torch.randperm):       # an overload of these counts its own write as the caller's
     _packet = getattr(_aten, _factory.__name__)
     _functions |= {getattr(_packet, name): _factory for name in _packet.overloads() if not name.endswith(("out", "names"))}
-for _overload, _function in _functions.items():
-    QUICK_CALLS.add(_overload, _function)
+QUICK_CALLS.rows(_functions)
 
 _ROW_MAJOR_RESULTS = ("mm", "addmm", "bmm", "baddbmm")      # their results are always contiguous: nothing to check
 
@@ -479,8 +478,7 @@ def _out_names(step: Extern) -> list[str]:
 
 
 _SYMBOL_SOURCES: Table[str] = Table("place of a symbol", "codegen/host.py")
-for _kind, _text in {"shape": "{x}.shape[{d}]", "stride": "{x}.stride({d})", "offset": "{x}.storage_offset()", "value": "{x}"}.items():
-    _SYMBOL_SOURCES.add(_kind, _text)
+_SYMBOL_SOURCES.rows({"shape": "{x}.shape[{d}]", "stride": "{x}.stride({d})", "offset": "{x}.storage_offset()", "value": "{x}"})
 
 _STEP_WRITERS: Table[Callable[[_Writer, Any], None]] = Table("plan step writer", "codegen/host.py")
 _STEP_WRITERS.add(Alloc, _Writer.alloc)

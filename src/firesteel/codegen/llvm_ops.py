@@ -8,6 +8,7 @@ Registers: bf16 and f16 values are held as float, bool as i1.  Integers wrap; fl
 """
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -62,13 +63,11 @@ def intrinsic_suffix(dtype: str, lanes: int) -> str:
 
 # ---------------------------------------------------------------- arithmetic
 
-def _chain(integer: str, real: str) -> Spelling:
-    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-        name = args[0]
-        for arg in args[1:]:
-            name = w.new(f"{real if node.dtype in FLOAT else integer} {w.type(node)} {name}, {arg}")
-        return name
-    return spell
+def _chain(integer: str, real: str, w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    name = args[0]
+    for arg in args[1:]:
+        name = w.new(f"{real if node.dtype in FLOAT else integer} {w.type(node)} {name}, {arg}")
+    return name
 
 
 def combine(w: LlvmFunction, op: str, dtype: str, lanes: int, a: str, b: str) -> str:
@@ -93,21 +92,18 @@ def combine(w: LlvmFunction, op: str, dtype: str, lanes: int, a: str, b: str) ->
     return w.new(f"select {mask} {nan}, {ty} {a}, {ty} {picked}")
 
 
-def _combined(op: str) -> Spelling:
-    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-        name = args[0]
-        for arg in args[1:]:
-            name = combine(w, op, node.dtype, w.lanes_of(node), name, arg)
-        return name
-    return spell
+def _combined(op: str, w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    name = args[0]
+    for arg in args[1:]:
+        name = combine(w, op, node.dtype, w.lanes_of(node), name, arg)
+    return name
 
 
-for _name, _row in {
-    "add": _chain("add", "fadd"), "sub": _chain("sub", "fsub"), "mul": _chain("mul", "fmul"),
-    "and": _chain("and", ""), "or": _chain("or", ""), "xor": _chain("xor", ""),
-    "min": _combined("min"), "max": _combined("max"), "div": _chain("", "fdiv"),
-}.items():
-    SPELL.add(_name, _row)
+SPELL.rows({
+    "add": functools.partial(_chain, "add", "fadd"), "sub": functools.partial(_chain, "sub", "fsub"), "mul": functools.partial(_chain, "mul", "fmul"),
+    "and": functools.partial(_chain, "and", ""), "or": functools.partial(_chain, "or", ""), "xor": functools.partial(_chain, "xor", ""),
+    "min": functools.partial(_combined, "min"), "max": functools.partial(_combined, "max"), "div": functools.partial(_chain, "", "fdiv"),
+})
 
 
 @SPELL.row("neg")
@@ -143,26 +139,24 @@ def _rsqrt(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return _recip(w, node, [root])
 
 
-def _shift(left: bool) -> Spelling:
-    def spell(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-        """Shifting by the width or more gives 0 (or the sign): LLVM leaves it undefined, torch does not."""
-        bits, ty = BITS[node.dtype], w.type(node)
-        over = w.new(f"icmp uge {ty} {args[1]}, {w.constant(bits, node)}")
-        mask = w.shape("bool", w.lanes_of(node))
-        if left:
-            safe = w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {args[1]}")
-            value = w.new(f"shl {ty} {args[0]}, {safe}")
-            return w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {value}")
-        safe = w.new(f"select {mask} {over}, {ty} {w.constant(bits - 1, node)}, {ty} {args[1]}")
-        value = w.new(f"{'lshr' if node.dtype in UNSIGNED else 'ashr'} {ty} {args[0]}, {safe}")
-        if node.dtype not in UNSIGNED:
-            return value
+def _shift(left: bool, w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    """Shifting by the width or more gives 0 (or the sign): LLVM leaves it undefined, torch does not."""
+    bits, ty = BITS[node.dtype], w.type(node)
+    over = w.new(f"icmp uge {ty} {args[1]}, {w.constant(bits, node)}")
+    mask = w.shape("bool", w.lanes_of(node))
+    if left:
+        safe = w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {args[1]}")
+        value = w.new(f"shl {ty} {args[0]}, {safe}")
         return w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {value}")
-    return spell
+    safe = w.new(f"select {mask} {over}, {ty} {w.constant(bits - 1, node)}, {ty} {args[1]}")
+    value = w.new(f"{'lshr' if node.dtype in UNSIGNED else 'ashr'} {ty} {args[0]}, {safe}")
+    if node.dtype not in UNSIGNED:
+        return value
+    return w.new(f"select {mask} {over}, {ty} {w.constant(0, node)}, {ty} {value}")
 
 
-SPELL.add("shl", _shift(True))
-SPELL.add("shr", _shift(False))
+SPELL.add("shl", functools.partial(_shift, True))
+SPELL.add("shr", functools.partial(_shift, False))
 
 
 # ---------------------------------------------------------------- integer division
@@ -289,20 +283,9 @@ def _where(w: LlvmFunction, node: Expr, args: list[str]) -> str:
 
 # ---------------------------------------------------------------- functions
 
-def _by_intrinsic(name: str) -> Spelling:
-    return lambda w, node, args: w.intrinsic(name, node.dtype, w.lanes_of(node), args)
-
-
-for _name, _intrinsic in {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "copysign": "copysign"}.items():
-    SPELL.add(_name, _by_intrinsic(_intrinsic))
-
-
-def _by_function(name: str) -> Spelling:
-    return lambda w, node, args: w.call_math(name, node, args)
-
-
-for _name in (*VECTOR_FUNCTIONS, "nextafter", "lgamma"):
-    SPELL.add(_name, _by_function(_name))
+INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "copysign": "copysign"}
+SPELL.row(*INTRINSICS)(lambda w, node, args: w.intrinsic(INTRINSICS[node.op], node.dtype, w.lanes_of(node), args))
+SPELL.row(*VECTOR_FUNCTIONS, "nextafter", "lgamma")(lambda w, node, args: w.call_math(node.op, node, args))
 
 
 @SPELL.row("sigmoid")

@@ -97,7 +97,7 @@ def kinds(dtype: str) -> tuple[str, ...]:
 SPELL: Table[dict[str, str]] = Table("Triton spelling", "codegen/triton_ops.py")
 
 _IN_RANGE = "({1} >= 0) & ({1} < {bits})"
-for _name, _row in {
+SPELL.rows({
     "add": {"any": "{0} + {1}"}, "sub": {"any": "{0} - {1}"}, "mul": {"any": "{0} * {1}"},
     "and": {"any": "{0} & {1}"}, "or": {"any": "{0} | {1}"}, "xor": {"any": "{0} ^ {1}"}, "not": {"any": "~{0}"},
     "neg": {"real": "{0} * -1.0", "whole": "0 - {0}"},      # 0.0 - x would lose the sign of zero
@@ -119,8 +119,7 @@ for _name, _row in {
     "where": {"any": "tl.where({0}, {1}, {2})"},
     "floor": {"any": "tl.floor({0})"}, "ceil": {"any": "tl.ceil({0})"},
     "round": {"any": "libdevice.rint({0})"}, "trunc": {"any": "libdevice.trunc({0})"},
-}.items():
-    SPELL.add(_name, _row)
+})
 
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     SPELL.add(_name, {"any": f"{{0}} {_sign} {{1}}", "bool": f"{{0}}.to(tl.int8) {_sign} {{1}}.to(tl.int8)"})

@@ -9,6 +9,7 @@ the first, by the rows of `PUT_BACK`; the cell's version rises, and every other 
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -199,15 +200,13 @@ def _expanded(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
     return value
 
 
-def _scatter(op: Any) -> Callable[[Emit, Node, Node, ViewStep], Node]:
-    def put_back(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-        return emit(op, base, value, *step.args, **step.kwargs)
-    return put_back
+def _scatter(op: Any, emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
+    return emit(op, base, value, *step.args, **step.kwargs)
 
 
-PUT_BACK.add(aten.slice.Tensor, _scatter(aten.slice_scatter.default))
-PUT_BACK.add(aten.select.int, _scatter(aten.select_scatter.default))
-PUT_BACK.add(aten.diagonal.default, _scatter(aten.diagonal_scatter.default))
+PUT_BACK.add(aten.slice.Tensor, functools.partial(_scatter, aten.slice_scatter.default))
+PUT_BACK.add(aten.select.int, functools.partial(_scatter, aten.select_scatter.default))
+PUT_BACK.add(aten.diagonal.default, functools.partial(_scatter, aten.diagonal_scatter.default))
 
 
 # Views through which a write makes a new value; through others the written value itself is put back, in another shape.

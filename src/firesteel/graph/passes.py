@@ -8,6 +8,7 @@ while fs.config.eager_rng holds, removed: eager would have drawn them.
 """
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -233,19 +234,17 @@ def _transpose_of_transpose(node: Node) -> Node | None:
     return inner.args[0] if dims[0] == dims[1] else None
 
 
-def _part_of_scatter(scatter: OpOverload) -> Callable[[Node], Node | None]:
+def _part_of_scatter(scatter: OpOverload, node: Node) -> Node | None:
     """Reading back the part that was just written gives what was written."""
-    def test(node: Node) -> Node | None:
-        base = arguments(node)[0]
-        if base.op != "call_function" or base.target is not scatter or base.kwargs != node.kwargs:
-            return _same_spec(node) if node.target is aten.slice.Tensor else None
-        return base.args[1] if tuple(base.args[2:]) == tuple(node.args[1:]) else None
-    return test
+    base = arguments(node)[0]
+    if base.op != "call_function" or base.target is not scatter or base.kwargs != node.kwargs:
+        return _same_spec(node) if node.target is aten.slice.Tensor else None
+    return base.args[1] if tuple(base.args[2:]) == tuple(node.args[1:]) else None
 
 
 NOOPS.remove(aten.slice.Tensor)
-NOOPS.add(aten.slice.Tensor, _part_of_scatter(aten.slice_scatter.default))
-NOOPS.add(aten.select.int, _part_of_scatter(aten.select_scatter.default))
+NOOPS.add(aten.slice.Tensor, functools.partial(_part_of_scatter, aten.slice_scatter.default))
+NOOPS.add(aten.select.int, functools.partial(_part_of_scatter, aten.select_scatter.default))
 
 
 # ---------------------------------------------------------------- constants

@@ -27,14 +27,13 @@ from firesteel.table import Table
 # ---------------------------------------------------------------- dtypes
 
 DTYPES: Table[torch.dtype] = Table("dtype", "loops/scalars.py")
-for _name, _dtype in {
+DTYPES.rows({
     "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
     "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64,
     "c32": torch.complex32, "c64": torch.complex64, "c128": torch.complex128,
     "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
-}.items():
-    DTYPES.add(_name, _dtype)
+})
 SHORT: dict[torch.dtype, str] = {dtype: str(name) for name, dtype in DTYPES.items()}
 
 FLOATS = frozenset({"f32", "f64"})

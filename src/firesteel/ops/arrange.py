@@ -3,7 +3,8 @@
 Each element of the result comes from one of several inputs, chosen by its index alone: a masked load from each."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -384,24 +385,22 @@ def edge_pad(x: Spec, pad: Sequence[Size]) -> Spec:
     return like(spec, memory_format=torch.channels_last) if len(shape) == 4 and suggests_channels_last(x) else spec
 
 
-def _edges(n: int, reflects: bool) -> Callable[..., None]:
-    def refuse(x: Spec, pad: Sequence[Size]) -> None:
-        check(len(pad) == 2 * n, f"padding size is expected to be {2 * n}, but got: {len(pad)}")
-        check(x.dtype is not torch.bool, f"padding not implemented for {x.dtype}")
-        check(len(x.shape) in (n + 1, n + 2), f"Expected {n + 1}D or {n + 2}D (batch mode) tensor, but got: {list(x.shape)}")
-        for size in x.shape[len(x.shape) - n - 1:]:
-            must(ne(size, 0), f"Expected a tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {list(x.shape)}")
-        for d, left, right in zip(range(len(x.shape) - 1, -1, -1), pad[::2], pad[1::2]):
-            if reflects:
-                for p in (left, right):
-                    within(p, None, x.shape[d] - 1, f"Padding size should be less than the corresponding input dimension, but got: {list(pad)}")
-            within(x.shape[d] + left + right, 1, None, f"input {list(x.shape)} is too small for the padding {list(pad)}")
-    return refuse
+def _edges(n: int, reflects: bool, x: Spec, pad: Sequence[Size]) -> None:
+    check(len(pad) == 2 * n, f"padding size is expected to be {2 * n}, but got: {len(pad)}")
+    check(x.dtype is not torch.bool, f"padding not implemented for {x.dtype}")
+    check(len(x.shape) in (n + 1, n + 2), f"Expected {n + 1}D or {n + 2}D (batch mode) tensor, but got: {list(x.shape)}")
+    for size in x.shape[len(x.shape) - n - 1:]:
+        must(ne(size, 0), f"Expected a tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {list(x.shape)}")
+    for d, left, right in zip(range(len(x.shape) - 1, -1, -1), pad[::2], pad[1::2]):
+        if reflects:
+            for p in (left, right):
+                within(p, None, x.shape[d] - 1, f"Padding size should be less than the corresponding input dimension, but got: {list(pad)}")
+        within(x.shape[d] + left + right, 1, None, f"input {list(x.shape)} is too small for the padding {list(pad)}")
 
 
 for _n in (1, 2, 3):
-    refuses(f"reflection_pad{_n}d")(_edges(_n, True))
-    refuses(f"replication_pad{_n}d")(_edges(_n, False))
+    refuses(f"reflection_pad{_n}d")(functools.partial(_edges, _n, True))
+    refuses(f"replication_pad{_n}d")(functools.partial(_edges, _n, False))
 
 
 def _reflected(size: Any, low: Any, high: Any, x: Tensor) -> Tensor:

@@ -349,12 +349,8 @@ pointwise("clamp_max clamp_max.Tensor", binary(same_dtype, numbers=False))(lambd
 
 # ---------------------------------------------------------------- rounding
 
-def _rounding(name: str) -> None:
-    pointwise(name, unary(same_dtype), decides=True)(lambda x: getattr(S, name)(x) if is_float(x.dtype) else x)
-
-
 for _name in ("floor", "ceil", "round", "trunc"):
-    _rounding(_name)
+    pointwise(_name, unary(same_dtype), decides=True)(lambda x, name=_name: getattr(S, name)(x) if is_float(x.dtype) else x)
 pointwise("fix", decides=True)(lambda x: S.trunc(x) if is_float(x.dtype) else x)
 
 

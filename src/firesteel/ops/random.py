@@ -1,6 +1,7 @@
 """Operators that draw random numbers.  In-place draws have functional forms, which stand here."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,20 +64,18 @@ DRAWS = {"bernoulli.p": "bernoulli_.float", "uniform": "uniform_", "normal_funct
          "geometric": "geometric_", "cauchy": "cauchy_", "log_normal": "log_normal_"}
 
 
-def _drawn_in_place(op: Any) -> Any:
+def _drawn_in_place(op: Any, /, b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
     """The layout of x is all that counts: numbers are drawn into memory that holds nothing yet.  Only where x was made for that: the
     operator that returns a fresh tensor does not count a write."""
-    def lower(b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
-        if not on_host(out) or x.body is None:
-            return NotImplemented
-        made = b.call(torch.ops.aten.empty_strided.default, (list(out.shape), list(out.strides)), {"dtype": out.dtype}, out)
-        b.call(op, (made, *args), kwargs, None, written=[made])
-        return made
-    return lower
+    if not on_host(out) or x.body is None:
+        return NotImplemented
+    made = b.call(torch.ops.aten.empty_strided.default, (list(out.shape), list(out.strides)), {"dtype": out.dtype}, out)
+    b.call(op, (made, *args), kwargs, None, written=[made])
+    return made
 
 
 for _functional, _op_name in DRAWS.items():
-    lowering(_functional)(_drawn_in_place(find(_op_name)))
+    lowering(_functional)(functools.partial(_drawn_in_place, find(_op_name)))
 
 
 for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "from")):

@@ -1,7 +1,8 @@
 """Writing through a view, as a value: a tensor with a part replaced, and the gradients of views."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,17 +31,15 @@ def scatter_into(x: Spec, source: Spec, *args, **kwargs) -> Spec:
     return like(x) if 0 in x.strides else Spec(x.shape, x.strides, 0, x.dtype, x.device)
 
 
-def _fills_view(view: Any) -> Callable[..., None]:
+def _fills_view(view: Any, /, x: Spec, source: Spec, *args: Any, **kwargs: Any) -> None:
     """A row of an operator that writes a source to `view` of the same arguments."""
-    def refuse(x: Spec, source: Spec, *args: Any, **kwargs: Any) -> None:
-        shown = RULES[view](x, *args, **kwargs).shape
-        same_shape(source.shape, shown, f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
-                                        f"slice size = {list(shown)}")
-    return refuse
+    shown = RULES[view](x, *args, **kwargs).shape
+    same_shape(source.shape, shown, f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
+                                    f"slice size = {list(shown)}")
 
 
 for _name, _view in (("slice_scatter", aten.slice.Tensor), ("select_scatter", aten.select.int), ("diagonal_scatter", aten.diagonal.default)):
-    refuses(_name)(_fills_view(_view))
+    refuses(_name)(functools.partial(_fills_view, _view))
 
 
 # ---------------------------------------------------------------- parts
@@ -115,17 +114,15 @@ def decompose_diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int =
 
 # ---------------------------------------------------------------- gradients of views
 
-def _gradient_of_view(view: Any) -> Callable[..., None]:
+def _gradient_of_view(view: Any, /, grad: Spec, sizes: Sequence[Size], *args: Any, **kwargs: Any) -> None:
     """A row of the gradient of a view: it has the view's shape."""
-    def refuse(grad: Spec, sizes: Sequence[Size], *args: Any, **kwargs: Any) -> None:
-        shown = RULES[view](make_spec(tuple(sizes), grad.dtype, grad.device), *args, **kwargs).shape
-        same_shape(grad.shape, shown, f"expected a gradient of size {list(shown)}, got {list(grad.shape)}")
-    return refuse
+    shown = RULES[view](make_spec(tuple(sizes), grad.dtype, grad.device), *args, **kwargs).shape
+    same_shape(grad.shape, shown, f"expected a gradient of size {list(shown)}, got {list(grad.shape)}")
 
 
 for _name, _view in (("slice_backward", aten.slice.Tensor), ("select_backward", aten.select.int), ("diagonal_backward", aten.diagonal.default),
                      ("unfold_backward", aten.unfold.default)):
-    refuses(_name)(_gradient_of_view(_view))
+    refuses(_name)(functools.partial(_gradient_of_view, _view))
 
 
 device_rule("slice_backward")(lambda grad, sizes, dim, start, end, step: fresh(grad, sizes))

@@ -3,6 +3,7 @@
 That an operator is a view is read from its schema, not said here.  `split`, `unbind` and their kind give lists."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -495,32 +496,28 @@ pointwise("_neg_view")(compute_neg)
 
 # ---------------------------------------------------------------- the same parts as fresh tensors
 
-def _copy_rule(view_rule):
-    def copy_rule(x: Spec, *args, **kwargs):
-        result = view_rule(x, *args, **kwargs)
-        made = [fresh(x, r.shape).to(r.dtype) for r in (result if type(result) is list else [result])]
-        return made if type(result) is list else made[0]
-    return copy_rule
+def _copy_rule(view_rule, /, x: Spec, *args, **kwargs):
+    result = view_rule(x, *args, **kwargs)
+    made = [fresh(x, r.shape).to(r.dtype) for r in (result if type(result) is list else [result])]
+    return made if type(result) is list else made[0]
 
 
 for _name in ("alias", "permute", "transpose.int", "t", "expand", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "slice.Tensor", "select.int",
               "unbind.int", "split.Tensor", "split_with_sizes", "diagonal", "unfold", "as_strided", "detach", "view_as_real", "view_as_complex"):
     _packet, *_overload = _name.split(".")
-    device_rule(".".join([f"{_packet}_copy", *_overload]))(_copy_rule(RULES[find(_name)]))
+    device_rule(".".join([f"{_packet}_copy", *_overload]))(functools.partial(_copy_rule, RULES[find(_name)]))
 
 
-def _copied(view: Callable[..., Any]) -> Callable[..., Any]:
+def _copied(view: Callable[..., Any], /, b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
     """The lowering of `<view>_copy`: the view's elements in memory of their own."""
-    def lower(b: Builder, out: Any, x: Operand, *args: Any, **kwargs: Any) -> Any:
-        if x.dtype not in LOOP_DTYPES:
-            return NotImplemented
-        if hasattr(out, "strides"):
-            return b.copy(view(b, out, x, *args, **kwargs), out)
-        return tuple([b.copy(part, spec) for spec, part in zip(out, view(b, out, x, *args, **kwargs))])
-    return lower
+    if x.dtype not in LOOP_DTYPES:
+        return NotImplemented
+    if hasattr(out, "strides"):
+        return b.copy(view(b, out, x, *args, **kwargs), out)
+    return tuple([b.copy(part, spec) for spec, part in zip(out, view(b, out, x, *args, **kwargs))])
 
 
 for _name in ("permute", "transpose.int", "t", "alias", "detach", "expand", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "view",
               "slice.Tensor", "select.int", "unbind.int", "split.Tensor", "split_with_sizes", "diagonal", "unfold"):
     _packet, *_overload = _name.split(".")
-    lowering(".".join([f"{_packet}_copy", *_overload]))(_copied(LOWERINGS[find(_name)]))
+    lowering(".".join([f"{_packet}_copy", *_overload]))(functools.partial(_copied, LOWERINGS[find(_name)]))

@@ -36,10 +36,9 @@ _V2 = frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"
 _V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 PROCESSORS: Table[Processor] = Table("processor", "shipping/processors.py")      # from the least to the greatest
-for _name, _row in {"x86-64-v2": Processor(_V2, 16, False, False, "b"), "x86-64-v3": Processor(_V3, 32, False, True, "d"),
+PROCESSORS.rows({"x86-64-v2": Processor(_V2, 16, False, False, "b"), "x86-64-v3": Processor(_V3, 32, False, True, "d"),
                     "x86-64-v4": Processor(_V4, 64, True, True, "e"),
-                    "armv8-a": Processor(frozenset(["fp", "asimd"]), 16, False, True, "n", "aarch64")}.items():
-    PROCESSORS.add(_name, _row)
+                    "armv8-a": Processor(frozenset(["fp", "asimd"]), 16, False, True, "n", "aarch64")})
 
 
 LISTS = {"x86_64": "flags", "aarch64": "Features"}      # what Linux calls them

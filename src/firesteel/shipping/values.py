@@ -73,7 +73,7 @@ def _items(values: Sequence[Any], tensors: list[torch.Tensor]) -> list[Any]:
 
 
 WRITERS: Table[Callable[[Any, list[torch.Tensor]], Any]] = Table("kind of value in a package", "shipping/values.py")
-for _kinds, _write in {
+WRITERS.rows({
     (bool, str, type(None)): lambda v, t: v,
     int: lambda v, t: int(v),
     float: lambda v, t: float(v) if math.isfinite(v) else {"float": repr(float(v))},
@@ -86,8 +86,7 @@ for _kinds, _write in {
     torch.device: lambda v, t: {"device": str(v)},
     torch._ops.OpOverload: lambda v, t: {"operator": str(v)},
     torch.Tensor: _encode_tensor,
-}.items():
-    WRITERS.add(_kinds, _write)
+})
 
 
 # ---------------------------------------------------------------- reading
@@ -135,5 +134,4 @@ READERS: Table[Callable[[Any], Any]] = Table("kind of value in a package that is
 _readers: dict[str, Callable[[Any], Any]] = {"float": float, "complex": lambda v: complex(*v), "tuple": tuple, "dict": dict,
                                             "slice": lambda v: slice(*v), "torch": _torch,
                                             "device": torch.device, "operator": _operator, "function": _function}
-for _kind, _read in _readers.items():
-    READERS.add(_kind, _read)
+READERS.rows(_readers)

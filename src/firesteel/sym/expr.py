@@ -403,12 +403,8 @@ def evaluate(expr: Any, values: Mapping[str, Number]) -> Any:
 
 # ---------------------------------------------------------------- operators
 
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(other, self)
-
-
 for _name, _function in {"add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "truediv": truediv}.items():
     setattr(Expr, f"__{_name}__", _function)
-    setattr(Expr, f"__r{_name}__", _reflected(_function))
+    setattr(Expr, f"__r{_name}__", lambda self, other, function=_function: function(other, self))
 for _name, _method in {"lt": lt, "le": le, "gt": gt, "ge": ge, "neg": neg, "repr": python_text, "str": python_text}.items():
     setattr(Expr, f"__{_name}__", _method)

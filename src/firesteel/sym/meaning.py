@@ -33,7 +33,7 @@ def _where(condition: bool, yes, no):
 
 
 MEANING: Table[OpMeaning] = Table("meaning of a size operation", "sym/meaning.py")
-for _op, _row in {
+MEANING.rows({
     "add": OpMeaning(2, operator.add, "{0} + {1}", 5),
     "sub": OpMeaning(2, operator.sub, "{0} - {1}", 5),
     "mul": OpMeaning(2, operator.mul, "{0} * {1}", 6),
@@ -64,8 +64,7 @@ for _op, _row in {
     "round": OpMeaning(1, lambda x: float(round(x)), "float(round({0}))"),
     "round_digits": OpMeaning(2, round, "round({0}, {1})"),
     "is_integer": OpMeaning(1, _is_integer, "{0}.is_integer()"),
-}.items():
-    MEANING.add(_op, _row)
+})
 
 MATH_FUNCTIONS = ("sqrt", "exp", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
                   "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "gamma")

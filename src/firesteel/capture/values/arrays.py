@@ -429,12 +429,10 @@ def as_torch_numpy(numpy: Any, value: Any) -> Any:
     return numpy.dtype(np.dtype(value).name) if isinstance(value, (np.dtype, type)) else value
 
 
-def _captured(name: str, function: Any) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if name in MAKERS or any(is_over_memory(m, value) for value in (*args, *kwargs.values())):
-            return call_numpy(m, name, args, kwargs)
-        return NumpyFunction(function).call(m, args, kwargs)
-    return call
+def _captured(name: str, function: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if name in MAKERS or any(is_over_memory(m, value) for value in (*args, *kwargs.values())):
+        return call_numpy(m, name, args, kwargs)
+    return NumpyFunction(function).call(m, args, kwargs)
 
 
 def is_over_memory(m: Machine, value: Value) -> bool:
@@ -444,7 +442,7 @@ def is_over_memory(m: Machine, value: Value) -> bool:
 
 for _name in (*FUNCTIONS, *MAKERS):
     if found_in(np, _name) not in CALLS:
-        CALLS.add(found_in(np, _name), _captured(_name, found_in(np, _name)))
+        CALLS.add(found_in(np, _name), functools.partial(_captured, _name, found_in(np, _name)))
 
 
 @TENSOR_METHODS.row("numpy")
@@ -495,19 +493,17 @@ def converted(m: Machine, tensor: Value, settings: Kwargs) -> Value:
     return call_graph(m, "call_method", "to", [tensor], given) if given else tensor
 
 
-def _shared(function: Any) -> Any:
+def _shared(function: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """torch.as_tensor(array) shares the memory where nothing is converted."""
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if not is_array(m, args, kwargs):
-            return call_graph(m, "call_function", function, args, kwargs)
-        if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
-            raise Break("array", name=f"torch.{function.__name__}")
-        return converted(m, memory_of(m, args[0], f"torch.{function.__name__}"), kwargs)
-    return call
+    if not is_array(m, args, kwargs):
+        return call_graph(m, "call_function", function, args, kwargs)
+    if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
+        raise Break("array", name=f"torch.{function.__name__}")
+    return converted(m, memory_of(m, args[0], f"torch.{function.__name__}"), kwargs)
 
 
 for _function in (torch.as_tensor, torch.asarray):
-    CALLS.add(_function, _shared(_function))
+    CALLS.add(_function, functools.partial(_shared, _function))
 
 
 @CALLS.row(np.asarray)

@@ -202,20 +202,18 @@ CALLS.row(delattr)(gives_none(lambda m, args, kwargs: args[0].delattr(m, m.known
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
-def _converts(cls: type) -> Callable[..., Value]:
-    def convert(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if args and isinstance(args[0], TensorValue):
-            return converted(m, read_number(m, args[0], f"{cls.__name__}()"), cls)
-        if args and isinstance(args[0], SymNumber) and cls in (int, float):
-            return converted(m, args[0], cls)
-        if args and isinstance(args[0], ObjectValue):
-            return m.constant_object(getattr(args[0].python_type(), f"__{cls.__name__}__")).call(m, args, kwargs)
-        return fold(m, cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-    return convert
+def _converts(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if args and isinstance(args[0], TensorValue):
+        return converted(m, read_number(m, args[0], f"{cls.__name__}()"), cls)
+    if args and isinstance(args[0], SymNumber) and cls in (int, float):
+        return converted(m, args[0], cls)
+    if args and isinstance(args[0], ObjectValue):
+        return m.constant_object(getattr(args[0].python_type(), f"__{cls.__name__}__")).call(m, args, kwargs)
+    return fold(m, cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
 for _cls in (int, float, complex):
-    CALLS.add(_cls, _converts(_cls))
+    CALLS.add(_cls, functools.partial(_converts, _cls))
 
 
 @CALLS.row(bool)
@@ -252,26 +250,24 @@ def call_pow(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, pow, *map(m.known, args))
 
 
-def _extreme(fn: Callable[..., Any], op: str) -> Callable[..., Value]:
-    def extreme(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        items = [m.look(i) for i in (m.iterate(args[0]) if len(args) == 1 else args)]
-        key = kwargs.get("key")
-        if not items:
-            if "default" in kwargs:
-                return kwargs["default"]
-            raise m.raise_real(ValueError(f"{fn.__name__}() arg is an empty sequence"))
-        keys = items if key is None or key is NONE else [m.call_now(key, [item], {}) for item in items]
-        best = 0
-        for i in range(1, len(items)):
-            if keys is items and (isinstance(keys[i], SymNumber) or isinstance(keys[best], SymNumber)):
-                return _symbolic_extreme(m, fn, items)
-            larger = m.compare(op, keys[i], keys[best])
-            if keys is items and isinstance(larger, TensorValue) and known_data(m, larger) is None:      # branches on data, which may be joined
-                return m.constant_object(EXTREMES[fn]).call(m, items[best:best + 1] + items[i:], {})
-            if m.truth_now(larger):
-                best = i
-        return items[best]
-    return extreme
+def _extreme(fn: Callable[..., Any], op: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    items = [m.look(i) for i in (m.iterate(args[0]) if len(args) == 1 else args)]
+    key = kwargs.get("key")
+    if not items:
+        if "default" in kwargs:
+            return kwargs["default"]
+        raise m.raise_real(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+    keys = items if key is None or key is NONE else [m.call_now(key, [item], {}) for item in items]
+    best = 0
+    for i in range(1, len(items)):
+        if keys is items and (isinstance(keys[i], SymNumber) or isinstance(keys[best], SymNumber)):
+            return _symbolic_extreme(m, fn, items)
+        larger = m.compare(op, keys[i], keys[best])
+        if keys is items and isinstance(larger, TensorValue) and known_data(m, larger) is None:      # branches on data, which may be joined
+            return m.constant_object(EXTREMES[fn]).call(m, items[best:best + 1] + items[i:], {})
+        if m.truth_now(larger):
+            best = i
+    return items[best]
 
 
 def _symbolic_extreme(m: Machine, fn: Callable[..., Any], items: Args) -> Value:
@@ -281,8 +277,8 @@ def _symbolic_extreme(m: Machine, fn: Callable[..., Any], items: Args) -> Value:
     return total
 
 
-CALLS.add(max, _extreme(max, ">"))
-CALLS.add(min, _extreme(min, "<"))
+CALLS.add(max, functools.partial(_extreme, max, ">"))
+CALLS.add(min, functools.partial(_extreme, min, "<"))
 
 
 @CALLS.row(sum)
@@ -293,19 +289,17 @@ def call_sum(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return total
 
 
-def _first_that_is(wanted: bool) -> Handler:
+def _first_that_is(wanted: bool, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """any looks for a true item, all for a false one."""
-    def look_for(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        iterator = args[0].iterator(m)
-        while (item := m.next_now(iterator)) is not None:
-            if m.truth_now(item) == wanted:
-                return boolean(wanted)
-        return boolean(not wanted)
-    return look_for
+    iterator = args[0].iterator(m)
+    while (item := m.next_now(iterator)) is not None:
+        if m.truth_now(item) == wanted:
+            return boolean(wanted)
+    return boolean(not wanted)
 
 
-CALLS.add(any, _first_that_is(True))
-CALLS.add(all, _first_that_is(False))
+CALLS.add(any, functools.partial(_first_that_is, True))
+CALLS.add(all, functools.partial(_first_that_is, False))
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------
@@ -322,23 +316,21 @@ def call_tuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 CALLS.row(torch.Size)(lambda m, args, kwargs: SizeValue([m.look(item) for item in m.iterate(args[0])] if args else []))
 
 
-def _makes_dict(cls: type) -> Callable[..., Value]:
-    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        pairs = pairs_of(m, args[0]) if args else []
-        entries = {k.hash_key(m): (k, v) for k, v in pairs}
-        entries.update({k: (ConstValue(k), v) for k, v in kwargs.items()})
-        return DictValue(entries, cls=cls)
-    return make
+def _makes_dict(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    pairs = pairs_of(m, args[0]) if args else []
+    entries = {k.hash_key(m): (k, v) for k, v in pairs}
+    entries.update({k: (ConstValue(k), v) for k, v in kwargs.items()})
+    return DictValue(entries, cls=cls)
 
 
-CALLS.add(dict, _makes_dict(dict))
-CALLS.add(collections.OrderedDict, _makes_dict(collections.OrderedDict))
+CALLS.add(dict, functools.partial(_makes_dict, dict))
+CALLS.add(collections.OrderedDict, functools.partial(_makes_dict, collections.OrderedDict))
 
 
 @CALLS.row(collections.defaultdict)
 def call_defaultdict(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     factory = args[0] if args and args[0] is not NONE else None
-    made: Any = _makes_dict(collections.defaultdict)(m, args[1:], kwargs)
+    made: Any = _makes_dict(collections.defaultdict, m, args[1:], kwargs)
     made.factory = factory
     return made
 
@@ -456,15 +448,11 @@ for _symbol, _fn in IN_PLACE.items():
     CALLS.add(_fn, _applies("inplace", _symbol[:-1]))
 
 
-def _question(decide: Callable[..., bool]) -> Handler:
-    return lambda m, args, kwargs: boolean(decide(m, *args))
-
-
 QUESTIONS: dict[Any, Callable[..., bool]] = {       # what instructions ask for programs that do not call these
     operator.is_: lambda m, a, b: m.identical(a, b), operator.is_not: lambda m, a, b: not m.identical(a, b),
     operator.truth: lambda m, a: m.truth_now(a), operator.contains: lambda m, a, b: m.truth_now(a.contains(m, b))}
 for _fn, _decide in QUESTIONS.items():
-    CALLS.add(_fn, _question(_decide))
+    CALLS.add(_fn, lambda m, args, kwargs, decide=_decide: boolean(decide(m, *args)))
 
 
 CALLS.row(operator.getitem)(lambda m, args, kwargs: args[0].getitem(m, args[1]))
@@ -473,12 +461,8 @@ CALLS.row(operator.index)(lambda m, args, kwargs: args[0] if isinstance(args[0],
 
 
 # -- what torch asks about the compiler ---------------------------------------------------------------------------------
-def constant_answer(answer: Any) -> Callable[..., Value]:
-    return lambda m, args, kwargs: ConstValue(answer)
-
-
 for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False, torch._C._get_tracing_state: None}.items():
-    CALLS.add(_fn, constant_answer(_answer))
+    CALLS.add(_fn, lambda m, args, kwargs, answer=_answer: ConstValue(answer))
 
 
 # -- tensors of numbers -------------------------------------------------------------------------------------------------

@@ -124,18 +124,16 @@ def new_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None
     return m.finish_now(initialised(m, made, cls, args, kwargs))
 
 
-def _class_maker(maker: Callable[..., type]) -> Callable[[Machine, Args, Kwargs], Value]:
+def _class_maker(maker: Callable[..., type], m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """super().__new__(mcs, name, bases, namespace) of a metaclass"""
-    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        meta, name, bases, namespace = args
-        parents = [m.look(base) for base in m.iterate(bases)]
-        real = functools.partial(maker, meta.constant())
-        return make_class(m, real, m.known(name), parents, parents, entries_of(m, m.known(name), namespace), kwargs, m.steps, False)
-    return make
+    meta, name, bases, namespace = args
+    parents = [m.look(base) for base in m.iterate(bases)]
+    real = functools.partial(maker, meta.constant())
+    return make_class(m, real, m.known(name), parents, parents, entries_of(m, m.known(name), namespace), kwargs, m.steps, False)
 
 
 for _maker in (type.__new__, abc.ABCMeta.__new__):
-    CALLS.add(_maker, _class_maker(_maker))
+    CALLS.add(_maker, functools.partial(_class_maker, _maker))
 
 
 # -- making the class ---------------------------------------------------------------------------------------------------

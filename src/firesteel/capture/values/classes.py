@@ -86,16 +86,14 @@ class PropertyMethod(Value):
         return DescriptorValue(property, parts)
 
 
-def _descriptor(cls: type) -> Any:
-    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        if kwargs:
-            raise Break("class_making", name=cls.__name__)
-        return DescriptorValue(cls, list(args))
-    return make
+def _descriptor(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    if kwargs:
+        raise Break("class_making", name=cls.__name__)
+    return DescriptorValue(cls, list(args))
 
 
 for _cls in (property, staticmethod, classmethod, functools.cached_property):
-    CALLS.add(_cls, _descriptor(_cls))
+    CALLS.add(_cls, functools.partial(_descriptor, _cls))
 
 
 # -- classes ------------------------------------------------------------------------------------------------------------

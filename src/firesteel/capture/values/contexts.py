@@ -6,6 +6,7 @@ real, so the breaking call and the continuation run under them; the exit is a `M
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -161,24 +162,20 @@ def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return setting
 
 
-def _sets(key: Key) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.states.set([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
-        return NONE
-    return call
+def _sets(key: Key, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    m.states.set([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
+    return NONE
 
 
-def _reads(name: str) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        key = (name, *map(m.known, args))
-        m.states.guard(key)
-        return ConstValue(get_state(key))
-    return call
+def _reads(name: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    key = (name, *map(m.known, args))
+    m.states.guard(key)
+    return ConstValue(get_state(key))
 
 
 for _name, _row in STATES.items():
-    CALLS.add(_row.set, _sets((_name,)))
-    CALLS.add(_row.get, _reads(_name))
+    CALLS.add(_row.set, functools.partial(_sets, (_name,)))
+    CALLS.add(_row.get, functools.partial(_reads, _name))
 
 
 class InferenceContext(ContextValue):
@@ -238,15 +235,13 @@ def autocast_changes(made: torch.autocast) -> Changes:
     return [(("autocast", device), enabled), (("autocast_dtype", device), dtype), (("autocast_cache",), cache)]
 
 
-def _makes_autocast(cls: type) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        made = m.run_real(cls, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
-        return ContextValue(cls, args, kwargs, autocast_changes(made))
-    return call
+def _makes_autocast(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    made = m.run_real(cls, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
+    return ContextValue(cls, args, kwargs, autocast_changes(made))
 
 
 for _cls in AUTOCASTS:
-    CALLS.add(_cls, _makes_autocast(_cls))
+    CALLS.add(_cls, functools.partial(_makes_autocast, _cls))
 
 
 @CALLS.row(torch.set_autocast_enabled)
@@ -264,19 +259,17 @@ def call_record_function(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ContextValue(torch.autograd.profiler.record_function, args, kwargs, [])
 
 
-def _on_context(name: str) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        context = m.look(args[0]) if args else None
-        if not isinstance(context, ContextValue):
-            raise Break("context", name=f"{name} of an object that is not known")
-        return context.enter_by_call(m) if name == "__enter__" else context.exit_by_call(m)
-    return call
+def _on_context(name: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    context = m.look(args[0]) if args else None
+    if not isinstance(context, ContextValue):
+        raise Break("context", name=f"{name} of an object that is not known")
+    return context.enter_by_call(m) if name == "__enter__" else context.exit_by_call(m)
 
 
 KNOWN = (*GRAD_MODES, torch.inference_mode, *AUTOCASTS, torch.autograd.profiler.record_function)
 for _name in ("__enter__", "__exit__"):
     for _method in dict.fromkeys(getattr(_cls, _name) for _cls in KNOWN):
-        CALLS.add(_method, _on_context(_name))
+        CALLS.add(_method, functools.partial(_on_context, _name))
 
 
 def context_of(obj: Any, source: Source) -> Value:

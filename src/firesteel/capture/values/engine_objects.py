@@ -123,5 +123,4 @@ class LockExit(MethodOfOwner):
         return FALSE
 
 
-for _type in (_thread.LockType, _thread.RLock):
-    WRAPPERS.add(_type, guarded("type", LockValue))
+WRAPPERS.row(_thread.LockType, _thread.RLock)(guarded("type", LockValue))

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -96,18 +97,16 @@ def _suppresses(m: Machine, error: ExceptionValue) -> Value:
     return boolean(False) if error.obj is None else m.read_attribute(error, "__suppress_context__")
 
 
-def _group_part(index: int) -> Callable[[Machine, ExceptionValue], Value | None]:
-    def part(m: Machine, error: ExceptionValue) -> Value | None:
-        if not issubclass(error.cls, BaseExceptionGroup):
-            return None
-        value = m.look(error.args[index])
-        return value if index == 0 else TupleValue(m.iterate(value))
-    return part
+def _group_part(index: int, m: Machine, error: ExceptionValue) -> Value | None:
+    if not issubclass(error.cls, BaseExceptionGroup):
+        return None
+    value = m.look(error.args[index])
+    return value if index == 0 else TupleValue(m.iterate(value))
 
 
 EXCEPTION_ATTRIBUTES: dict[str, Callable[[Any, ExceptionValue], Value | None]] = {
     "args": lambda m, error: TupleValue(list(error.args)), "__cause__": _chained("__cause__"), "__context__": _chained("__context__"),
-    "__suppress_context__": _suppresses, "message": _group_part(0), "exceptions": _group_part(1),
+    "__suppress_context__": _suppresses, "message": functools.partial(_group_part, 0), "exceptions": functools.partial(_group_part, 1),
     "value": lambda m, error: (error.args[0] if error.args else NONE) if issubclass(error.cls, StopIteration) else None,
 }
 

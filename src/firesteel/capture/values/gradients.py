@@ -12,6 +12,7 @@ the leaves found by walking that history.  The rest of it is done as torch's Acc
 """
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,18 +116,16 @@ def hooks_of(m: Machine, leaf: TensorValue, kind: Callable[[torch.Tensor], tuple
             *(handle.args[0] for handle in handles if handle.method == REGISTERING[kind] and handle not in removed)]
 
 
-def _late(kind: Callable[[torch.Tensor], tuple[Any, ...]]) -> Any:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        leaf = m.look(args[0])
-        if not isinstance(leaf, TensorValue) or leaf.source is None or leaf.python_type() not in (torch.Tensor, torch.nn.Parameter):
-            return TupleValue([])       # a class of the user's may watch what is read
-        m.guard(Guard(Call(leaf.source, leaf_facts), "equals", leaf_facts(leaf.real)))
-        return TupleValue(hooks_of(m, leaf, kind)[m.known(m.look(args[1])):])
-    return call
+def _late(kind: Callable[[torch.Tensor], tuple[Any, ...]], m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    leaf = m.look(args[0])
+    if not isinstance(leaf, TensorValue) or leaf.source is None or leaf.python_type() not in (torch.Tensor, torch.nn.Parameter):
+        return TupleValue([])       # a class of the user's may watch what is read
+    m.guard(Guard(Call(leaf.source, leaf_facts), "equals", leaf_facts(leaf.real)))
+    return TupleValue(hooks_of(m, leaf, kind)[m.known(m.look(args[1])):])
 
 
-CALLS.add(late_gradient_hooks, _late(gradient_hooks))
-CALLS.add(late_after_hooks, _late(after_hooks))
+CALLS.add(late_gradient_hooks, functools.partial(_late, gradient_hooks))
+CALLS.add(late_after_hooks, functools.partial(_late, after_hooks))
 
 
 # -- torch.autograd.grad ------------------------------------------------------------------------------------------------

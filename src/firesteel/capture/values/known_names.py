@@ -5,6 +5,7 @@
 # boundary: recognises torch._dynamo.mutation_guard.GenerationTracker.tag, by which the peer, once imported, counts every module that is made
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +43,7 @@ for _name, _value in {
     "torch._dynamo.mutation_guard.GenerationTracker.tag": None,
 }.items():
     BY_NAME.add(_name, answer(_value))
-for _fn in (marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked):
-    CALLS.add(_fn, answer(None))
+CALLS.row(marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked)(answer(None))
 
 
 @BY_NAME.row("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
@@ -85,40 +85,36 @@ def call_graph_break(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     raise Break("asked", text=f": {said}" if said else "")
 
 
-def _answers_for_real(fn: Callable[..., Any]) -> Handler:
+def _answers_for_real(fn: Callable[..., Any], m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A function that only looks at its arguments (and at what never changes of them): executed while capturing."""
-    def look_at(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return m.constant_object(m.run_real(fn, *map(m.real_object, args), **{k: m.real_object(v) for k, v in kwargs.items()}))
-    return look_at
+    return m.constant_object(m.run_real(fn, *map(m.real_object, args), **{k: m.real_object(v) for k, v in kwargs.items()}))
 
 
 for _fn in (inspect.signature, inspect.isfunction, inspect.ismethod, inspect.isclass, inspect.isbuiltin, inspect.iscoroutinefunction,
             inspect.isgeneratorfunction, inspect.unwrap, inspect.getfullargspec, inspect.getmro, inspect.isroutine, inspect.ismodule):
-    CALLS.add(_fn, _answers_for_real(_fn))
+    CALLS.add(_fn, functools.partial(_answers_for_real, _fn))
 
 
-def _checks(fn: Callable[..., Any], error: type[Exception]) -> Handler:
+def _checks(fn: Callable[..., Any], error: type[Exception], m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """torch._check and its relatives: a fact about unbacked symbols is assumed by the environment, not guarded, and
     stands in the graph."""
-    def check(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        condition = args[0]
-        if isinstance(condition, SymNumber) and not m.world.env.is_backed(from_symint(condition.sym)):
-            ask(m.world.env.assume, from_symint(condition.sym))
-            m.record.call_function(fn, (m.record.node_of(condition),), {}, None)
-            return NONE
-        if m.truth_now(condition):
-            return NONE
-        message = args[1] if len(args) > 1 else kwargs.get("message")
-        text = m.known(m.call_now(message, [], {})) if message is not None else "Expected cond to be True, but got False."
-        raise m.raise_real(error(text))
-    return check
+    condition = args[0]
+    if isinstance(condition, SymNumber) and not m.world.env.is_backed(from_symint(condition.sym)):
+        ask(m.world.env.assume, from_symint(condition.sym))
+        m.record.call_function(fn, (m.record.node_of(condition),), {}, None)
+        return NONE
+    if m.truth_now(condition):
+        return NONE
+    message = args[1] if len(args) > 1 else kwargs.get("message")
+    text = m.known(m.call_now(message, [], {})) if message is not None else "Expected cond to be True, but got False."
+    raise m.raise_real(error(text))
 
 
 for _fn, _error in {torch._check: RuntimeError, torch._check_value: ValueError, torch._check_index: IndexError,
                     torch._check_type: TypeError, torch._check_not_implemented: NotImplementedError}.items():
-    CALLS.add(_fn, _checks(_fn, _error))
+    CALLS.add(_fn, functools.partial(_checks, _fn, _error))
 
 
 @CALLS.row(torch._check_is_size)
 def call_check_is_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return _checks(torch._check, RuntimeError)(m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)
+    return _checks(torch._check, RuntimeError, m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)

@@ -24,34 +24,27 @@ from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, gives_none, list_pop, sorted_items
 from firesteel.capture.values.exceptions import handled_exception
-from firesteel.capture.values.functions import Args, FunctionValue, Handler, Kwargs
+from firesteel.capture.values.functions import Args, FunctionValue, Kwargs
 from firesteel.capture.values.mappings import DictValue, call_fromkeys
 from firesteel.capture.values.objects import InstanceDict, ObjectValue
 from firesteel.errors import Break
 
-
-def _inlined(fn: Any) -> Handler:
-    return lambda m, args, kwargs: m.constant_object(fn).call(m, args, kwargs)
-
-
 for _original, _fn in polyfills.POLYFILLS.items():
-    CALLS.add(_original, _inlined(_fn))
+    CALLS.add(_original, lambda m, args, kwargs, fn=_fn: m.constant_object(fn).call(m, args, kwargs))
 
 
-def _arrangements(fn: Any) -> Handler:
+def _arrangements(fn: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A finite arrangement of items: made at once."""
-    def arrange(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        settings = {name: m.known(value) for name, value in kwargs.items()}
-        if fn is itertools.product:
-            rows = fn(*[m.iterate(a) for a in args], **settings)
-        else:
-            rows = fn(m.iterate(args[0]), *map(m.known, args[1:]), **settings)
-        return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
-    return arrange
+    settings = {name: m.known(value) for name, value in kwargs.items()}
+    if fn is itertools.product:
+        rows = fn(*[m.iterate(a) for a in args], **settings)
+    else:
+        rows = fn(m.iterate(args[0]), *map(m.known, args[1:]), **settings)
+    return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
 
 
 for _fn in (itertools.product, itertools.permutations, itertools.combinations, itertools.combinations_with_replacement):
-    CALLS.add(_fn, _arrangements(_fn))
+    CALLS.add(_fn, functools.partial(_arrangements, _fn))
 
 
 @CALLS.row(itertools.tee)
@@ -184,32 +177,26 @@ def call_namedtuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return m.constant_object(m.run_real(collections.namedtuple, *map(m.known, args), **settings))
 
 
-def _extremes(reverse: bool) -> Handler:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        given = dict(zip(("n", "iterable", "key"), args)) | kwargs
-        settings = {"key": given.get("key", NONE), "reverse": ConstValue(reverse)}
-        return ListValue(sorted_items(m, m.iterate(given["iterable"]), settings)[:m.known_index(given["n"])])
-    return call
+def _extremes(reverse: bool, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    given = dict(zip(("n", "iterable", "key"), args)) | kwargs
+    settings = {"key": given.get("key", NONE), "reverse": ConstValue(reverse)}
+    return ListValue(sorted_items(m, m.iterate(given["iterable"]), settings)[:m.known_index(given["n"])])
 
 
-CALLS.add(heapq.nlargest, _extremes(True))
-CALLS.add(heapq.nsmallest, _extremes(False))
+CALLS.add(heapq.nlargest, functools.partial(_extremes, True))
+CALLS.add(heapq.nsmallest, functools.partial(_extremes, False))
 
 
 # -- introspection ------------------------------------------------------------------------------------------------------
-def _folded(fn: Any) -> Handler:
+def _folded(fn: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A function of known arguments that looks at nothing else."""
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-    return call
+    return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
 for _fn in (json.dumps, json.loads, re.compile, re.match, re.fullmatch, re.search, re.sub, re.split, re.findall, re.finditer, re.escape,
             logging.getLogger, typing.TypeVar):
-    CALLS.add(_fn, _folded(_fn))
-_made: Any
-for _made in (re.Pattern, re.Match, logging.Logger, typing.TypeVar):
-    FRESH.add(_made, lambda m, obj: m.constant_object(obj))
+    CALLS.add(_fn, functools.partial(_folded, _fn))
+FRESH.row(re.Pattern, re.Match, logging.Logger, typing.TypeVar)(lambda m, obj: m.constant_object(obj))
 FRESH.add(type(re.finditer("", "")), lambda m, obj: ListValue([m.fresh(found) for found in obj]).iterator(m))
 CALLS.row(locals)(lambda m, args, kwargs: DictValue({name: (ConstValue(name), value) for name, value in m.local_variables().items()}))
 CALLS.row(globals)(lambda m, args, kwargs: m.scope_value(m.frames[-1].scope))

@@ -5,6 +5,7 @@ The user's dict is guarded by what is asked of it: one key, or all keys and thei
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -290,12 +291,8 @@ class DictView(Container):
         return f"{e.expr(self.owner)}.{self.kind}()"
 
 
-def _view(kind: str) -> Callable[..., Value]:
-    return lambda m, self, args, kwargs: DictView(self, kind)
-
-
 for _kind in DictView.TYPES:
-    METHODS.add((DictValue, _kind), _view(_kind))
+    METHODS.add((DictValue, _kind), lambda m, self, args, kwargs, kind=_kind: DictView(self, kind))
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------------
@@ -411,25 +408,20 @@ METHODS.row((SetValue, "copy"))(lambda m, self, args, kwargs: SetValue(dict(self
 METHODS.row((SetValue, "clear"))(gives_none(lambda m, self, args, kwargs: self.change(m, {}, "clear")))
 
 
-def _set_method(op: str) -> Callable[..., Value]:
-    def method(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
-        result: Any = SetValue(dict(self.entries), cls=self.cls)
-        for other in args:
-            result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
-        return result
-    return method
+def _set_method(op: str, m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
+    result: Any = SetValue(dict(self.entries), cls=self.cls)
+    for other in args:
+        result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
+    return result
 
 
 for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmetric_difference": "^"}.items():
-    METHODS.add((SetValue, _name), _set_method(_op))
-
-
-def _set_relation(holds: Callable[[Any, Any], bool]) -> Callable[..., Value]:
-    return lambda m, self, args, kwargs: boolean(holds(self.entries.keys(), SetValue.of(m, m.iterate(args[0])).entries.keys()))
+    METHODS.add((SetValue, _name), functools.partial(_set_method, _op))
 
 
 for _name, _holds in {"issuperset": operator.ge, "issubset": operator.le, "isdisjoint": lambda a, b: not a & b}.items():
-    METHODS.add((SetValue, _name), _set_relation(_holds))
+    METHODS.add((SetValue, _name), lambda m, self, args, kwargs, holds=_holds: boolean(
+        holds(self.entries.keys(), SetValue.of(m, m.iterate(args[0])).entries.keys())))
 
 
 @METHODS.row((SetValue, "pop"))

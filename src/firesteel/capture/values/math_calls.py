@@ -7,6 +7,7 @@ function is executed, so that the program meets its own error.  What has no row 
 """
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold
-from firesteel.capture.values.functions import Args, Handler, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
@@ -78,17 +79,15 @@ ROWS: dict[Callable[..., Any], tuple[Callable[..., Value], Domain | None]] = {
 }
 
 
-def _on_symbols(fn: Callable[..., Any], row: Callable[..., Value], domain: Domain | None) -> Handler:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        args = [read_number(m, a, f"math.{fn.__name__}()") if isinstance(a, TensorValue) else a for a in args]
-        if any(isinstance(a, SymNumber) for a in args) and is_defined(m, domain, args[0]):
-            return row(m, *args)
-        return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
-    return call
+def _on_symbols(fn: Callable[..., Any], row: Callable[..., Value], domain: Domain | None, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    args = [read_number(m, a, f"math.{fn.__name__}()") if isinstance(a, TensorValue) else a for a in args]
+    if any(isinstance(a, SymNumber) for a in args) and is_defined(m, domain, args[0]):
+        return row(m, *args)
+    return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})
 
 
 for _fn, (_row, _domain) in ROWS.items():
-    CALLS.add(_fn, _on_symbols(_fn, _row, _domain))
+    CALLS.add(_fn, functools.partial(_on_symbols, _fn, _row, _domain))
 
 
 CALLS.row(torch.sym_ite)(lambda m, args, kwargs: symbolic_call(m, sym_ite, args))
@@ -115,16 +114,14 @@ def call_round(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 
 # -- numbers that torch takes as tensors too ----------------------------------------------------------------------------
-def _with_tensor_rate(fn: Callable[..., Any]) -> Handler:
+def _with_tensor_rate(fn: Callable[..., Any], m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A fused step of an optimiser: a symbolic learning rate is given as a tensor, since as a number it would be fixed."""
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        rate = m.look(kwargs["lr"]) if "lr" in kwargs else None
-        if isinstance(rate, SymNumber):
-            kwargs = {**kwargs, "lr": call_graph(m, "call_function", torch.scalar_tensor, [rate], {"dtype": ConstValue(torch.float64)})}
-        return call_graph(m, "call_function", fn, args, kwargs)
-    return call
+    rate = m.look(kwargs["lr"]) if "lr" in kwargs else None
+    if isinstance(rate, SymNumber):
+        kwargs = {**kwargs, "lr": call_graph(m, "call_function", torch.scalar_tensor, [rate], {"dtype": ConstValue(torch.float64)})}
+    return call_graph(m, "call_function", fn, args, kwargs)
 
 
 for _name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
     if hasattr(torch, _name) and "tensor_lr" in getattr(torch.ops.aten, _name).overloads():
-        CALLS.add(getattr(torch, _name), _with_tensor_rate(getattr(torch, _name)))
+        CALLS.add(getattr(torch, _name), functools.partial(_with_tensor_rate, getattr(torch, _name)))

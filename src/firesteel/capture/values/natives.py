@@ -202,6 +202,7 @@ def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value
     return payload.getattr(m, name).call(m, args[1:], kwargs)
 
 
+@CALLS.row(*dict.fromkeys(base.__new__ for base in PAYLOADS))
 def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """list.__new__(cls, ...)"""
     cls: Any = args[0].cls if isinstance(args[0], ClassValue) else None
@@ -211,10 +212,6 @@ def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if base is tuple and hasattr(cls, "_fields"):
         return NamedTupleValue(cls, m.iterate(args[1]))
     return PAYLOADS[base](m, args[1:], kwargs) if base is cls else make_native(m, cls, base, args[1:], kwargs)
-
-
-for _new in dict.fromkeys(base.__new__ for base in PAYLOADS):
-    CALLS.add(_new, call_native_new)
 
 
 def is_native_instance(cls: type) -> bool:

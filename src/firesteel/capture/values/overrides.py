@@ -9,6 +9,7 @@ class costs no node; where it leaves the region it gets its class by `as_subclas
 """
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -373,25 +374,19 @@ class ModesExit(ExitValue):
         raise CannotRebuild(self, self.birth)
 
 
-def _off(cls: Any) -> Callable[..., Value]:
-    return lambda m, args, kwargs: OffContext(cls, m.steps)
-
-
 for _cls in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction):
-    CALLS.add(_cls, _off(_cls))
+    CALLS.add(_cls, lambda m, args, kwargs, cls=_cls: OffContext(cls, m.steps))
 
 
 # -- questions and modes ------------------------------------------------------------------------------------------------
-def _has_override(one_by_one: bool) -> Callable[..., Value]:
-    def answer(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        values = args if one_by_one else m.iterate(args[0])
-        return boolean(not m.modes.off and (bool(m.modes.entered) or bool(overriders(m, list(map(m.look, values)), {}))))
-    return answer
+def _has_override(one_by_one: bool, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    values = args if one_by_one else m.iterate(args[0])
+    return boolean(not m.modes.off and (bool(m.modes.entered) or bool(overriders(m, list(map(m.look, values)), {}))))
 
 
 for _fn, _one in ((torch.overrides.has_torch_function, False), (torch.overrides.has_torch_function_unary, True),
                   (torch.overrides.has_torch_function_variadic, True)):
-    CALLS.add(_fn, _has_override(_one))
+    CALLS.add(_fn, functools.partial(_has_override, _one))
 
 
 @CALLS.row(torch.overrides.handle_torch_function)

@@ -8,6 +8,7 @@ number itself, such as a branch, breaks as it does for data of tensors.  Methods
 """
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -159,20 +160,18 @@ class DrawMethod(MethodOfOwner):
         return row.gives(m, add_draw(m, self.owner, self.name, [m.look(value) for value in args], given, self.describe()))
 
 
-def _made_inside(make: Any) -> Callable[[Machine, Args, Kwargs], Value]:
-    def made(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        """A new one in each call; the one made now is only looked at."""
-        example = m.run_real(make, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
-        return PythonRandom(example, add_draw(m, None, make, args, kwargs, make.__name__))
-    return made
+def _made_inside(make: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    """A new one in each call; the one made now is only looked at."""
+    example = m.run_real(make, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
+    return PythonRandom(example, add_draw(m, None, make, args, kwargs, make.__name__))
 
 
 @INSTANTIATE.row("random number generator of Python")
 def new_random(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
-    return _made_inside(cls)(m, args, kwargs) if cls in (random.Random, np.random.RandomState) else None
+    return _made_inside(cls, m, args, kwargs) if cls in (random.Random, np.random.RandomState) else None
 
 
-CALLS.add(np.random.default_rng, _made_inside(np.random.default_rng))
+CALLS.add(np.random.default_rng, functools.partial(_made_inside, np.random.default_rng))
 
 
 @CALLS.row(np.random.seed)

@@ -10,6 +10,7 @@
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from firesteel.capture.source import Call, Fixed, Source
 from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.functions import Args, Handler, Kwargs
+from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import run_abstract
@@ -161,14 +162,12 @@ def call_cuda_set_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-def _made_for_real(name: str) -> Handler:
-    def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        raise Break("random_state", name=name)
-    return call
+def _made_for_real(name: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    raise Break("random_state", name=name)
 
 
-CALLS.add(torch.seed, _made_for_real("torch.seed"))
-CALLS.add(torch.initial_seed, _made_for_real("torch.initial_seed"))
+CALLS.add(torch.seed, functools.partial(_made_for_real, "torch.seed"))
+CALLS.add(torch.initial_seed, functools.partial(_made_for_real, "torch.initial_seed"))
 
 
 # -- generators made inside -----------------------------------------------------------------------------------------------

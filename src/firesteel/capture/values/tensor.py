@@ -5,6 +5,7 @@ whatever asks for data (`bool`, `item`, `tolist`, ...) is a Break.
 """
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -298,11 +299,9 @@ class TensorMethod(MethodOfOwner):
         return call_or_inline(m, "call_method", self.name, [self.owner, *args], kwargs, getattr(torch, self.name, None))
 
 
-def _store_part(name: str) -> Callable[..., None]:
+def _store_part(name: str, m: Machine, tensor: TensorValue, value: Value) -> None:
     """z.real = x"""
-    def store(m: Machine, tensor: TensorValue, value: Value) -> None:
-        call_graph(m, "call_method", "copy_", [tensor.getattr(m, name), value], {})
-    return store
+    call_graph(m, "call_method", "copy_", [tensor.getattr(m, name), value], {})
 
 
 def part_of_conjugate(m: Machine, tensor: TensorValue, name: str) -> Value:
@@ -312,8 +311,8 @@ def part_of_conjugate(m: Machine, tensor: TensorValue, name: str) -> Value:
     return call_graph(m, "call_function", torch._neg_view, [part], {}) if name == "imag" else part
 
 
-TENSOR_STORES.add("real", _store_part("real"))
-TENSOR_STORES.add("imag", _store_part("imag"))
+TENSOR_STORES.add("real", functools.partial(_store_part, "real"))
+TENSOR_STORES.add("imag", functools.partial(_store_part, "imag"))
 
 
 @METHOD_CALLS.row("methods with a meaning here")
@@ -419,20 +418,18 @@ TENSOR_METHODS.row("__float__")(lambda m, tensor, args, kwargs: converted(m, rea
 TENSOR_METHODS.row("__len__")(lambda m, tensor, args, kwargs: tensor.length(m))
 
 
-def _with_tensor_value(name: str, combine: Any) -> Callable[..., Value]:
+def _with_tensor_value(name: str, combine: Any, m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     """x.addcdiv_(a, b, value=t) with a tensor t: torch would read it as a number, which is known at run time only."""
-    def call(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
-        value = kwargs.get("value")
-        if not isinstance(value, TensorValue) or len(args) != 2:
-            return call_graph(m, "call_method", name, [tensor, *args], kwargs)
-        change = call_graph(m, "call_function", operator.mul, [value, call_graph(m, "call_function", combine, args, {})], {})
-        return call_graph(m, "call_method", "add_" if name.endswith("_") else "add", [tensor, change], {})
-    return call
+    value = kwargs.get("value")
+    if not isinstance(value, TensorValue) or len(args) != 2:
+        return call_graph(m, "call_method", name, [tensor, *args], kwargs)
+    change = call_graph(m, "call_function", operator.mul, [value, call_graph(m, "call_function", combine, args, {})], {})
+    return call_graph(m, "call_method", "add_" if name.endswith("_") else "add", [tensor, change], {})
 
 
 for _name, _combine in {"addcdiv": torch.div, "addcmul": torch.mul}.items():
-    TENSOR_METHODS.add(_name, _with_tensor_value(_name, _combine))
-    TENSOR_METHODS.add(_name + "_", _with_tensor_value(_name + "_", _combine))
+    TENSOR_METHODS.add(_name, functools.partial(_with_tensor_value, _name, _combine))
+    TENSOR_METHODS.add(_name + "_", functools.partial(_with_tensor_value, _name + "_", _combine))
 
 
 def scaled_by_tensor(m: Machine, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
@@ -447,17 +444,15 @@ def scaled_by_tensor(m: Machine, args: Args, kwargs: Kwargs) -> tuple[Args, Kwar
     return [args[0], call_graph(m, "call_function", operator.mul, [other, number], {})], {name: v for name, v in kwargs.items() if name != "alpha"}
 
 
-def _with_alpha(kind: str, target: Any) -> Callable[..., Value]:
-    def call(m: Machine, *given: Any) -> Value:
-        args, kwargs = scaled_by_tensor(m, [*given[:-2], *given[-2]], given[-1])
-        return call_graph(m, kind, target, args, kwargs)
-    return call
+def _with_alpha(kind: str, target: Any, m: Machine, *given: Any) -> Value:
+    args, kwargs = scaled_by_tensor(m, [*given[:-2], *given[-2]], given[-1])
+    return call_graph(m, kind, target, args, kwargs)
 
 
 for _name in ("add", "sub"):
-    CALLS.add(getattr(torch, _name), _with_alpha("call_function", getattr(torch, _name)))
-    TENSOR_METHODS.add(_name, _with_alpha("call_method", _name))
-    TENSOR_METHODS.add(_name + "_", _with_alpha("call_method", _name + "_"))
+    CALLS.add(getattr(torch, _name), functools.partial(_with_alpha, "call_function", getattr(torch, _name)))
+    TENSOR_METHODS.add(_name, functools.partial(_with_alpha, "call_method", _name))
+    TENSOR_METHODS.add(_name + "_", functools.partial(_with_alpha, "call_method", _name + "_"))
 
 
 # comparison of a number in [0, 1) with another -> what it gives where that is at most 0, and at least 1

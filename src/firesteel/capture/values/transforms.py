@@ -235,23 +235,19 @@ class DerivativeValue(Value):
 
 
 # -- the functions ------------------------------------------------------------------------------------------------------
-def _maker(name: str, names: tuple[str, ...]) -> Callable[[Machine, Args, Kwargs], Value]:
-    def make(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        given = {**dict(zip(names, args)), **kwargs}
-        fn = given.pop("func", None)
-        if fn is None or given.keys() - set(names):
-            raise Break("transform", name=f"by torch.func.{name} with settings of its own")
-        return TransformValue(name, m.look(fn), {option: m.known(m.look(value)) for option, value in given.items()})
-    return make
+def _maker(name: str, names: tuple[str, ...], m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    given = {**dict(zip(names, args)), **kwargs}
+    fn = given.pop("func", None)
+    if fn is None or given.keys() - set(names):
+        raise Break("transform", name=f"by torch.func.{name} with settings of its own")
+    return TransformValue(name, m.look(fn), {option: m.known(m.look(value)) for option, value in given.items()})
 
 
-def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any]) -> Callable[[Machine, dict[str, Value]], Value]:
+def _made_outside(name: str, names: tuple[str, ...], defaults: dict[str, Any], m: Machine, closure: dict[str, Value]) -> Value:
     """torch.vmap(f) made outside of the region: the same by its closure.  Settings that we do not take must have their defaults."""
-    def make(m: Machine, closure: dict[str, Value]) -> Value:
-        if any(m.known(closure[option]) != default for option, default in defaults.items() if option in closure):
-            raise Break("transform", name=f"by torch.func.{name} with settings of its own")
-        return _maker(name, names)(m, [], {option: value for option, value in closure.items() if option in names})
-    return make
+    if any(m.known(closure[option]) != default for option, default in defaults.items() if option in closure):
+        raise Break("transform", name=f"by torch.func.{name} with settings of its own")
+    return _maker(name, names, m, [], {option: value for option, value in closure.items() if option in names})
 
 
 for _name, _inner, _names, _defaults in (       # _inner: the name of the function that the transform gives
@@ -261,9 +257,9 @@ for _name, _inner, _names, _defaults in (       # _inner: the name of the functi
         ("jacrev", "wrapper_fn", ("func", "argnums", "has_aux", "chunk_size"), {"_preallocate_and_copy": False}),
         ("jacfwd", "wrapper_fn", ("func", "argnums", "has_aux", "randomness"), {}),
         ("hessian", "", ("func", "argnums"), {})):      # gives a function of jacfwd's
-    BY_NAME.add(f"torch.func.{_name}", _maker(_name, _names))
+    BY_NAME.add(f"torch.func.{_name}", functools.partial(_maker, _name, _names))
     if _inner:
-        TRANSFORMED.add(f"{_name}.<locals>.{_inner}", _made_outside(_name, _names, _defaults))
+        TRANSFORMED.add(f"{_name}.<locals>.{_inner}", functools.partial(_made_outside, _name, _names, _defaults))
 
 
 @BY_NAME.row("torch.func.functionalize")
