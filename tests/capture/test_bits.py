@@ -1,6 +1,7 @@
 """Inputs whose negative or conjugate bit is set: kernels read memory, where the sign is that of the other side."""
 import pytest
 import torch
+import torch.nn.functional as F
 
 import firesteel as fs
 
@@ -72,3 +73,30 @@ def test_gradients_through_an_input_with_the_bit(function, leaf):
         return out, *torch.autograd.grad((out * torch.arange(1.0, len(out) + 1)).sum(), v if leaf else z)
     for ours, eager in zip(run(fs.compile(function)), run(function)):
         torch.testing.assert_close(ours, eager)
+
+
+RESOLVED = {
+    "convolution": lambda x: F.conv1d(x, torch.ones(2, x.shape[1], 3), padding=1),
+    "transposed convolution": lambda x: F.conv_transpose1d(x, torch.ones(x.shape[1], 2, 3)),
+    "exp": torch.exp,
+    "exp of a view": lambda x: x.mT.exp(),
+    "part": lambda x: x.unbind(0)[1].exp(),
+    "sum of two": lambda x: x + x,
+    "scatter": lambda x: x.select_scatter(torch.zeros(x.shape[1:]), 0, 0),
+    "known to the operator": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", RESOLVED)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_operator_that_does_not_know_a_bit_gets_a_copy(name, inside, channels):
+    """Its layout decides about the result's."""
+    z = torch.randn(2, 4, channels, dtype=torch.complex64).transpose(1, 2)
+
+    def program(x):
+        return RESOLVED[name](x.conj().imag if inside else x)
+    x = z if inside else z.conj().imag
+    expected, result = program(x), fs.compile(program)(x)
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)

@@ -18,7 +18,7 @@ What always holds
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class AbstractWorld:
         self._ways: dict[int, tuple[OperatorHandler, Facts]] = {}
         self.leaves_made = 0        # how many tensors became leaves that require grad: by requires_grad_, or as views taken under no_grad
         self.draws = 0      # how often random numbers were drawn
+        self.has_bits = False       # was a conjugate or negative view made?
 
     def make(self, spec: Spec) -> AbstractTensor:
         """A fresh abstract tensor."""
@@ -107,7 +108,17 @@ class AbstractWorld:
             way = self._ways[id(op)] = (self._find_way(facts(op)), facts(op))
         if way[1].random:
             self.draws += not drops_nothing(op, args, kwargs)
+        if self.has_bits and way[1].kind == "pure" and not way[1].composite:
+            args, kwargs = self._resolved(way[1], args), {name: self._resolved(way[1], value) for name, value in kwargs.items()}
         return way[0](self, way[1], args, kwargs)
+
+    def _resolved(self, fact: Facts, value: Any) -> Any:
+        """An argument as eager's operator gets it: as a copy, which has a layout of its own, where it has a bit that the operator does not know."""
+        if type(value) in (tuple, list):
+            return type(value)([self._resolved(fact, part) for part in value])
+        if type(value) is AbstractTensor and value.bits and not all(knows_bit(fact.op, bit) for bit in value.bits):
+            return self.run(aten.clone.default, (value,), {})
+        return value
 
     def _find_way(self, fact: Facts) -> OperatorHandler:
         """How an operator is run here."""
@@ -285,16 +296,32 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     if type(base) is AbstractTensor:
         base.value = None       # a write through the view would change it unseen
     made = world.from_specs(call_rule(fact, args, kwargs))
-    bits = getattr(base, "bits", None)
-    if bits and UNRESOLVED.get(fact.op) in bits:
-        raise RuntimeError(f"{fact.op} doesn't work on tensors whose bit is not resolved")
-    if fact.op in BITS:
-        bits = (bits or frozenset()) ^ {fact.op}
+    bits = bits_of_view(world, fact, base)
     for view in tensors_in(made):
         view.memory = memory_of(base)
         if bits:
             view.bits = bits
     return made
+
+
+def bits_of_view(world: AbstractWorld, fact: Facts, base: Any) -> frozenset[Any]:
+    """The bits that eager's view of a tensor has."""
+    bits: frozenset[Any] = getattr(base, "bits", frozenset())
+    if bits and UNRESOLVED.get(fact.op) in bits:
+        raise RuntimeError(f"{fact.op} doesn't work on tensors whose bit is not resolved")
+    if fact.op in BITS:
+        bits = bits ^ {fact.op}
+        world.has_bits = True
+    return bits
+
+
+BIT_KEYS = {aten._conj.default: "Conjugate", aten._neg_view.default: "Negative"}       # torch's dispatch keys
+
+
+@cache
+def knows_bit(op: OpOverload, bit: OpOverload) -> bool:
+    """Does eager hand a tensor with the bit to the operator as it is?"""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), BIT_KEYS[bit])
 
 
 UNRESOLVED = {aten.view_as_real.default: aten._conj.default}       # views that eager refuses of tensors with this bit

@@ -18,6 +18,7 @@ from firesteel.graph.abstract import (
     HANDLERS,
     AbstractTensor,
     OperatorHandler,
+    bits_of_view,
     call_rule,
     check_written,
     number_as_tensor,
@@ -76,6 +77,7 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     if type(specs) is list:
         return _record_parts(world, fact, args, kwargs, specs)
     result = world.make(specs)
+    result.bits = bits_of_view(world, fact, base)
     place = base.record
     rest = tuple(_plain(a) for a in args[1:])
     plain = {k: _plain(v) for k, v in kwargs.items()}
@@ -102,7 +104,7 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 def _as_in_graph(world: TraceWorld, fact: Facts, views: list[AbstractTensor], args: tuple, kwargs: dict, node: Any) -> list[AbstractTensor]:
     """The views as the graph has them: a value that replaced an input's content begins at another place of its storage than the input
     does, and one that was computed where eager sets a bit has strides of its own."""
-    if spec_of_node(node) == args[0].spec:
+    if spec_of_node(node) == args[0].spec and not views[0].bits:
         return views
     specs = call_rule(fact, (node.meta["val"], *args[1:]), kwargs)
     return [world.make(spec) for spec in (specs if type(specs) is list else [specs])]
@@ -127,7 +129,7 @@ def mark_layout(node: Node, args: Sequence[Any], nodes: Sequence[Any]) -> None:
             node.meta["relaid"] = True
 
 
-# Views that only set a bit are recorded as what they mean: abstract tensors have no such bits.
+# Views that only set a bit are recorded as what they mean.
 SOLID = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
@@ -167,6 +169,8 @@ REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64, t
 def _record_parts(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, specs: list[Spec]) -> list[AbstractTensor]:
     base = args[0]
     results = [world.make(s) for s in specs]
+    for result in results:
+        result.bits = bits_of_view(world, fact, base)
     place = base.record
     whole = world.to_node(base)
     shown = _as_in_graph(world, fact, results, args, kwargs, whole)
