@@ -71,6 +71,22 @@ def check(cls: Any, settings: dict[str, Any], backend: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2      # before and after the states exist; the rate is a symbol in the second
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_parameter_is_stepped_by_one_kernel(name: str) -> None:
+    """And one for the numbers that are tensors; a rate that changes is read by the first of them."""
+    fs.reset()
+    cls, settings = OPTIMIZERS[name]
+    optimizer = cls(parameters()[:1], lr=0.1, **settings)
+    step = fs.compile(optimizer.step, fullgraph=True)
+    kernels = []
+    for n in range(3):
+        set_step(optimizer, n)
+        before = counters["native"]["kernels"]
+        step()
+        kernels.append(counters["native"]["kernels"] - before)
+    assert 1 <= kernels[1] <= 2 and kernels[2] == 0
+
+
 EVERY = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 

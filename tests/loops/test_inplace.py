@@ -194,3 +194,45 @@ def test_an_earlier_error_leaves_the_input_as_it_was(monkeypatch):
     with pytest.raises(IndexError):
         compiled(table, torch.tensor([1, 9]), cache, row)
     assert cache.tolist() == [[1] * 3, [3] * 3, [3] * 3, [1] * 3]
+
+
+# ---------------------------------------------------------------- results that are written everywhere: first groups, then the input's memory
+
+def momentum(p, m, g, rate):
+    m.mul_(0.9).add_(g)
+    p.sub_(m, alpha=rate)
+
+
+def each_of_the_other(p, m, g, rate):
+    old = p.clone()
+    p.copy_(m * 2)
+    m.copy_(old + g)
+
+
+def turned(p, m, g, rate):
+    old = p.t() + g
+    p.add_(1)
+    m.copy_(old)
+
+
+def sums_of_columns(p, m, g, rate):
+    total = p.sum(0)
+    p.mul_(2)
+    m.add_(total)
+
+
+@pytest.mark.parametrize("fn,kernels", [(momentum, 1), (each_of_the_other, None), (turned, None), (sums_of_columns, None)],
+                         ids=lambda value: getattr(value, "__name__", ""))
+def test_whole_inputs_are_written_as_in_eager(fn, kernels):
+    fs.reset()
+    torch.manual_seed(0)
+    given = [torch.randn(6, 6) for _ in range(3)]
+    ours, before = [x.clone() for x in given], fs.counters["native"]["kernels"]
+    compiled = fs.compile(fn, fullgraph=True)
+    with torch.no_grad():
+        for rate in (0.1, 0.1, 0.1):
+            compiled(*ours, rate)
+            fn(*given, rate)
+            torch.testing.assert_close(ours, given)
+            assert [x._version for x in ours] == [x._version for x in given]
+    assert kernels is None or fs.counters["native"]["kernels"] - before == kernels

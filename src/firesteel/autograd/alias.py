@@ -327,10 +327,10 @@ def raise_all(tensors: Sequence[torch.Tensor], by: int) -> None:
 
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
     """Rule 7 for the writes that autograd does not see; called with recording off."""
-    left = [w for w in writes if values[w.value] is not inputs[w.input]]
-    if len(left) < len(writes):         # the graph wrote there itself
-        raise_all([inputs[w.input] for w in writes if w.how == "no_grad" and values[w.value] is inputs[w.input]], 1)
-        writes = left
+    there = [w for w in writes if values[w.value] is inputs[w.input]]
+    if there:       # the graph wrote there itself
+        raise_all([inputs[w.input] for w in there if w.how == "no_grad"], 1)
+        writes = [w for w in writes if values[w.value] is not inputs[w.input]] if len(there) < len(writes) else ()
     seen = [w for w in writes if w.how == "no_grad"]
     if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
         torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])
@@ -360,9 +360,10 @@ def overlaps(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
 
 def _lie_apart(inputs: Sequence[Any]) -> bool:
     """Have plain tensors a storage each, of torch's own?  This runs at every call that writes inputs, over all parameters of an optimiser."""
-    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, inputs)) - _PLAIN):
+    others = set(map(type, inputs)) - _PLAIN
+    if any(issubclass(kind, torch.Tensor) for kind in others):
         return False
-    storages = [value.untyped_storage() for value in inputs if type(value) in _PLAIN]
+    storages = list(map(torch.Tensor.untyped_storage, [value for value in inputs if type(value) in _PLAIN] if others else inputs))
     return len(set(map(_identity, storages))) == len(storages) and all(map(torch.UntypedStorage.resizable, storages))
 
 

@@ -12,6 +12,8 @@ Numbered rules of what may be one group (`unite`)
  3. No third step is on a path between the two; so the steps can still be put in an order (ancestors are bitsets).
  4. Neither writes what the other one writes, or what an earlier one reads.
  5. Scans and stores that add are left alone.
+ 6. On the CPU, a result that an input receives (`Program.into`) comes after the input's earlier readers, and those of its own group read
+    the input at the place where it is written: so the plan can give it the input's memory.
 Whether it is worth it: they have a producer and its reader among them, or read one large buffer at the same place; the axes moved
 inwards must include the one along which memory is contiguous; the parallel axes that are left must keep the cores busy.
 
@@ -176,6 +178,7 @@ class Grouper:
     def __init__(self, program: Program, fuel: Fuel, rewritten: set[str]):
         self.program, self.fuel, self.rewritten = program, fuel, rewritten
         self.outputs = access.output_buffers(program)
+        self.into = {b: x for b, x in program.into if b != x and program.buffers[x].device == CPU}
         self.group_at: list[Group] = []             # step -> its group
         self.before: dict[int, int] = {}            # group number -> bits of all steps it depends on
         self.direct: dict[int, set[int]] = {}       # group number -> steps it depends on directly
@@ -218,6 +221,8 @@ class Grouper:
         for name in writes:
             if name in self.rewritten:
                 direct.update(n for n in (self.writer.get(name), *self.readers.get(name, ())) if n is not None)
+            if name in self.into:
+                direct.update((*self.readers.get(self.into[name], ()), *self.failing))
             self.writer[name] = number
         for name in reads:
             self.readers.setdefault(name, []).append(number)
@@ -246,9 +251,21 @@ class Grouper:
         if not first.writes.keys().isdisjoint(second.writes) or not first.reads.keys().isdisjoint(second.writes):
             return
         first, second, match = matched(first, second)
-        if match is not None and _worth(first, second, match, self.program.buffers) and self.fuel.take(lambda: f"{first} with {second}"):
+        if match is None or not self._in_place(first, second, match) or not _worth(first, second, match, self.program.buffers):
+            return
+        if self.fuel.take(lambda: f"{first} with {second}"):
             unite(first, second, match)
             self._merge(first, second)
+
+    def _in_place(self, first: Group, second: Group, match: Match) -> bool:
+        """Rule 6."""
+        if not self.into:
+            return True
+        change = Renaming(match.names)
+        stores = [*first.writes.values(), *map(change.store, second.writes.values())]
+        given = {self.into[store.buffer]: store.index for store in stores if store.buffer in self.into}
+        loads = [load for name in given for load in (*first.reads.get(name, ()), *map(change.expr, second.reads.get(name, ())))]
+        return all(access.load_index(load) == given[load.attr] for load in loads)
 
     def _between(self, first: Group, second: Group) -> bool:
         """Does a path lead from first through a third step to second?"""
@@ -310,8 +327,9 @@ class Grouper:
 
     def _takes_memory(self, group: Group) -> bool:
         """Is it a library call, or a kernel that would hold much memory longer if it ran early?"""
-        if group.last.nest is None:
-            return group.last.call is None or collective(group.last.call.target) != "start"      # what runs meanwhile comes after it
+        call = group.last.call
+        if group.last.nest is None:         # what runs meanwhile comes after the start of a collective
+            return call is None or collective(call.target) != "start" and not call.is_number(self.program.buffers)
         written = sum(self._bytes(name) for name in group.writes)
         return written > EARLY_BYTES and written > sum(self._bytes(name) for name in group.reads if self.program.buffers[name].kind == "temp")
 

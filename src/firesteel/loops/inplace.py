@@ -14,6 +14,8 @@ Of results that the caller copies (`write_to_inputs`, behind inlining), these sa
  6. A call that fails is run again by eager, on its inputs: behind the first write only stores into b may fail, and then nothing that
     is written depends on x, so that writing it again changes nothing.  (What may fail before it stays before it: `group.py`, and a launch
     ends with the first kernel that fails.)
+ 7. A result that is another than x everywhere stays what it is, on the CPU and where nothing behind it may fail: it may become one nest with
+    others (`group.py`), and has x's memory from the plan on.
 
     b[i, j] = load(x, i, j);  b[k, j] = v[j];  y = sum(load(b, i, j));  copy_(x, b)      ->      x[k, j] = v[j];  y = sum(load(x, i, j))
 """
@@ -167,9 +169,15 @@ def _written_to_input(program: Program, x: str, b: str) -> Program | None:
     first = writers[0]
     before, start, behind = list(steps[:first]), steps[first].nest, list(steps[first + 1:])
     parts = None if start is None or any(x in step.reads() for step in behind) else _changed_part(start, x)
-    if parts is None or not _can_run_again([*parts, *behind], x, b):
+    if parts is None or not _can_run_again([*parts, *behind], x, b) or _waits(parts, behind, given, start):
         return None
     return _with_names(program, [*before, *parts, *behind], {b: x})
+
+
+def _waits(parts: list[ProgramStep], behind: list[ProgramStep], given: Buffer, start: Nest | None) -> bool:
+    """Rule 7."""
+    whole = any(part.nest and start and part.nest.axes == start.axes for part in parts)
+    return whole and given.device == CPU and not any(map(may_fail, (*parts, *behind)))
 
 
 def _can_run_again(steps: list[ProgramStep], x: str, b: str) -> bool:

@@ -255,6 +255,10 @@ class Extern(ProgramStep):
     def makes(self, buffer: str) -> bool:
         return not self.out and buffer in self.outputs
 
+    def is_number(self, buffers: Mapping[str, Buffer]) -> bool:
+        """Is it Python's computation of a number from numbers?"""
+        return len(self.outputs) == 1 and not self.reads() and not self.mutates and self.outputs[0] is not None and self.outputs[0] not in buffers
+
     def bound_symbols(self, buffers: Mapping[str, Buffer]) -> tuple[str, ...]:
         """Those read off its results, and results that are numbers themselves."""
         return (*[bind[0] for bind in self.binds], *[name for name in self.outputs if name is not None and name not in buffers])

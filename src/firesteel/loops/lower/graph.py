@@ -374,7 +374,7 @@ class Walk:
             name = getattr(view, "buffer", None)
             if name is not None and buffers[name].kind == "temp":
                 buffers[name] = dataclasses.replace(buffers[name], kind="output")
-        return Program(buffers, tuple(checked_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols, boxed,
+        return Program(buffers, tuple(told_early(self.b.steps, buffers)), tuple(self.inputs), self.outputs, self.symbols, boxed,
                        tuple(self.written_inputs(into)))
 
     def written_inputs(self, into: Mapping[int, int]) -> Iterator[tuple[str, str]]:
@@ -393,18 +393,16 @@ def _layout(buffer: Buffer) -> tuple:
     return buffer.dtype, buffer.shape, buffer.strides, buffer.device, buffer.offset
 
 
-def checked_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -> list[ProgramStep]:
-    """Each check right behind the call that binds the last of its symbols: all sizes are written as if it held, earlier ones too."""
-    if not any(is_check(step) for step in steps):
-        return list(steps)
-    bound = {name: number for number, step in enumerate(steps) for name in step.bound_symbols(buffers)}
-    places = [(max([bound.get(s, -1) for s in step_symbols(step, buffers)], default=-1), 1) if is_check(step) else (number, 0)
-              for number, step in enumerate(steps)]
+def told_early(steps: Sequence[ProgramStep], buffers: Mapping[str, Buffer]) -> list[ProgramStep]:
+    """Each check right behind the call that binds the last of its symbols: all sizes are written as if it held, earlier ones too.  And what
+    Python computes from numbers as early: the kernels behind it are one launch, and write inputs where nothing may fail any more."""
+    bound: dict[str, int] = {}
+    places = []
+    for number, step in enumerate(steps):
+        early = step.call is not None and (step.call.target is CHECK or step.call.is_number(buffers))
+        places.append(max([bound.get(s, -1) for s in step_symbols(step, buffers)], default=-1) if early else number)
+        bound.update(dict.fromkeys(step.bound_symbols(buffers), places[-1]))
     return [steps[number] for number in sorted(range(len(steps)), key=lambda number: places[number])]
-
-
-def is_check(step: ProgramStep) -> bool:
-    return step.call is not None and step.call.target is CHECK
 
 
 CHECK = torch.ops.aten._assert_scalar.default
