@@ -5,9 +5,10 @@ reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `prog
  - Every guard that capture made is in the entry, and is checked on the call for which it is loaded, and on all later ones.
  - What capture took as fixed is compared by prints (capture/prints.py): all functions that it executed, the classes that it met, what code may
    have read of builtins and of modules of torch and the standard library, and the files in which the program's own code stands.
- - A region that relies on anything else is not kept: objects that are no code and that no source leads to, symbols, breaks, states of torch that are
-   set, graphs that are compiled in parts or not kept themselves.
- - The first variant of a region alone is kept and looked for: later ones depend on what was seen to change.
+ - A region that relies on anything else is not kept: objects that are no code and that no source leads to, functions of the user's that are
+   compiled on their own at a break, graphs that are compiled in parts or not kept themselves.
+ - Up to VARIANTS of a region are kept, and tried in turn.  What was seen to change, by which symbols are chosen, is part of their key: a variant
+   is found where capture would make the same.  A region behind a break is one like others, its frames are part of its key.
  - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is captured again.
 
 An entry is a line of JSON, then the code of the run function.
@@ -23,30 +24,38 @@ import marshal
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from firesteel import artifacts, backends, dumps, programcache
-from firesteel.artifacts import counters, timed
+from firesteel.artifacts import counters, note_break, timed
+from firesteel.autograd import aot
 from firesteel.capture import marks
+from firesteel.capture.breaks import END
 from firesteel.capture.eager_errors import as_eager_says
+from firesteel.capture.entry import code_of
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
 from firesteel.capture.guards import Guard
+from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.prints import NATIVE, NoPrint, Prints, digest
 from firesteel.capture.region_text import Changed, RegionReader, RegionWriter, Unwritable, described, path_of, scope_name
-from firesteel.capture.source import Constants, Fixed
+from firesteel.capture.source import Constants, Fixed, Local
 from firesteel.capture.translate import Captured, RegionCode, outside_inference
+from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
+from firesteel.errors import Location
 from firesteel.homes import is_in_package, is_library
-from firesteel.programcache import SUFFIX, NotKept, ProgramKey
+from firesteel.programcache import SUFFIX, NotKept
 from firesteel.runtime import diskcache
 
 FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType)
 # native functions and operators, to which compared names lead; what is derived of functions, which are compared
 UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspect.Signature, inspect.Parameter)
 ALWAYS = (torch.Tensor, torch.nn.Parameter)
+VARIANTS = 8            # of a region
 # settings that change nothing in what is captured
 SILENT = frozenset({"cache_dir", "compile_threads", "progress", "internal_frames", "report", "keep_stages", "dump_dir", "verify"})
 
@@ -56,21 +65,43 @@ def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
     try:
         with timed("region_cache"):
             check_asked(region)
-            payload = diskcache.kernels(SUFFIX).get(key_of(region, inputs))
-            if payload is None:
-                raise Changed("no such call was kept")
-            loading = Loading(region, inputs, payload)
-            code = loading.code()
+            code = first_that_holds(region, inputs)
     except (Changed, NotKept) as reason:
         say(region, f"a miss ({reason})")
         return None
-    except Exception as error:      # written by us, read by us: whatever is wrong with it, it is captured again
-        say(region, f"cannot be used ({type(error).__name__}: {error}), and is captured again")
-        return None
     counters["native"]["region_hits"] += 1
-    counters["stats"].update(unique_graphs=1, calls_captured=loading.about["calls"])       # as if it were captured
     say(region, "found")
     return code
+
+
+def first_that_holds(region: Any, inputs: Sequence[Any]) -> RegionCode:
+    reasons: dict[str, None] = {}
+    for payload in variants(key_of(region, inputs)):
+        try:
+            return Loading(region, inputs, payload).code()
+        except Changed as reason:
+            reasons[str(reason)] = None
+        except Exception as error:      # written by us, read by us: whatever is wrong with it, it is captured again
+            reasons[f"it cannot be used: {type(error).__name__}: {error}"] = None
+    raise Changed("; ".join(reasons) or "no such call was kept")
+
+
+def variants(key: str) -> Iterator[bytes]:
+    for number in range(VARIANTS):
+        payload = diskcache.kernels(SUFFIX).get(f"{key} {number}")
+        if payload is None:
+            return
+        yield payload
+
+
+def place_for(key: str, payload: bytes) -> str:
+    """The key of a new variant: one that is free, that says the same or whose program has changed; else one of all."""
+    number = 0
+    for number, known in enumerate(variants(key)):
+        if known.partition(b"\n")[0] == payload.partition(b"\n")[0] or any(is_another(*file) for file in read_about(known)["files"].items()):
+            return f"{key} {number}"
+    free = number + 1 if diskcache.kernels(SUFFIX).has(f"{key} {number}") else number
+    return f"{key} {free if free < VARIANTS else zlib.crc32(payload) % VARIANTS}"
 
 
 def keep(region: Any, inputs: Sequence[Any], made: Captured) -> None:
@@ -79,7 +110,7 @@ def keep(region: Any, inputs: Sequence[Any], made: Captured) -> None:
         with timed("region_cache"):
             check_asked(region)
             payload = Keeping(region, made).payload()
-            diskcache.kernels(SUFFIX).put(key_of(region, inputs), payload)
+            diskcache.kernels(SUFFIX).put(place_for(key_of(region, inputs), payload), payload)
     except (NotKept, Unwritable, NoPrint) as reason:
         counters["regions_not_kept"][str(reason)] += 1
         say(region, f"is not kept: {reason}")
@@ -93,8 +124,8 @@ def check_asked(region: Any) -> None:
     programcache.check_asked()
     if not config.cache_dir:
         raise NotKept("there is no cache")
-    if not region.is_first_of_function:
-        raise NotKept("it is not the first variant of a function's call")
+    if not region.can_be_kept:
+        raise NotKept("it is a backward, runs under a torch function mode, or is compiled for one call")
     if marks.SUBSTITUTES or config.profile:
         raise NotKept("functions are substituted" if marks.SUBSTITUTES else "calls are ranges of a profile")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -107,19 +138,23 @@ def key_of(region: Any, inputs: Sequence[Any]) -> str:
     """Which call it is, as far as it is quick to tell: the guards decide."""
     root = region.root
     fn = root.fn
-    about: dict[str, Any] = {"name": region.name, "function": path_of(fn) or str(getattr(fn, "__qualname__", "")), "arguments": region.arg_names,
-             "positional": region.positional, "fullgraph": root.fullgraph, "dynamic": root.dynamic, "inputs": list(map(input_text, inputs))}
+    path = path_of(fn) or str(getattr(fn, "__qualname__", ""))
+    about: dict[str, Any] = {
+        "name": region.name, "function": path, "arguments": region.arg_names, "place": str(region.place()),
+        "positional": getattr(region, "positional", None), "fullgraph": root.fullgraph, "dynamic": root.dynamic, "learnt": region.policy.text(),
+        "inputs": [input_text(value, Local(name), region.policy) for name, value in zip(region.arg_names, inputs)]}
     settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
     return f"region {json.dumps(about)} {json.dumps(settings)} {json.dumps(programcache.fact_texts())}"
 
 
-def input_text(value: Any) -> str:
+def input_text(value: Any, source: Local, policy: SymbolPolicy) -> str:
     if isinstance(value, torch.nn.Module):
         parts = [f"{name} {type(part).__qualname__} {part.training}" for name, part in value.named_modules()]
         return digest(str([*parts, *[(name, tuple(p.shape)) for name, p in value.named_parameters()]]))
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return f"{value.dtype} {tuple(value.shape)} {value.requires_grad} {value.device}"
-    if type(value) in (bool, int, float, str):
+        sizes = [size if how == STATIC else "" for size, how in zip(value.shape, policy.dimensions(value, source))]
+        return f"{value.dtype} {sizes} {value.requires_grad} {value.device}"
+    if type(value) in (bool, int, float, str) and (type(value) not in (int, float) or not policy.number_is_symbol(source, value)):
         return repr(value)
     return f"{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
 
@@ -135,6 +170,11 @@ def file_digest(path: str) -> str:
 def file_of(home: str) -> str | None:
     found = getattr(sys.modules.get(home), "__file__", None)
     return found if isinstance(found, str) and os.path.exists(found) else None
+
+
+def is_another(home: str, then: str) -> bool:
+    path = file_of(home)
+    return path is None or file_digest(path) != then
 
 
 def files_of(homes: Iterable[str]) -> dict[str, str]:
@@ -161,20 +201,19 @@ class Keeping:
         self.region, self.made, self.prints = region, made, Prints()
         self.names = {name: value for name, value in made.run.__globals__.items() if name.startswith("c_")}
         told = next((value for value in self.names.values() if getattr(value, "func", None) is as_eager_says), None)
-        own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn}
+        own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn, "code": code_of(region.root.fn), "end": END}
         self.guards = [guard for guard in made.guard.guards if not self._always_holds(guard)]
-        self.writer = RegionWriter(self.guards, {name: value for name, value in own.items() if value is not None}, self.prints)
+        homes = {code: str(scope.get("__name__", "")) for code, scope in made.executed.items()}
+        self.writer = RegionWriter(self.guards, {name: value for name, value in own.items() if value is not None}, self.prints, homes)
 
     def payload(self) -> bytes:
         made, writer = self.made, self.writer
-        key = self._program()
         fixed = self._fixed()
         about = {"guards": list(map(writer.guard, self.guards)), "returns": [writer.source(source) for source in made.returns],
-                 "names": {name: writer.value(value) for name, value in self.names.items()},
+                 "names": {name: self._name(value) for name, value in self.names.items()}, "frames": writer.value(getattr(self.region, "spec", None)),
                  "fixed": [writer.object(obj) for obj in fixed if writer.is_found(obj)],
-                 "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "program": key.graph,
-                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported,
-                 "calls": sum(node.op in ("call_function", "call_method") for node in made.graph.graph.nodes), **traces(made.graph, self._homes())}
+                 "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "scope": made.run.__globals__.get("__name__"),
+                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported, **self._break(), **self._program()}
         self._check_executed(fixed)
         homes = {*self.prints.homes, *(str(scope.get("__name__", "")) for scope in made.executed.values())}
         files = files_of(sorted(home for home in homes if not is_library(home) and not is_in_package(home, "firesteel")))
@@ -191,16 +230,28 @@ class Keeping:
         signatures = [one for one, _ in self.made.objects if isinstance(one, inspect.Signature)]
         return type(obj) is types.MappingProxyType and any(obj is one.parameters for one in signatures)
 
-    def _program(self) -> ProgramKey:
+    def _program(self) -> dict[str, Any]:
         graph = self.made.graph
+        if graph is None:
+            return {"program": None}
         key = graph.meta.get("program_key")
         if key is None or not diskcache.kernels(SUFFIX).has(f"forward {key}"):
             raise NotKept("its graph is not kept, or is compiled in parts")
-        if any("state" in node.meta for node in graph.graph.nodes):
-            raise NotKept("it sets states of torch")
-        if self.made.symbols:
-            raise NotKept("sizes or numbers are symbols")
-        return key
+        return {"program": key.graph, "turns_on": aot.program_of(graph)[1],
+                "calls": sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), **traces(graph, self._homes())}
+
+    def _break(self) -> dict[str, Any]:
+        """The break that ended it, and the files whose names its code says where the program raises."""
+        stop = self.made.stopped
+        if stop is None:
+            return {"broke": None, "says": {}}
+        place = stop.location
+        where = [place.file, place.line, place.function] if place is not None else None
+        return {"broke": [stop.sentence, where, stop.hint], "says": self._homes()}
+
+    def _name(self, value: Any) -> Any:
+        """A name of the run function's: regions behind breaks by their frames."""
+        return {"continuation": self.writer.value(value.spec)} if getattr(value, "resumes", False) else self.writer.value(value)
 
     def _fixed(self) -> list[Any]:
         """Objects that capture took as they were, without a guard."""
@@ -265,23 +316,31 @@ def traces(graph: torch.fx.GraphModule, files: Mapping[str, str]) -> dict[str, A
 
 # ---------------------------------------------------------------- reading
 
+def read_about(payload: bytes) -> dict[str, Any]:
+    return json.loads(payload[:payload.index(b"\n")])
+
+
 class Loading:
     """One entry, as it is read for a call."""
 
     def __init__(self, region: Any, inputs: Sequence[Any], payload: bytes):
-        end = payload.index(b"\n")
-        self.region, self.inputs, self.about, self.run_code = region, inputs, json.loads(payload[:end]), marshal.loads(payload[end + 1:])
+        self.region, self.inputs, self.about = region, inputs, read_about(payload)
+        self.run_code = marshal.loads(payload[payload.index(b"\n") + 1:])
         self.prints = Prints()
-        self.read_graph = functools.cache(self._graph)
-        self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "told": self._told}
+        self.read_graph: Callable[[], Any] = functools.cache(self._graph)
+        self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "code": code_of(region.root.fn), "told": self._told, "end": END}
         self.reader = RegionReader(self.about, dict(zip(region.arg_names, inputs)), self.own, self.prints)
 
     def code(self) -> RegionCode:
         self._compare()
         guards = list(map(self.reader.guard, self.about["guards"]))
-        self.own["graph"] = self._compiled()
+        if self.about["program"] is not None:
+            self.own["graph"] = self._compiled()
         guard = self._guards(guards)        # with machine code, where the kernels brought a compiler
-        return RegionCode(guard, self._run(), self.read_graph, "", True, False)
+        made = RegionCode(guard, self._run(), self.read_graph, self._broke(), True, False)
+        if self.about["program"] is not None:
+            counters["stats"].update(unique_graphs=1, calls_captured=self.about["calls"])       # as if it were captured
+        return made
 
     def _compare(self) -> None:
         """Is the program's code what it was?"""
@@ -289,11 +348,15 @@ class Loading:
             if not all(hasattr(sys.modules.get(home), name) for name in names):     # modules that load lazily do so now, as in eager
                 raise Changed(f"the module {home} is not loaded")
         for home, then in self.about["files"].items():
-            path = file_of(home)
-            if path is None or file_digest(path) != then:
+            if is_another(home, then):
                 raise Changed(f"the file of {home} is another one")
+        for home, then in self.about["says"].items():
+            if file_of(home) != then:
+                raise Changed(f"the file of {home} is at another place, which its code says")
         if self.prints.of(self.region.root.fn) != self.about["function"]:
             raise Changed(f"the code of {self.region.name}, its defaults or its closure are others")
+        if self.reader.value(self.about["frames"]) != getattr(self.region, "spec", None):
+            raise Changed(f"the frames of {self.region.name} are others")
         asked = set(self.about["asked"])
         for home, names in self.about["library"].items():
             scope = getattr(sys.modules.get(home), "__dict__", {})
@@ -324,19 +387,36 @@ class Loading:
 
     def _compiled(self) -> Callable[..., Any]:
         with outside_inference():
-            compiled = backends.kept(programcache.known_entry(self.about["program"]), self.read_graph, self.region.root.fullgraph)
+            entry = programcache.known_entry(self.about["program"])
+            compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"])
         if compiled is None:
             raise Changed("its program is not in the cache")
         return compiled
 
     def _run(self) -> Callable[..., Any]:
-        names = {name: self.reader.value(data) for name, data in self.about["names"].items()}
-        run: Any = types.FunctionType(self.run_code, {**Constants().namespace, **names})
+        names = {name: self._name(data) for name, data in self.about["names"].items()}
+        scope = {"__name__": self.about["scope"]} if self.about["scope"] is not None else {}
+        run: Any = types.FunctionType(self.run_code, {**Constants().namespace, **scope, **names})
         run.__source__ = self.about["text"]
         return run
 
-    def _graph(self) -> torch.fx.GraphModule:
+    def _name(self, data: Any) -> Any:
+        if type(data) is dict and "continuation" in data:
+            return self.region.root.continuation(self.reader.value(data["continuation"]))
+        return self.reader.value(data)
+
+    def _broke(self) -> str:
+        """The break that ended it, noted as if it were captured."""
+        if self.about["broke"] is None:
+            return ""
+        sentence, where, hint = self.about["broke"]
+        note_break(sentence, Location(*where) if where is not None else None, hint)
+        return sentence
+
+    def _graph(self) -> torch.fx.GraphModule | None:
         """The captured graph, with the program's lines."""
+        if self.about["program"] is None:
+            return None
         graph = dumps.read_graph(self.about["program"].rpartition(programcache.INPUTS)[0]).gm
         graph.meta["fullgraph"] = self.region.root.fullgraph
         texts = self.about["traces"]

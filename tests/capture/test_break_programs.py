@@ -3,8 +3,12 @@ more; nothing of torch runs outside of graphs; a second call compiles nothing; f
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import linecache
+import math
+import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +18,8 @@ from break_programs import program
 from harness import Marking, outside, same
 
 import firesteel as fs
+from firesteel import programcache, regioncache
+from firesteel.artifacts import counters
 
 
 def load(source: str, name: str) -> Callable[..., Any]:
@@ -147,3 +153,26 @@ def test_what_a_generator_returned_is_in_its_stop_iteration() -> None:
 
     x = torch.randn(3)
     same(fs.compile(fn, backend="eager", fullgraph=True)(x), fn(x))
+
+
+@pytest.mark.parametrize("loops", [False, True], ids=["straight", "loops"])
+def test_another_process_captures_nothing(loops: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program is a module of its own; all is forgotten before a run but for what is kept on disk."""
+    monkeypatch.setattr(regioncache, "STARTED", math.inf)
+    monkeypatch.syspath_prepend(tmp_path)
+    programcache.versions.cache_clear()
+    x = torch.linspace(0, 1, 3)
+    with fs.config.patch(verify=False, cache_dir=str(tmp_path / "cache")):
+        for seed in range(6):
+            name = f"with_breaks_{seed}_{loops}"
+            (tmp_path / f"{name}.py").write_text(program(seed, loops))
+            main = importlib.import_module(name).main
+            expected, runs = result(main, x), []
+            for _ in range(2):
+                fs.reset()
+                runs.append(result(fs.compile(main), x))
+                assert runs[-1][1:] == expected[1:]
+            same(runs[0], runs[1])
+            assert "capture" not in fs.stage_times(), (seed, dict(counters["regions_not_kept"]))
+            monkeypatch.delitem(sys.modules, name)
+    programcache.versions.cache_clear()

@@ -201,14 +201,16 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     return in_grad_mode(compiled, turns_on, joint)
 
 
-def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], **settings: Any) -> Callable | None:
-    """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there."""
+def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], turns_on: bool, **settings: Any) -> Callable | None:
+    """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there.  `turns_on` is
+    what `program_of` said of it."""
     outline = None if runtime.is_transformed() else entry.outline()
     if outline is None:
         return None
     counters["aot"].update(total=1, ok=1)
-    program: Program = lambda *inputs: interpret(read_graph(), *inputs)     # noqa: E731
-    return _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
+    program: Program = lambda *inputs: program_of(read_graph())[0](*inputs)     # noqa: E731
+    compiled = _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
+    return in_grad_mode(compiled, turns_on, outline.joint)
 
 
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:

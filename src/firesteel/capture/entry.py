@@ -120,9 +120,9 @@ class Region:
         self._under_modes: UnderModes | None = None
 
     @property
-    def is_first_of_function(self) -> bool:
-        """Does it begin a function, and has it neither a variant nor anything learnt from one?"""
-        return False
+    def can_be_kept(self) -> bool:
+        """Between processes?"""
+        return self._first is None and not self.owns_inputs and self.backend is self.root.backend
 
     def place(self) -> tuple[Any, ...]:
         """Which region of its function it is."""
@@ -328,10 +328,6 @@ class FunctionRegion(Region):
             self.policy = SymbolPolicy(False, specified=root.spec.of_call(self.arg_names, positional, keywords))
         self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
 
-    @property
-    def is_first_of_function(self) -> bool:
-        return not self.entries and self._first is None and self.stolen is None and self.backend is self.root.backend and self.policy.is_new
-
     def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
         target = build(m, self.root.fn, Fixed(self.root.fn))
         kwargs = dict(zip(self.keywords, values[self.positional:]))
@@ -351,6 +347,7 @@ class UnderModes(Region):
     capture, the compiled graph) runs without them."""
 
     can_wait = False    # modes are a thread's own
+    can_be_kept = False
 
     def __init__(self, region: Region):
         self.region = region

@@ -72,10 +72,10 @@ class SymbolPolicy:
         """Are sizes and numbers symbols from the first call on?"""
         return self.dynamic is True or self.dynamic is None and not config.assume_static_by_default
 
-    @property
-    def is_new(self) -> bool:
-        """Has nothing been learnt?"""
-        return not (self._sizes or self._strides or self._numbers)
+    def text(self) -> str:
+        """What was learnt, equal in two processes."""
+        dims = [sorted((source.name, sorted(found)) for source, found in known.items()) for known in (self._sizes, self._strides)]
+        return f"{dims} {sorted(source.name for source in self._numbers)} {self._settled}"
 
     def dimensions(self, tensor: torch.Tensor, source: Source) -> tuple[DimPolicy, ...]:
         wishes, seen = self.wishes(tensor, source), self._sizes.get(source, ())

@@ -12,22 +12,29 @@ objects.  What always holds
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import math
 import operator
 import sys
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from firesteel.capture import source as sources
-from firesteel.capture.guards import GlobalState, Guard, TensorFacts
+from firesteel.capture.breaks import FrameSpec
+from firesteel.capture.guards import GlobalState, Guard, SizeQuestion, TensorFacts
 from firesteel.capture.marks import dimension_wishes
+from firesteel.capture.overlap import Overlap
 from firesteel.capture.prints import NoPrint, Prints
 from firesteel.capture.source import Fixed, Source
+from firesteel.capture.values.iterators import HasMore, Peek
+from firesteel.capture.values.natives import NativeItem
+from firesteel.sym.node import Expr, make
 
 
 class Unwritable(Exception):
@@ -42,17 +49,19 @@ PLAIN = (bool, int, str, type(None))
 NAMED = (torch.dtype, torch.layout, torch.memory_format)
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "Size": torch.Size}
 STEPS = {cls.__name__: cls for cls in (sources.Attr, sources.Item, sources.OwnDict, sources.HiddenDict, sources.Type, sources.Call,
-                                       sources.CellContents, sources.Nth, sources.DimSize, sources.Stride, sources.StorageOffset)}
+                                       sources.CellContents, sources.Nth, sources.DimSize, sources.Stride, sources.StorageOffset, Peek, HasMore,
+                                       NativeItem)}
+INTERPRETERS = {cls: name for name, cls in vars(types).items() if isinstance(cls, type)}       # types that builtins has no names for
 OF_BASE_ALONE = (sources.OwnDict, sources.HiddenDict, sources.Type, sources.StorageOffset)
 FACTS = ("cls", "dtype", "device", "layout", "requires_grad", "sizes", "strides", "bits")       # of a tensor
-UNWRITTEN = frozenset({"expr", "overlap"})      # kinds of guards on sizes and memory: regions that have them are captured
+RECORDS = {cls.__name__: cls for cls in (SizeQuestion, Overlap, FrameSpec)}       # written by their fields
 
 
 class RegionWriter:
     """Mutable.  `own` are objects of this project's that stand in the text by a name."""
 
-    def __init__(self, guards: Sequence[Guard], own: Mapping[str, Any], prints: Prints):
-        self.prints, self.own = prints, {id(value): name for name, value in own.items()}
+    def __init__(self, guards: Sequence[Guard], own: Mapping[str, Any], prints: Prints, homes: dict[types.CodeType, str]):
+        self.prints, self.own, self.homes = prints, {id(value): name for name, value in own.items()}, homes
         self.sources: list[Any] = []
         self.objects: list[Any] = []
         self._places: dict[Source, int] = {}
@@ -71,8 +80,6 @@ class RegionWriter:
 
     # -- guards ----------------------------------------------------------------------------------------------------
     def guard(self, guard: Guard) -> list[Any]:
-        if guard.kind in UNWRITTEN:
-            raise Unwritable(f"a guard is about {'sizes that are symbols' if guard.kind == 'expr' else 'tensors that share memory'}")
         place = None if guard.source is None else self.source(guard.source)
         if guard.kind == "tensor":
             return [place, guard.kind, self._facts(guard)]
@@ -84,9 +91,7 @@ class RegionWriter:
         example = facts.example()
         if example is None or type(example) not in (torch.Tensor, torch.nn.Parameter):
             raise Unwritable(f"{guard.name} is a {facts.cls.__name__}")
-        if dimension_wishes(example):
-            raise Unwritable(f"sizes of {guard.name} are marked")
-        return [self.value(one) for one in (*(getattr(facts, name) for name in FACTS), keys_of(example))]
+        return [self.value(one) for one in (*(getattr(facts, name) for name in FACTS), keys_of(example), wishes_of(example))]
 
     # -- sources ---------------------------------------------------------------------------------------------------
     def source(self, source: Source) -> int:
@@ -122,8 +127,8 @@ class RegionWriter:
             return {"complex": [self.value(value.real), self.value(value.imag)]}
         if kind.__name__ in SEQUENCES and SEQUENCES[kind.__name__] is kind:
             return {kind.__name__: [self.value(item) for item in value]}
-        if kind is slice:
-            return {"slice": [self.value(part) for part in (value.start, value.stop, value.step)]}
+        if kind in (slice, range):
+            return {kind.__name__: [self.value(part) for part in (value.start, value.stop, value.step)]}
         if isinstance(value, NAMED):
             return {"torch": str(value).removeprefix("torch.")}
         if kind is torch.device:
@@ -132,6 +137,12 @@ class RegionWriter:
             return {"ellipsis": None}
         if isinstance(value, Source):
             return {"source": self.source(value)}
+        if kind is Expr:
+            return {"expr": [value.op, value.dtype, [self.value(arg) for arg in value.args], self.value(value.attr)]}
+        if RECORDS.get(kind.__name__) is kind:
+            if kind is FrameSpec:
+                self.homes.setdefault(value.code, str(value.scope.get("__name__", "")))
+            return {"record": [kind.__name__, [self.value(getattr(value, field.name)) for field in dataclasses.fields(value)]]}
         return {"object": self.object(value)}
 
     def object(self, obj: Any) -> int:
@@ -173,6 +184,8 @@ class RegionWriter:
             return ["source", self.source(self._read_by[id(obj)]), text]
         if id(obj) in self._members:
             return ["member", *self._members[id(obj)], text]
+        if isinstance(obj, types.CodeType) and any(code is obj for code in codes_at(self.homes.get(obj, ""), obj.co_qualname)):
+            return ["code", self.homes[obj], obj.co_qualname, text]
         raise Unwritable(f"no name and no guard leads to {described(obj)}")
 
 
@@ -185,6 +198,11 @@ def keys_of(tensor: torch.Tensor) -> str:
     return str(torch._C._dispatch_keys(tensor).raw_repr())
 
 
+def wishes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The user's marks on its sizes."""
+    return tuple(sorted(dimension_wishes(tensor).items()))
+
+
 def scope_name(scope: dict[str, Any]) -> str | None:
     """The name of the loaded module whose globals these are."""
     name = scope.get("__name__")
@@ -193,6 +211,8 @@ def scope_name(scope: dict[str, Any]) -> str | None:
 
 def path_of(obj: Any) -> tuple[str, str] | None:
     """The loaded module and the name in it that lead to an object."""
+    if isinstance(obj, type) and obj in INTERPRETERS:
+        return "types", INTERPRETERS[obj]
     home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     return (home, name) if isinstance(home, str) and isinstance(name, str) and at_path(home, name) is obj else None
 
@@ -202,6 +222,20 @@ def at_path(home: str, name: str) -> Any:
         return operator.attrgetter(name)(sys.modules[home])
     except (KeyError, AttributeError):
         return None
+
+
+def codes_at(home: str, name: str) -> list[types.CodeType]:
+    """Code with this name: of a function, below what decorates it, or of functions that it makes."""
+    found = at_path(home, name.partition(".<locals>.")[0])
+    code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
+    return [one for one in inside(code) if one.co_qualname == name] if isinstance(code, types.CodeType) else []
+
+
+def inside(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from inside(value)
 
 
 class RegionReader:
@@ -229,16 +263,15 @@ class RegionReader:
 
     def _facts(self, source: Source, data: Sequence[Any]) -> TensorFacts:
         now = self.fetch(source)
-        *facts, keys = map(self.value, data)
+        *facts, keys, wishes = map(self.value, data)
         if not isinstance(now, torch.Tensor):
             raise Changed(f"{source.name} is a {type(now).__qualname__}; it was a tensor")
         made = TensorFacts(**dict(zip(FACTS, facts)), example=weakref.ref(now))
         mine = TensorFacts.of(now) if now.layout is torch.strided else None
-        same = mine is not None and all(getattr(mine, name) == getattr(made, name) for name in FACTS) and keys_of(now) == keys
-        if not same:
+        if mine is None or not all(is_as(getattr(made, name), getattr(mine, name)) for name in FACTS) or keys_of(now) != keys:
             raise Changed(made.difference(source.name, now))
-        if dimension_wishes(now):
-            raise Changed(f"sizes of {source.name} are marked")
+        if wishes_of(now) != wishes:
+            raise Changed(f"the marks on sizes of {source.name} are others")
         return made
 
     def fetch(self, source: Source) -> Any:
@@ -284,11 +317,13 @@ class RegionReader:
         if how == "own":
             return self.own[about[0]]
         if how in ("scope", "module"):
-            found = sys.modules.get(about[0])
+            found: Any = sys.modules.get(about[0])
             if found is None:
                 raise Changed(f"the module {about[0]} is not loaded")
             return found if how == "module" else found.__dict__
         found = self.fetch(self.source(about[0])) if how == "source" else at_path(*about[:2])
+        if how == "code":
+            found = next((code for code in codes_at(*about[:2]) if self._print(code) == about[2]), None)
         if how == "member":
             found = getattr(found, "__dict__", {}).get(about[2])
         name = self.source(about[0]).name if how == "source" else ".".join(about[:-1])
@@ -305,9 +340,23 @@ class RegionReader:
             return ""
 
 
+def is_as(then: Any, now: Any) -> bool:
+    """Equal; a size or stride that may change is None."""
+    if type(then) is not tuple or type(now) is not tuple:
+        return bool(then == now)
+    return len(then) == len(now) and all(old is None or old == new for old, new in zip(then, now))
+
+
+def read_expr(reader: RegionReader, row: Sequence[Any]) -> Expr:
+    op, dtype, args, attr = row
+    return make(op, dtype, tuple(map(reader.value, args)), reader.value(attr))
+
+
 READERS: dict[str, Any] = {
     "float": lambda reader, text: float(text), "bytes": lambda reader, text: bytes.fromhex(text),
     "complex": lambda reader, parts: complex(*map(reader.value, parts)), "slice": lambda reader, parts: slice(*map(reader.value, parts)),
+    "range": lambda reader, parts: range(*parts),
     "torch": lambda reader, name: getattr(torch, name), "device": lambda reader, text: torch.device(text), "ellipsis": lambda reader, _: ...,
     "source": lambda reader, place: reader.source(place), "object": lambda reader, number: reader.object(number),
+    "expr": read_expr, "record": lambda reader, row: RECORDS[row[0]](*map(reader.value, row[1])),
 }

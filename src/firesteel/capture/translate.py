@@ -99,13 +99,13 @@ class RegionCode:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a capture without a break made and relied on, for who keeps it (regioncache.py)."""
+    """What a capture made and relied on, for who keeps it (regioncache.py)."""
     guard: GuardFunction
     returns: list[Any]                      # sources, in the order of the run function's arguments
     run: Any
-    graph: torch.fx.GraphModule
-    compiled: Callable[..., Any]
-    symbols: bool                           # are sizes or numbers symbols?
+    graph: torch.fx.GraphModule | None
+    compiled: Callable[..., Any] | None
+    stopped: Break | None
     objects: list[tuple[Any, Value]]        # of the program and of libraries, that were looked at
     executed: dict[Any, dict[str, Any]]     # code -> its globals
     imported: dict[str, tuple[str, ...]]    # by import statements: modules, and names of them
@@ -318,9 +318,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         m.world.env.freeze()
     run = e.build("run", lines, boxed)
     broke = stop.sentence if stop is not None else ""
-    if (store := region.root.kept()) is not None and stop is None and graph is not None and compiled is not None and not boxed:
-        symbols = m.world.env is not None and bool(m.world.env.symbols)
-        store.keep(region, inputs, Captured(guard, list(e.sources), run, graph, compiled, symbols, m.known_objects(), m.executed, m.imported))
+    if (store := region.root.kept()) is not None and not (boxed or region.root.fullgraph and stop is not None):
+        store.keep(region, inputs, Captured(guard, list(e.sources), run, graph, compiled, stop, m.known_objects(), m.executed, m.imported))
     m.release()
     return RegionCode(guard, run, lambda: graph, broke, not (region.root.fullgraph and stop is not None), boxed)
 
