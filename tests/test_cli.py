@@ -106,6 +106,12 @@ def test_each_command_has_help(command, capsys):
     assert capsys.readouterr().out == f"firesteel {command}: {cli.COMMANDS[command].__doc__}\n"
 
 
+def test_help_without_docstrings():
+    done = subprocess.run([sys.executable, "-OO", "-m", "firesteel.cli"], text=True, capture_output=True,
+                          env={**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parents[1])})
+    assert done.returncode == 0 and all(f"{name:8} {fn.__doc__}" in done.stdout for name, fn in cli.COMMANDS.items()), done
+
+
 @pytest.mark.parametrize("where, status, told", [("left", 1, ""), ("/dev/full", 1, "firesteel: [Errno 28] No space left on device\n"), ("&-", 0, "")])
 def test_an_output_that_takes_nothing(where, status, told, tmp_path):
     """A reader that left, a full disk, no output at all: one sentence at most."""

@@ -1,4 +1,4 @@
-"""The releases of torch that are supported: said in one place, and what is used of torch's insides is there."""
+"""The releases of torch and NumPy that are supported: said in one place, and what is used of torch's insides is there."""
 import ast
 import importlib
 import pathlib
@@ -18,6 +18,18 @@ def test_the_requirement_is_the_range_that_is_supported():
     least, beyond = re.search(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text()).groups()
     assert tuple(map(int, least.split("."))) == support.OLDEST
     assert tuple(map(int, beyond.split("."))) == (support.NEWEST[0], support.NEWEST[1] + 1)
+    numpy = re.search(r'"numpy>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert tuple(map(int, numpy.split("."))) == support.OLDEST_NUMPY
+
+
+@pytest.mark.parametrize("numpy, told", [
+    ("import numpy; numpy.__version__ = '1.24.4'", "works with NumPy 1.25 and newer; this is 1.24.4: pip install 'numpy>=1.25'"),
+    ("import sys, numpy; sys.modules['numpy'] = None", "needs NumPy, which cannot be imported"),
+    ("import numpy; numpy.random.default_rng = numpy.array", ""),       # NumPy 1 has a plain builtin there
+], ids=["old", "none", "1.x"])
+def test_numpy(numpy, told):
+    done = subprocess.run([sys.executable, "-c", f"import torch; {numpy}; import firesteel as fs; fs.compile"], capture_output=True, text=True)
+    assert (told in done.stderr.splitlines()[-1] and done.returncode == 1) if told else done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1", torch.__version__])

@@ -21,18 +21,24 @@ from firesteel.table import Table
 COMMANDS: Table[Callable[[argparse.Namespace], int]] = Table("command", "cli.py")
 
 
-@COMMANDS.row("doctor")
+def command(name: str, sentence: str) -> Callable[[Callable[[argparse.Namespace], int]], Callable[[argparse.Namespace], int]]:
+    """A row; python -OO takes docstrings away, but not the sentence."""
+    def add(fn: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+        fn.__doc__ = sentence
+        return COMMANDS.row(name)(fn)
+    return add
+
+
+@command("doctor", "Says what was found on this machine, and what to do about what is missing.")
 def doctor(args: argparse.Namespace) -> int:
-    """Says what was found on this machine, and what to do about what is missing."""
     if args.target or args.rest:
         raise UserError("doctor takes no arguments.", hint="Say firesteel doctor.")
     from firesteel.tools.doctor import examine
     return 0 if examine() else 1
 
 
-@COMMANDS.row("explain")
+@command("explain", "Runs a script and says what was captured, what broke and where the time went: explain SCRIPT [ARGUMENTS].")
 def explain(args: argparse.Namespace) -> int:
-    """Runs a script and says what was captured, what broke and where the time went: explain SCRIPT [ARGUMENTS]."""
     if args.target is None:
         raise UserError("explain takes a script.", hint="firesteel explain SCRIPT [ARGUMENTS]")
     from firesteel.tools.explain import collecting
@@ -44,16 +50,14 @@ def explain(args: argparse.Namespace) -> int:
     return status
 
 
-@COMMANDS.row("bisect")
+@command("bisect", "Finds the stage, or the fusion, that makes a script fail: bisect SCRIPT [ARGUMENTS].")
 def bisect(args: argparse.Namespace) -> int:
-    """Finds the stage, or the fusion, that makes a script fail: bisect SCRIPT [ARGUMENTS]."""
     from firesteel.tools.bisect import bisect as halve
     return halve([args.target or "", *args.rest])
 
 
-@COMMANDS.row("bench")
+@command("bench", "Times the reference programs (from a checkout): bench [ARGUMENTS of bench/reference.py].")
 def bench(args: argparse.Namespace) -> int:
-    """Times the reference programs (from a checkout): bench [ARGUMENTS of bench/reference.py]."""
     script = pathlib.Path.cwd() / "bench" / "reference.py"
     if not script.exists():
         print("firesteel bench runs in a checkout of the project: there is no bench/reference.py here", file=sys.stderr)
@@ -61,9 +65,8 @@ def bench(args: argparse.Namespace) -> int:
     return subprocess.call([sys.executable, str(script), *([args.target] if args.target else []), *args.rest])
 
 
-@COMMANDS.row("cache")
+@command("cache", "The on-disk cache of programs and kernels: cache show, cache clear, cache export FILE, cache import FILE.")
 def cache(args: argparse.Namespace) -> int:
-    """The on-disk cache of programs and kernels: cache show, cache clear, cache export FILE, cache import FILE."""
     if args.target in ("export", "import") and len(args.rest) == 1:
         return _carry(args.target, args.rest[0])
     if args.target not in (None, "show", "clear") or args.rest:
@@ -93,9 +96,8 @@ def _carry(way: str, path: str) -> int:
     return 0
 
 
-@COMMANDS.row("package")
+@command("package", "Says what is in a package that fs.package wrote: package info FILE.")
 def package(args: argparse.Namespace) -> int:
-    """Says what is in a package that fs.package wrote: package info FILE."""
     from firesteel.shipping import info
     if args.target != "info" or len(args.rest) != 1:
         raise UserError("firesteel package was not understood.", hint="Say firesteel package info FILE.")
@@ -103,9 +105,8 @@ def package(args: argparse.Namespace) -> int:
     return 0
 
 
-@COMMANDS.row("report")
+@command("report", "Lists the stage dumps of a folder (written with FIRESTEEL_DUMP_DIR): report FOLDER.")
 def report(args: argparse.Namespace) -> int:
-    """Lists the stage dumps of a folder (written with FIRESTEEL_DUMP_DIR): report FOLDER."""
     folder = pathlib.Path(args.target or config.dump_dir or ".")
     found = sorted(path for path in folder.rglob("[0-9]*-*.*") if path.is_file())
     if args.rest or not found:
@@ -116,9 +117,8 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-@COMMANDS.row("replay")
+@command("replay", "Runs stages again from their dumps and compares with eager: replay DUMP [--from STAGE] [--to STAGE].")
 def replay(args: argparse.Namespace) -> int:
-    """Runs stages again from their dumps and compares with eager: replay DUMP [--from STAGE] [--to STAGE]."""
     from firesteel import replay as replaying
     parser = argparse.ArgumentParser(prog="firesteel replay DUMP")
     parser.add_argument("--from", dest="start", default="graph")
@@ -128,7 +128,7 @@ def replay(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    lines = "\n".join(f"  {name:8} {str(fn.__doc__).splitlines()[0]}" for name, fn in COMMANDS.items())
+    lines = "\n".join(f"  {name:8} {fn.__doc__}" for name, fn in COMMANDS.items())
     parser = argparse.ArgumentParser(prog="firesteel", description="A compiler for PyTorch programs.\n\n" + lines,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"firesteel {__version__}")

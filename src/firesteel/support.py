@@ -1,6 +1,6 @@
-"""Which releases of torch this project is for: the one place that says it (the requirement in pyproject.toml is tested to be the same).
+"""Which releases of torch and NumPy this project is for: the one place that says it (the requirements in pyproject.toml are tested to be the same).
 
-An older torch lacks functions that are used here, so the import fails with that sentence; a newer one was not tried, which is a warning.
+An older one lacks functions that are used here, so the import fails with that sentence; a newer torch was not tried, which is a warning.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 OLDEST = (2, 11)
 NEWEST = (2, 15)
+OLDEST_NUMPY = (1, 25)      # its functions are of one type
 
 
 def release(version: str) -> tuple[int, int]:
@@ -26,6 +27,17 @@ def check_torch(version: str) -> None:
         raise ImportError(f"firesteel works with {known}; this is {version}")
     if release(version) > NEWEST:
         warnings.warn(f"firesteel was tried with {known}; this is {version}", stacklevel=3)
+
+
+def check_numpy() -> None:
+    """Before capture is loaded, which asks it about arrays."""
+    wanted = ".".join(map(str, OLDEST_NUMPY))
+    try:
+        from numpy import __version__ as version
+    except ImportError as error:
+        raise ImportError(f"firesteel needs NumPy, which cannot be imported ({error}): pip install 'numpy>={wanted}'") from None
+    if release(version) < OLDEST_NUMPY:
+        raise ImportError(f"firesteel works with NumPy {wanted} and newer; this is {version}: pip install 'numpy>={wanted}'")
 
 
 check_torch(torch.__version__)

@@ -140,6 +140,13 @@ def test_no_llvmlite():
     assert run(WITHOUT, PROGRAM.replace("compile(f)", "compile(f, backend='aot_eager')"))[0] == 0
 
 
+def test_a_library_of_llvm_that_cannot_be_loaded():
+    """Too little memory for it, say."""
+    finder = "import sys\nclass Finder:\n    def find_spec(name, *args):\n        if name == 'llvmlite.binding': raise OSError('cannot map it.')\nsys.meta_path.insert(0, Finder)"
+    status, err = run(finder, PROGRAM)
+    assert status == 1 and "UserError: Kernels of the CPU need llvmlite, which cannot be imported: cannot map it.\n" in err and "firesteel itself" not in err, err
+
+
 def test_the_doctor_says_what_is_missing(blocked):
     done = subprocess.run([sys.executable, "-c", f"{WITHOUT}\nfrom firesteel import cli; sys.exit(cli.main(['doctor']))"], text=True, capture_output=True,
                           env=environment(FIRESTEEL_CACHE_DIR=blocked))

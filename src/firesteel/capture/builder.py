@@ -408,8 +408,8 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     return wrap_callable(m, obj, source)
 
 
-WRAPPERS.row(types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
-             types.ClassMethodDescriptorType, type(np.random.default_rng))(wrap_builtin)
+WRAPPERS.row(*dict.fromkeys((types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
+                             types.ClassMethodDescriptorType, type(np.random.default_rng))))(wrap_builtin)      # NumPy 1 has a builtin there
 WRAPPERS.row(*TYPES)(wrap_callable)
 
 

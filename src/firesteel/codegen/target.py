@@ -83,8 +83,8 @@ def llvm_binding() -> Any:
     """llvmlite, which compiles the kernels of the CPU: loaded at the first that is not in the cache."""
     try:
         import llvmlite.binding
-    except ImportError as error:
-        raise UserError(f"Kernels of the CPU need llvmlite, which cannot be imported: {error}.",
+    except (ImportError, OSError) as error:     # OSError: its library was found and cannot be loaded
+        raise UserError(f"Kernels of the CPU need llvmlite, which cannot be imported: {str(error).rstrip('.')}.",
                         hint='pip install llvmlite; backend="aot_eager" needs none.') from None
     return llvmlite.binding
 
