@@ -233,3 +233,77 @@ def test_a_bug_of_ours_keeps_its_frames(monkeypatch, tmp_path):
     with fs.config.patch(cache_dir=str(tmp_path)):
         error = met(lambda: fs.compile(raises)(good()))
     assert type(error) is fs.errors.BackendError and len(own_frames(error)) > 2 and "A program that reproduces it" in error.__notes__[0]
+
+
+# ---------------------------------------------------------------- backwards
+
+@torch.library.custom_op("bad_programs::twice", mutates_args=())
+def op_twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("bad_programs::fails", mutates_args=())
+def op_fails(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("my own")
+
+
+op_twice.register_fake(torch.empty_like)
+op_fails.register_fake(torch.empty_like)
+op_twice.register_autograd(lambda ctx, gradient: op_fails(gradient))
+
+
+def fails_in_a_hook(x):
+    y = x * 2
+    y.register_hook(lambda gradient: {}["nothing"])
+    return y * 3
+
+
+def two_histories(x, y):
+    return op_twice(x), y.exp()
+
+
+def backward_of(program, times=1, **settings):
+    x = good().requires_grad_()
+    out = fs.compile(program, **settings)(x).sum()
+    for _ in range(times):
+        out.backward()
+
+
+def overwritten():
+    x = good().requires_grad_().clone()
+    out = fs.compile(torch.square)(x).sum()
+    with torch.no_grad():
+        x.add_(1)
+    out.backward()
+
+
+def compiled_autograd():
+    out = fails_in_a_hook(good().requires_grad_()).sum()
+    with fs.compiled_autograd():
+        out.backward()
+
+
+BACKWARDS = {
+    "an operator of the user's": (lambda: backward_of(op_twice), ValueError), "a hook": (lambda: backward_of(fails_in_a_hook), KeyError),
+    "two groups": (lambda: fs.compile(two_histories)(good().requires_grad_(), good().requires_grad_())[0].sum().backward(), ValueError),
+    "a second time": (lambda: backward_of(torch.square, 2), RuntimeError), "a saved tensor that was written": (overwritten, RuntimeError),
+    "a gradient of a gradient": (lambda: torch.autograd.grad(fs.compile(op_twice)(x := good().requires_grad_()).sum(), x, create_graph=True), ValueError),
+    "compiled autograd": (compiled_autograd, KeyError),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_an_error_in_a_backward_has_no_frame_of_ours(name):
+    call, kind = BACKWARDS[name]
+    for _ in range(2):
+        error = met(call)
+        assert type(error) is kind and own_frames(error) == []
+    with fs.config.patch(internal_frames=True):
+        assert own_frames(met(call))
+
+
+def test_a_bug_of_ours_in_a_backward_keeps_its_frames(monkeypatch):
+    from firesteel.autograd import function
+    monkeypatch.setattr(function, "unpack_saved", lambda *args: None)
+    error = met(lambda: backward_of(torch.square))
+    assert type(error) is TypeError and len(own_frames(error)) >= 2

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from firesteel.records import dataclass
 from firesteel.sym.layout import is_dense
+from firesteel.tracebacks import hiding
 
 engine = torch.autograd.Variable._execution_engine
 
@@ -196,6 +197,7 @@ class Spent(torch.autograd.Function):
         return box[0]           # in a list, so that it is no input: the result is this very tensor
 
     @staticmethod
+    @hiding
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.words:
             raise RuntimeError(ctx.words)

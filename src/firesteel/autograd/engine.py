@@ -34,6 +34,7 @@ from firesteel.autograd.engine_order import eager_ranks
 from firesteel.autograd.function import has_storage, peek_transform
 from firesteel.autograd.recomputations import take_regions
 from firesteel.records import dataclass
+from firesteel.tracebacks import without_ours
 
 GraphCompiler = Callable[[GraphModule, bool], Callable[..., Sequence[Any]]]     # (graph, do sizes change?) -> callable of the five lists
 
@@ -127,7 +128,11 @@ class Engine(EagerEngine):
             _count_eager(reason)
             _wait_for_the_door()
             return super().run_backward(*args, **kwargs)
-        return self._run_compiled(request, args, kwargs)
+        try:
+            return self._run_compiled(request, args, kwargs)
+        except BaseException as error:
+            without_ours(error)
+            raise
 
     def captures(self) -> bool:
         """Does a backward that this thread starts now go to a compiler?  Asked by who captures a call of backward()."""

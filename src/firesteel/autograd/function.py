@@ -53,6 +53,7 @@ from firesteel.sym.expr import Expr
 from firesteel.sym.node import as_size, is_const
 from firesteel.sym.symint import from_sym
 from firesteel.targets import on_gpu
+from firesteel.tracebacks import without_ours
 
 Compiled = Callable[..., Sequence[Any]]
 has_storage = torch._C._has_storage
@@ -281,7 +282,11 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
 
         @staticmethod
         def backward(ctx, *tangents):
-            return gradients_of(graph, ctx, tangents)
+            try:
+                return gradients_of(graph, ctx, tangents)
+            except BaseException as error:
+                without_ours(error)
+                raise
 
     return CompiledFunction
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from firesteel.records import dataclass
+from firesteel.tracebacks import hiding
 
 if TYPE_CHECKING:
     from firesteel.autograd.function import TrainingGraph
@@ -108,6 +109,7 @@ def make_group_function(graph: TrainingGraph, whole: Any) -> type[torch.autograd
             return tuple(values)
 
         @staticmethod
+        @hiding
         def backward(ctx, *tangents):
             return (*whole.backward(ctx, *tangents), None, None)
 

@@ -26,6 +26,7 @@ from firesteel.autograd.partition import has_effect
 from firesteel.autograd.recompute import base_of, op_class
 from firesteel.graph.build import results_of
 from firesteel.records import dataclass
+from firesteel.tracebacks import hiding
 
 if TYPE_CHECKING:
     from firesteel.autograd.function import TrainingGraph
@@ -229,6 +230,7 @@ def make_functions(graph: TrainingGraph, whole: Any, gradients: Callable) -> tup
             return whole.forward(ctx, *given[-1])
 
         @staticmethod
+        @hiding
         def backward(ctx, *tangents):
             made = ctx.call.start()
             made.all = gradients(graph, ctx, tangents, made.take)
@@ -245,6 +247,7 @@ def make_functions(graph: TrainingGraph, whole: Any, gradients: Callable) -> tup
             return call.carrier()
 
         @staticmethod
+        @hiding
         def backward(ctx, carrier):
             return (None, None, ctx.call.carrier(), *ctx.call.gradients(ctx.number))
     return FirstPiece, LaterPiece

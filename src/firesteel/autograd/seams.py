@@ -24,6 +24,7 @@ from torch.utils.hooks import BackwardHook
 
 from firesteel.homes import home_of, is_in_package
 from firesteel.table import Table
+from firesteel.tracebacks import without_ours
 
 # function -> what it is for
 SEAMS: Table[str] = Table("seam function", "autograd/seams.py")
@@ -40,7 +41,11 @@ class LateHook:
         self.handle: Any = None
 
     def __call__(self, gradient: torch.Tensor) -> Any:
-        return None if self.hook is None else self.hook(gradient)
+        try:
+            return None if self.hook is None else self.hook(gradient)
+        except BaseException as error:
+            without_ours(error)
+            raise
 
 
 def hook_here(tensor: torch.Tensor) -> LateHook:

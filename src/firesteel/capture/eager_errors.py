@@ -14,8 +14,8 @@ import torch.fx
 
 from firesteel import transaction
 from firesteel.autograd.seams import runs_users_code
-from firesteel.capture.tracebacks import located, places_of
 from firesteel.errors import FiresteelError
+from firesteel.tracebacks import located, places_of
 
 
 def eager_error(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Exception | None:

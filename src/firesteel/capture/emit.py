@@ -25,13 +25,13 @@ from firesteel.capture.effects import DELETED
 from firesteel.capture.protocols import Machine
 from firesteel.capture.record import GraphInput
 from firesteel.capture.source import Const, Constants, Fixed, Local, Source, build_function
-from firesteel.capture.tracebacks import located
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import CellValue, FunctionValue
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.table import Table
+from firesteel.tracebacks import located
 
 NO_NAME = (ConstValue,)
 

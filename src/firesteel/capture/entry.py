@@ -40,7 +40,6 @@ from firesteel.capture.resume import resume_function
 from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.capture.source import Fixed, Local, Source
 from firesteel.capture.suspended import split_values, state_of
-from firesteel.capture.tracebacks import is_ours, without_ours
 from firesteel.capture.translate import Jump, RegionCode, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
@@ -50,6 +49,7 @@ from firesteel.errors import BackendError, Break, FiresteelError, InternalError,
 from firesteel.native_method import CompileText
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
+from firesteel.tracebacks import is_ours, without_ours
 
 logger = logging.getLogger("firesteel")
 
@@ -567,8 +567,7 @@ def drive(region: Region, inputs: tuple[Any, ...]) -> Any:
         return out
     except BaseException as error:
         torch._C._set_grad_enabled(grad)     # a block that set it was left by the exception
-        if not config.internal_frames:
-            without_ours(error)
+        without_ours(error)
         raise
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from firesteel.autograd.regions import Tags
 from firesteel.capture.code import program
 from firesteel.capture.instr import Instr
-from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values.base import PENDING, Value
+from firesteel.tracebacks import CodeLine
 
 PROLOGUE = frozenset({"MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR", "RESUME"})     # before these a frame cannot be resumed
 

@@ -38,7 +38,6 @@ from firesteel.capture.python_operators import OPERATORS
 from firesteel.capture.reader import Reader, is_variable
 from firesteel.capture.record import Recorder
 from firesteel.capture.services import Leaves, Modes, States
-from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values import (  # noqa: F401
     autograd,
     builtin_calls,
@@ -74,6 +73,7 @@ from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
 from firesteel.torchstate import leave_dual_levels
+from firesteel.tracebacks import CodeLine
 
 DEPTH_LIMIT = 150           # frames
 LENGTH_LIMIT = 100_000      # items that an iterator may give at once

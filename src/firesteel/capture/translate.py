@@ -28,7 +28,6 @@ from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
 from firesteel.capture.source import Call, Item, Local, build_function
-from firesteel.capture.tracebacks import located_inside
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Unjoinable, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
 from firesteel.capture.values.overrides import run_without_modes, write_modes
@@ -38,6 +37,7 @@ from firesteel.config import config
 from firesteel.errors import BackendError, Break, InternalError
 from firesteel.homes import is_operator_of_the_user
 from firesteel.records import dataclass
+from firesteel.tracebacks import located_inside
 
 RESTARTS = 50
 

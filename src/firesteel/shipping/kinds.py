@@ -17,6 +17,7 @@ from firesteel.autograd.alias import AliasPlan, write_unrecorded
 from firesteel.autograd.edges import Tangent, casts, detaching, fit, in_all_places, keeps_graph, without_casting
 from firesteel.errors import PackageError
 from firesteel.table import Table
+from firesteel.tracebacks import hiding
 
 Run = Callable[[Sequence[Any]], tuple]
 KINDS: Table[Callable[[AliasPlan, Mapping[str, Callable], Mapping[str, Any]], Run]] = Table("kind of package", "shipping/kinds.py")
@@ -73,6 +74,7 @@ def make_function(plan: AliasPlan, forward_host: Callable, backward_host: Callab
             return tuple(values[k] for k in recorded)
 
         @staticmethod
+        @hiding
         def backward(ctx, *tangents):
             if torch.is_grad_enabled():
                 raise PackageError("A gradient of a gradient was asked for (create_graph=True); a package has first gradients.",

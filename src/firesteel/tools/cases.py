@@ -25,11 +25,11 @@ from torch.utils import _pytree as pytree
 
 from firesteel import api, dumps
 from firesteel.autograd.backwards import gradients, history_of
-from firesteel.capture.tracebacks import places_of
 from firesteel.errors import Location, UserError
 from firesteel.records import dataclass
 from firesteel.targets import CPU, on_host
 from firesteel.testing import CALLS, same
+from firesteel.tracebacks import places_of
 
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}      # else 2e-2
 TORCH, OURS = os.path.dirname(torch.__file__), os.path.dirname(api.__file__)

@@ -27,12 +27,12 @@ from firesteel import artifacts, dumps, pipeline, stages
 from firesteel.backends import native
 from firesteel.capture.entry import ROOTS
 from firesteel.capture.guards import Guard
-from firesteel.capture.tracebacks import places_of
 from firesteel.config import config
 from firesteel.errors import FiresteelError
 from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.stages import Compilation, Record
 from firesteel.tools.explain import Explanation, compile_backwards, explanation_of, graph_of, in_words, lines_of, phase_of
+from firesteel.tracebacks import places_of
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 TITLES = {"graph": "captured graph", "joint": "joint graph", "forward": "forward graph", "backward": "backward graph"}

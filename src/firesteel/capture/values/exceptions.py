@@ -15,7 +15,6 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Fixed, Source
-from firesteel.capture.tracebacks import CodeLine
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import NONE, boolean
@@ -23,6 +22,7 @@ from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
+from firesteel.tracebacks import CodeLine
 
 
 def is_handled(module: Any) -> bool:

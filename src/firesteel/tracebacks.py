@@ -11,16 +11,21 @@ behind it, so that a traceback reads as eager's does:
 """
 from __future__ import annotations
 
+import os
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from firesteel.config import config
 from firesteel.errors import FiresteelError, InternalError
 from firesteel.homes import is_in_package
 
 CodeLine = tuple[str, int, str]            # file, line, qualified name: outermost first where there are several
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+OURS = ("<firesteel ", os.path.dirname(__file__) + os.sep)
+ASKING = frozenset({"eager", "unpack_saved", "saved", "_unpack", "backward"})      # of ours, which the program or torch answers with errors
 _ONE_LINE = bytes([0x80 | 13 << 3 | 7, 0])      # a table of positions: the first eight units are on the function's line, columns unknown
 
 
@@ -38,7 +43,10 @@ def is_ours(error: BaseException) -> bool:
 
 
 def without_ours(error: BaseException) -> None:
-    """Takes this project's frames out of the traceback of an error that is the program's, or ends with a hint; a bug of ours keeps them."""
+    """Takes this project's frames out of the traceback of an error that is the program's, or ends with a hint; a bug of ours keeps them.
+    Called where ours are entered from outside: by a call of compiled code, by the autograd engine."""
+    if config.internal_frames:
+        return
     trace, kept = error.__traceback__, []
     while trace is not None:
         kept.append(trace)
@@ -50,16 +58,26 @@ def without_ours(error: BaseException) -> None:
     error.__traceback__ = trace
 
 
+def hiding(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of ours, for a caller outside: the autograd engine, say."""
+    def call(*args: Any) -> Any:
+        try:
+            return fn(*args)
+        except BaseException as error:
+            without_ours(error)
+            raise
+    return call
+
+
 def _is_bug(error: BaseException, innermost: types.TracebackType) -> bool:
     if isinstance(error, FiresteelError):
         return isinstance(error, InternalError) or getattr(error, "ours", False)
     anywhere = isinstance(error, (KeyboardInterrupt, RecursionError))
-    return not anywhere and _is_hidden(innermost) and innermost.tb_frame.f_code.co_name != "eager"      # which calls the program
+    return not anywhere and _is_hidden(innermost) and innermost.tb_frame.f_code.co_name not in ASKING
 
 
 def _is_hidden(trace: types.TracebackType) -> bool:
-    code = trace.tb_frame.f_code
-    return code.co_filename.startswith("<firesteel ") or is_in_package(trace.tb_frame.f_globals.get("__name__", ""), "firesteel")
+    return trace.tb_frame.f_code.co_filename.startswith(OURS)      # a frame that never ran has only its file
 
 
 def located(error: BaseException, places: Iterable[CodeLine]) -> BaseException:
