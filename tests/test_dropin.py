@@ -265,3 +265,32 @@ def test_nested_compile_region():
         return block(block(block(x, w), w), w)
     x, w = torch.randn(4, 4), torch.randn(4, 4)
     torch.testing.assert_close(fs.compile(f, fullgraph=True)(x, w), f(x, w))
+
+
+def doubled(x):
+    return x * 2
+
+
+def test_torch_jit_script_takes_what_was_compiled():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    x = torch.randn(2, 4)
+    for compiled, plain in ((fs.compile(model), model), (fs.compile(doubled), doubled), (fs.compile(torch.nn.Sequential(fs.compile(model))), model)):
+        torch.testing.assert_close(torch.jit.script(compiled)(x), plain(x))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_torch_fx_sees_the_operators_of_what_was_compiled(called):
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4)
+    for compiled, plain in ((fs.compile(model), model), (fs.compile(doubled), doubled)):
+        if called:
+            compiled(x)
+        traced = torch.fx.symbolic_trace(compiled)
+        torch.testing.assert_close(traced(x), plain(x))
+        assert len(traced.graph.nodes) > 2
+
+
+def test_programs_ask_a_compiled_module_for_the_original():
+    model = torch.nn.Linear(4, 4)
+    compiled = fs.compile(model)
+    assert compiled._orig_mod is model and fs.compile(compiled)._orig_mod is model
+    assert list(compiled.state_dict()) == list(model.state_dict()) and "_orig_mod" not in dict(compiled.named_modules())

@@ -181,9 +181,8 @@ def _with_first(call: Any, first: Any, fn: Callable) -> Callable:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return call(first, *args, **kwargs)
 
-    setattr(compiled, marks.COMPILED, fn)
+    marks.stands_for(compiled, fn)
     compiled.__firesteel_root__ = call.__firesteel_root__       # type: ignore[attr-defined]  # read by fs.explain
-    marks.hide_from_the_peer(compiled)
     return compiled
 
 
@@ -254,7 +253,8 @@ def _compile_module(module: torch.nn.Module, settings: dict) -> torch.nn.Module:
     cls = _compiled_class(type(original))
     compiled: Any = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", original.__dict__)
-    object.__setattr__(compiled, "_firesteel_original", original)
+    for name in ("_firesteel_original", "_orig_mod"):       # the latter is what programs ask a module of torch.compile for
+        object.__setattr__(compiled, name, original)
     object.__setattr__(compiled, "_firesteel_settings", settings)
     object.__setattr__(compiled, "_firesteel_call", _module_call(original, settings, call_module))
     object.__setattr__(compiled, "_firesteel_forward", _module_call(original, settings, call_forward))
@@ -345,7 +345,7 @@ def _make_compiled_class(cls: Any) -> Any:
     def reduce(self, protocol):
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
-    body = {"__slots__": ("_firesteel_original", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
+    body = {"__slots__": ("_firesteel_original", "_orig_mod", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
             "__call__": call, "forward": forward, **{name: _compiled_step(cls, name) for name in steps_of(cls)},
             "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}

@@ -51,6 +51,12 @@ FUNCTIONS = {
     "lerp": lambda x, v: torch.lerp(x, x * 2, v), "power": lambda x, v: x.abs() ** v, "celu": F.celu, "logit": lambda x, v: torch.logit(x.sigmoid(), v),
     "nan_to_num": lambda x, v: torch.nan_to_num(x.masked_fill(x > 0, math.nan), v, -v), "isclose": lambda x, v: x * torch.isclose(x, x * 1.2, v, 0.01),
     "cosine_similarity": lambda x, v: F.cosine_similarity(x, x * x, eps=v),
+    "bernoulli": lambda x, v: x * torch.bernoulli(x.detach(), v), "exponential_": lambda x, v: x + torch.empty(8).exponential_(v),
+    "hinge_embedding_loss": lambda x, v: F.hinge_embedding_loss(x, x.detach().sign(), margin=v),
+    "cosine_embedding_loss": lambda x, v: F.cosine_embedding_loss(x, x * x, torch.tensor([1, -1, -1, 1]), margin=v),
+    "triplet_margin_loss's eps": lambda x, v: F.triplet_margin_loss(x, x * 2, x + 1, eps=v), "pad": lambda x, v: F.pad(x, (1, 2), value=v) * 2,
+    "rrelu in evaluation": lambda x, v: F.rrelu(x, 0.1, v), "quantile": lambda x, v: torch.quantile(x, v, dim=1), "nanquantile": lambda x, v: x.nanquantile(v),
+    "correction": lambda x, v: x.std(dim=1, correction=v), "correction of both": lambda x, v: torch.var_mean(x, dim=1, correction=v)[0],
 }
 
 
@@ -89,6 +95,8 @@ WRONG = {
     "batch_norm": lambda x, v: F.batch_norm(x, None, None, training=False, eps=v), "huber_loss": lambda x, v: F.huber_loss(x, x, delta=-v),
     "dropout": lambda x, v: F.dropout(x, 1 + v), "cross_entropy": lambda x, v: F.cross_entropy(x, LABELS, label_smoothing=1 + v),
     "margin": lambda x, v: F.triplet_margin_loss(x, x, x, margin=-v), "isclose": lambda x, v: torch.isclose(x, x, -v),
+    "quantile": lambda x, v: torch.quantile(x, 1 + v), "bernoulli": lambda x, v: torch.bernoulli(x, 1 + v), "exponential_": lambda x, v: torch.empty(2).exponential_(-v),
+    "cosine_embedding_loss": lambda x, v: F.cosine_embedding_loss(x, x, x, margin=v),
 }
 
 

@@ -27,3 +27,16 @@ def test_nearest_of_other_shapes():
     for size in (5, 9, 300):
         x = torch.randn(1, 2, size, size + 1)
         torch.testing.assert_close(compiled(x), F.interpolate(x, scale_factor=1.7))
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sizes_that_have_another_factor_than_the_scale(dynamic, layout):
+    """8 rows by 1.1 are 8: eager's kernel for small images copies them, its others do not."""
+    for scale in (1.1, 2.05):
+        compiled = fs.compile(lambda x, scale=scale: F.interpolate(x, scale_factor=scale), dynamic=dynamic)
+        for shape in ((1, 4, 8, 16), (1, 2, 9, 150), (2, 4, 40, 3)):
+            x = torch.randn(shape).contiguous(memory_format=layout)
+            assert torch.equal(compiled(x), F.interpolate(x, scale_factor=scale)), (scale, shape)
+    x = torch.randn(2, 3, 8)
+    assert torch.equal(fs.compile(lambda x: F.interpolate(x, scale_factor=1.1))(x), F.interpolate(x, scale_factor=1.1))

@@ -229,6 +229,8 @@ class Region:
             counters["eager_calls"]["a torch dispatch mode is on, which must see every operator"] += 1
             log("perf", lambda: f"{self.name} runs eagerly: a torch dispatch mode is on, which must see every operator")
             return True
+        if any(isinstance(x, torch.fx.Proxy) for x in inputs):
+            return True     # torch.fx.symbolic_trace must see every operator too
         if makes_parameters(inputs):
             log("perf", lambda: f"{self.name} runs eagerly once: that call makes the parameters of a lazy module")
             return True
@@ -584,9 +586,8 @@ def compile_function(fn: Callable[..., Any], **settings: Any) -> Callable[..., A
 
     if not isinstance(fn, torch.nn.Module):
         functools.update_wrapper(compiled, fn)
-    setattr(compiled, marks.COMPILED, fn)
+    marks.stands_for(compiled, fn)
     compiled.__firesteel_root__ = root      # type: ignore[attr-defined]  # read by fs.explain
-    marks.hide_from_the_peer(compiled)
     return compiled
 
 

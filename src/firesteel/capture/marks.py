@@ -281,6 +281,13 @@ def before_the_peer(fn: Any) -> Any:
     return original
 
 
+def stands_for(compiled: Any, fn: Callable[..., Any]) -> None:
+    """Marks a compiled wrapper of a function: torch.jit.script takes the function, as it does behind torch.jit.script_if_tracing."""
+    setattr(compiled, COMPILED, fn)
+    vars(compiled).update({"__original_fn": fn, "__script_if_tracing_wrapper": True})
+    hide_from_the_peer(compiled)
+
+
 def hide_from_the_peer(fn: Any) -> None:
     """torch.compile around a call of this function calls it as it is, and looks at no frame that it calls."""
     # boundary: the mark of torch._dynamo.disable, and the engine's own table of what is skipped

@@ -185,6 +185,18 @@ def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Any = None) -> Any:
     return self.copy_(_noise(self, self.shape, p))
 
 
+@float_row(torch.bernoulli, Tensor.bernoulli)
+def bernoulli(input: Tensor, p: Any, *, generator: Any = None, out: Any = None) -> Any:
+    if generator is not None or out is not None or not 0 <= p <= 1 or not on_host(input) or input.requires_grad:     # of which there is no gradient
+        return NotImplemented
+    return _noise(input, input.shape, p)
+
+
+@float_row(Tensor.exponential_)
+def exponential_(self: Tensor, lambd: Any = 1.0, *, generator: Any = None) -> Any:
+    return self.exponential_(generator=generator).div_(lambd) if lambd > 0 else NotImplemented
+
+
 @float_row(Tensor.normal_)
 def normal_(self: Tensor, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Any:
     return self.normal_(generator=generator).mul_(std).add_(mean) if std >= 0 else NotImplemented
@@ -243,19 +255,40 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
     return _reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
 
 
+@float_row(torch.hinge_embedding_loss)
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: Any = 1.0, reduction: int = MEAN) -> Any:
+    zeros = torch.zeros_like(input)
+    return _reduced(torch.where(target != 1, (margin - input).clamp_min(0), zeros) + torch.where(target != -1, input, zeros), reduction)
+
+
+@float_row(torch.cosine_embedding_loss)
+def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: Any = 0.0, reduction: int = MEAN) -> Any:
+    if not input1.dim() == input2.dim() == target.dim() + 1 or target.dim() > 1:
+        return NotImplemented       # eager says what is wrong
+    dim = target.dim()
+    squares = [(x * x).sum(dim) + 1e-12 for x in (input1, input2)]
+    cosine = (input1 * input2).sum(dim) / (squares[0] * squares[1]).sqrt()
+    zeros = torch.zeros_like(cosine)
+    return _reduced(torch.where(target == 1, 1 - cosine, zeros) + torch.where(target == -1, (cosine - margin).clamp_min(0), zeros), reduction)
+
+
 @float_row(torch.pairwise_distance)
 def pairwise_distance(x1: Tensor, x2: Tensor, p: Any = 2.0, eps: Any = 1e-6, keepdim: bool = False) -> Any:
-    return torch.norm(x1 - x2 + eps, p, max(x1.dim(), x2.dim()) - 1, keepdim) if type(p) is not torch.SymFloat else NotImplemented
+    return _distance(x1, x2, p, eps, keepdim) if type(p) is not torch.SymFloat else NotImplemented
+
+
+def _distance(x1: Tensor, x2: Tensor, p: Any, eps: Any, keepdim: bool = False) -> Tensor:
+    return torch.norm(x1 - x2 + eps, p, max(x1.dim(), x2.dim()) - 1, keepdim)
 
 
 @float_row(torch.triplet_margin_loss)
 def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: Any, p: Any, eps: Any, swap: bool, reduction: int) -> Any:
-    if not anchor.dim() == positive.dim() == negative.dim():
+    if not anchor.dim() == positive.dim() == negative.dim() or type(p) is torch.SymFloat:
         return NotImplemented
-    far = torch.pairwise_distance(anchor, negative, p, eps)
+    far = _distance(anchor, negative, p, eps)
     if swap:
-        far = torch.min(torch.pairwise_distance(positive, negative, p, eps), far)
-    return _reduced((margin + torch.pairwise_distance(anchor, positive, p, eps) - far).clamp_min(0), reduction)
+        far = torch.min(_distance(positive, negative, p, eps), far)
+    return _reduced((margin + _distance(anchor, positive, p, eps) - far).clamp_min(0), reduction)
 
 
 # ---------------------------------------------------------------- pointwise
@@ -276,6 +309,34 @@ def power(input: Any, exponent: Any) -> Any:
 @float_row(torch.celu, F.celu)
 def celu(input: Tensor, alpha: Any = 1.0, inplace: bool = False) -> Any:
     return torch._C._nn.elu(input, alpha, 1.0, 1 / alpha) if not inplace and alpha != 0 else NotImplemented
+
+
+@float_row(torch.rrelu, F.rrelu)
+def rrelu(input: Tensor, lower: Any = 1 / 8, upper: Any = 1 / 3, training: bool = False, inplace: Any = False) -> Any:
+    """While training, how many numbers are drawn depends on the data: the kernel that draws them takes plain bounds."""
+    return F.leaky_relu(input, (lower + upper) / 2) if not training and not inplace else NotImplemented
+
+
+@float_row(F.pad, torch._C._nn.pad)
+def pad(input: Tensor, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    return torch.constant_pad_nd(input, list(pad), value) if mode == "constant" else NotImplemented
+
+
+@float_row(torch.quantile, Tensor.quantile)
+def quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Any:
+    return _quantile(torch.quantile, input, q, dim, keepdim, interpolation, out)
+
+
+@float_row(torch.nanquantile, Tensor.nanquantile)
+def nanquantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear", out: Any = None) -> Any:
+    return _quantile(torch.nanquantile, input, q, dim, keepdim, interpolation, out)
+
+
+def _quantile(function: Callable, input: Tensor, q: Any, dim: Any, keepdim: bool, interpolation: str, out: Any) -> Any:
+    """As eager's, which makes a tensor of the number too."""
+    if out is not None or not 0 <= q <= 1:
+        return NotImplemented
+    return function(input, as_tensor(q, input), dim, keepdim, interpolation=interpolation)
 
 
 @float_row(torch.logit, Tensor.logit)

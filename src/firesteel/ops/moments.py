@@ -83,9 +83,9 @@ def _variance(b: Builder, outs: dict[str, Any], x: Operand, dims: Any, correctio
     return stored   # type: ignore[return-value]  # none is None: each fits, as asked above
 
 
-def _degrees(count: Size, correction: float, dtype: str) -> Expr:
-    if isinstance(count, Expr):
-        return S.max(S.sub(number(count, dtype), correction), 0)
+def _degrees(count: Size, correction: float | Expr, dtype: str) -> Expr:
+    if isinstance(count, Expr) or isinstance(correction, Expr):
+        return S.max(S.sub(number(count, dtype), number(correction, dtype)), 0)
     return literal(max(count - correction, 0), dtype)
 
 

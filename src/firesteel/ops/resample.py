@@ -97,6 +97,15 @@ def _source(i: Size, size: Size, count: Size, scale: float | None, exact: bool) 
     return min_(to(S.floor(S.mul(S.add(place, 0.5) if exact else place, factor)), "i64"), size - 1)
 
 
+def _is_in_doubt(size: Size, count: Size, scale: float | None) -> bool:
+    """Do eager's kernels disagree?  Some take a factor of 1 or 2 where the sizes have it, whatever the scale; layout and size choose the kernel."""
+    if scale is None or scale <= 0:
+        return False
+    if type(size) is type(count) is int:
+        return count in (size, 2 * size) and _repeats(size, count, scale, False) is None
+    return 1 < scale < 1.5 or 2 < scale < 2.5       # then there are such sizes
+
+
 def _lower_nearest(names: str, exact: bool) -> None:
     @lowering(names)
     def lower_upsample(b: Builder, out: Any, x: Operand, size: Sequence[Size], *scales: float | None) -> Any:
@@ -104,6 +113,8 @@ def _lower_nearest(names: str, exact: bool) -> None:
             return NotImplemented
         x, n = b.readable(x), len(size)
         sizes = list(zip(x.shape[-n:], out.shape[-n:], [*scales, *[None] * n]))
+        if not exact and any(_is_in_doubt(*known) for known in sizes):
+            return NotImplemented
         return b.map(out, lambda i: x.load((*i[:-n], *(_source(at, *known, exact) for at, known in zip(i[-n:], sizes)))))
 
     @lowering(" ".join(f"{name}_backward" for name in names.split()))
