@@ -1,5 +1,6 @@
 """Context managers of torch: made outside, used as decorators, entered by contextlib.ExitStack."""
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -96,3 +97,60 @@ def test_another_context_is_another_program():
     assert compiled(torch.ones(2, 2)).dtype is torch.float16
     Holder.context = torch.autocast("cpu", enabled=False)
     assert compiled(torch.ones(2, 2)).dtype is torch.float32
+
+
+# -- locks ----------------------------------------------------------------------------------------------------------------
+LOCKS = {"lock": threading.Lock, "rlock": threading.RLock, "condition": threading.Condition, "condition of a lock": lambda: threading.Condition(threading.Lock()),
+         "semaphore": threading.Semaphore, "bounded": lambda: threading.BoundedSemaphore(2)}
+
+
+def is_free(lock):
+    """Can another thread take it?"""
+    taken = []
+    other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False) and lock.release() is None))
+    other.start()
+    other.join()
+    return taken[0]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_locks_are_taken_and_released(name, by_hand):
+    lock, notes, x = LOCKS[name](), [], torch.randn(3)
+
+    def under(x):
+        with lock:
+            notes.append(x * 2)
+        return x + 1
+
+    def by_calls(x):
+        lock.acquire()
+        notes.append(x * 2)
+        lock.release()
+        return x + 1
+    compiled = fs.compile(by_calls if by_hand else under, fullgraph=True)
+    for count in (1, 2, 3):
+        torch.testing.assert_close(compiled(x), x + 1)
+        assert len(notes) == count and is_free(lock)
+
+
+def test_notifying_under_a_condition():
+    condition, woken = threading.Condition(), []
+
+    def wait():
+        with condition:
+            woken.append(condition.wait(20))
+
+    def notify(x):
+        with condition:
+            condition.notify_all()
+        return x + 1
+    waiter = threading.Thread(target=wait)
+    compiled = fs.compile(notify)
+    compiled(torch.zeros(1))
+    waiter.start()
+    while not condition._waiters:       # it has not begun to wait
+        pass
+    assert compiled(torch.zeros(1)) == 1
+    waiter.join(20)
+    assert woken == [True]

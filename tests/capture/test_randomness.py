@@ -222,6 +222,12 @@ def made_by_python(x: torch.Tensor) -> torch.Tensor:
     return x * mine.random() * random.Random(6).random() * numpys.normal()
 
 
+def written_by_numpy(x):
+    noise = np.random.rand(5)
+    noise[1:] += 1
+    return x + torch.from_numpy(noise), noise
+
+
 PYTHON = {
     "numbers": lambda x: x * random.random() + draw() * random.uniform(1, 2) + random.randint(1, 6),
     "returned": lambda x: (x + 1, random.random(), random.randrange(9)),
@@ -234,12 +240,18 @@ PYTHON = {
     "state": python_state,
     "made inside": made_by_python,
     "numpy": lambda x: x * np.random.rand() + np.random.randint(1, 5) * np.random.normal(1.0, scale=2.0),
+    "array": lambda x: x * torch.from_numpy(np.random.uniform(0, 1, (4, 5))).float() + torch.from_numpy(np.random.randn(4, 5)),
+    "array, computed with": lambda x: x + torch.from_numpy(np.sin(np.random.rand(5) * 2) + np.arange(5)),
+    "array, written": written_by_numpy, "array, returned": lambda x: (x * 2, np.random.rand(3), np.random.normal(size=(2, 2))),
+    "indices": lambda x: x[torch.from_numpy(np.random.permutation(4))] + x[torch.from_numpy(np.random.randint(0, 4, size=4))],
+    "array of an own generator": lambda x: x * torch.from_numpy(np.random.default_rng(3).random(5)) + torch.from_numpy(np.random.RandomState(2).rand(5)),
 }
 BREAKING = {
     "branch": lambda x: x * 2 if random.random() < 0.5 else x.sin(),
     "choice": lambda x: (x + 1) * random.choice([1, 2, 3]),
     "shuffled": lambda x: x * random.sample(range(10), 2)[0],
-    "array": lambda x: x * torch.from_numpy(np.random.uniform(0, 1, (4, 5))).float() + torch.from_numpy(np.random.randn(4, 5)),
+    "numpy's choice": lambda x: x * float(np.random.choice([1, 2, 3])),
+    "sizes of data": lambda x: x[0] * torch.from_numpy(np.random.rand(int(x.abs().sum()) + 1))[:1].float(),
     "transform": lambda x: torch.vmap(lambda row: row * random.random())(x),
 }
 

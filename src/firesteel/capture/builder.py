@@ -8,6 +8,7 @@ one Value, under a guard that the two stay the same.
 """
 from __future__ import annotations
 
+import _thread
 import collections
 import collections.abc
 import enum
@@ -374,6 +375,7 @@ def guard_callable(m: Machine, obj: Any, source: Source) -> None:
     guard(m, Attr(source, "__name__"), "equals", obj.__name__)
 
 
+BOUND_BY_OWNER = (*RANDOM, _thread.LockType, _thread.RLock)      # whose methods, also bound ones that are kept, are known by the object
 BOUND = frozenset({types.BuiltinMethodType, types.MethodWrapperType})
 
 CALLABLES: dict[Sort, Callable[[Any, Source], Value]] = {
@@ -403,7 +405,7 @@ def wrap_builtin(m: Machine, obj: Any, source: Source) -> Value:
     owner = getattr(obj, "__self__", None)
     if isinstance(owner, (list, dict, set)) and handler_of(obj) is None and not is_fixed(source):
         return build(m, owner, Attr(source, "__self__")).getattr(m, obj.__name__)
-    if isinstance(owner, torch.Tensor) or type(owner) in RANDOM:
+    if isinstance(owner, torch.Tensor) or type(owner) in BOUND_BY_OWNER:
         return build(m, owner, Fixed(owner) if is_fixed(source) else Attr(source, "__self__")).getattr(m, obj.__name__)
     return wrap_callable(m, obj, source)
 

@@ -102,25 +102,41 @@ BASES.add(type(Variable._execution_engine), guarded("type", EngineValue))
 
 
 class LockValue(OpaqueValue):
-    """A lock: it is acquired and released around the effects made under it."""
+    """A lock: it is acquired and released around the effects made under it.  Conditions and semaphores are Python code around one."""
 
-    RESULTS = {"__enter__": TRUE, "acquire": TRUE, "release": NONE}
+    held = 0        # how often the captured program holds it
 
     def getattr(self, m: Machine, name: str) -> Value:
-        result = self.RESULTS.get(name)
-        return super().getattr(m, name) if result is None else EffectMethod(self, name, result)
+        return LockMethod(self, name) if name in LOCK_METHODS else super().getattr(m, name)
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        m.effects.log("call_method", self, name="acquire")
-        return LockExit(self, "__exit__"), TRUE
+        self.hold(m, "acquire", 1)
+        return LockMethod(self, "__exit__"), TRUE
+
+    def hold(self, m: Machine, method: str, change: int) -> None:
+        m.effects.log("call_method", self, name=method)
+        m.effects.change(self, "held", self.held + change)
 
 
-class LockExit(MethodOfOwner):
-    """lock.__exit__, bound."""
+# method -> how it changes `held`, and what it gives.  Methods that only ask are known while the program holds the lock: see LockMethod
+LOCK_METHODS = {"__enter__": (1, TRUE), "acquire": (1, TRUE), "__exit__": (-1, FALSE), "release": (-1, NONE),
+                "locked": (0, TRUE), "_is_owned": (0, TRUE)}
+
+
+class LockMethod(MethodOfOwner):
+    """A bound method of a lock."""
+
+    cls = types.BuiltinMethodType
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        m.effects.log("call_method", self.owner, name="release")
-        return FALSE
+        lock, (change, result) = self.owner, LOCK_METHODS[self.name]
+        given = [m.known(value) for value in (*args, *kwargs.values())] if change == 1 else []
+        if (given or not change) and not lock.held or given[:1] not in ([], [False]):
+            raise Break("arguments", name=f"{type(lock.obj).__name__}.{self.name} of a lock that another thread may hold")
+        if not change or given and isinstance(lock.obj, _thread.LockType):
+            return FALSE if given else result
+        lock.hold(m, "acquire" if change == 1 else "release", change)
+        return result
 
 
 WRAPPERS.row(_thread.LockType, _thread.RLock)(guarded("type", LockValue))

@@ -2,9 +2,11 @@
 
 What such an object gives is known at run time only.  The run function makes the calls in the order of the program before it calls the graph
 (`write_draws`); a number that one gives is a symbol without a hint, and an input of the graph where the graph uses it.  What needs the
-number itself, such as a branch, breaks as it does for data of tensors.  Methods without a row are called for real, at a break.
+number itself, such as a branch, breaks as it does for data of tensors.  An array, whose shape another object of the class says, is an input by
+torch.from_numpy.  Methods without a row are called for real, at a break.
 
     x * random.uniform(0.5, 1.5)        # d_0 = random.uniform(0.5, 1.5); graph(x, d_0)
+    x + np.random.rand(4)               # d_0 = from_numpy(np.random.rand(4)); graph(x, d_0)
 """
 from __future__ import annotations
 
@@ -14,15 +16,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
+from firesteel.capture.effects import Literal
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Const, Constants
+from firesteel.capture.values.arrays import TensorArray
 from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.world import STATIC
 from firesteel.errors import Break
 from firesteel.records import dataclass
 from firesteel.sym.symint import to_symint
@@ -50,6 +57,7 @@ class Draw:
     method: Any
     args: Args
     kwargs: Kwargs
+    is_array: bool = False      # which the graph is given as a tensor
 
 
 def write_draws(m: Machine, e: Emitter) -> list[str]:
@@ -58,17 +66,18 @@ def write_draws(m: Machine, e: Emitter) -> list[str]:
     for draw in m.draws:
         called = e.constant(draw.method) if draw.owner is None else f"{e.expr(draw.owner)}.{draw.method}"
         given = [*map(e.expr, draw.args), *(f"{name}={e.expr(value)}" for name, value in draw.kwargs.items())]
-        lines.append(f"{e.source(draw.source)} = {called}({', '.join(given)})")
+        call = f"{called}({', '.join(given)})"
+        lines.append(f"{e.source(draw.source)} = {f'{e.constant(torch.from_numpy)}({call})' if draw.is_array else call}")
     return lines
 
 
-def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: Kwargs, what: str) -> Drawn:
+def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: Kwargs, what: str, is_array: bool = False) -> Drawn:
     """Notes a call.  Its arguments must be there before the graph runs."""
     for value in (*args, *kwargs.values()):
-        if not value.is_constant() and value.source is None:
+        if not value.is_constant() and value.source is None and not isinstance(value, Literal):
             raise Break("random_state", name=what)
     source = Drawn((len(m.draws), f"{what}()"))
-    m.effects.change(m, "draws", (*m.draws, Draw(source, owner, method, args, kwargs)))
+    m.effects.change(m, "draws", (*m.draws, Draw(source, owner, method, args, kwargs, is_array)))
     return source
 
 
@@ -88,6 +97,22 @@ def drawn_number(m: Machine, source: Drawn, cls: type) -> Value:
     sym = to_symint(env.create_unbacked(None, None, source.name, "i64" if cls is int else "f64"), env)
     name = m.symbol_name(source)
     return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, cls(0)), source)
+
+
+def drawn_array(m: Machine, owner: PythonRandom, method: str, args: Args, kwargs: Kwargs, what: str) -> Value:
+    """An array of NumPy's whose shape and dtype follow from known arguments."""
+    given, named = [m.known(value) for value in args], {name: m.known(value) for name, value in kwargs.items()}
+    try:
+        like = np.random.RandomState(0) if type(owner.obj) is np.random.RandomState else np.random.default_rng(0)
+        example = torch.from_numpy(getattr(like, method)(*given, **named))
+    except Exception as error:      # no array, or what the real call raises
+        raise Break("random_state", name=what) from error
+    source = add_draw(m, owner, method, list(map(Literal, given)), {key: Literal(value) for key, value in named.items()}, what, is_array=True)
+    name = m.input_name(source)
+    abstract = m.world.wrap(example, name, (STATIC,) * example.dim(), set())
+    value = TensorValue(m.record.placeholder(name, source, abstract, example), abstract, source, example)
+    m.record.own(abstract, value)
+    return TensorArray(value)
 
 
 Gives = Callable[[Machine, Drawn], Value]
@@ -126,6 +151,8 @@ _rows(np.random.RandomState, INT, "randint/2")
 _rows(np.random.RandomState, NOTHING, "seed/1 set_state/1")
 _rows(np.random.RandomState, OBJECT, "get_state/0")
 _rows(np.random.Generator, FLOAT, _FLOATS)
+ARRAYS = frozenset(f"""{_FLOATS} rand randn random_sample randint integers permutation choice poisson binomial geometric chisquare dirichlet
+    triangular multinomial multivariate_normal power rayleigh weibull""".translate(str.maketrans("/0123456789", " " * 11)).split())
 
 
 # -- the objects ----------------------------------------------------------------------------------------------------------
@@ -156,7 +183,9 @@ class DrawMethod(MethodOfOwner):
         row = DRAWS.get((type(self.owner.obj), self.name))
         given = {name: m.look(value) for name, value in kwargs.items()}
         if row is None or len(args) + len(kwargs) > row.most or "size" in kwargs or m.world.env is None:
-            raise Break("random_state", name=self.describe())
+            if self.name not in ARRAYS or isinstance(self.owner.obj, random.Random):
+                raise Break("random_state", name=self.describe())
+            return drawn_array(m, self.owner, self.name, list(map(m.look, args)), given, self.describe())
         return row.gives(m, add_draw(m, self.owner, self.name, [m.look(value) for value in args], given, self.describe()))
 
 
