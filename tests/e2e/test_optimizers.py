@@ -107,6 +107,48 @@ def test_every_optimizer_steps_as_eager(name, foreach):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=2e-5)
 
 
+ASKING: list[tuple[str, dict[str, Any]]] = [
+    ("ASGD", {"t0": 3.0, "weight_decay": 0.1}), ("ASGD", {"maximize": True}), ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("RAdam", {"maximize": True}), ("Adafactor", {"weight_decay": 0.1}), ("Adafactor", {"maximize": True, "eps": (1e-4, 1e-2)})]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name,settings", ASKING, ids=lambda value: value if isinstance(value, str) else ",".join(value))
+def test_steps_that_ask_for_numbers_are_one_graph(name, settings, dtype, foreach):
+    """In eager these read tensors: how many steps there were, what a norm is.  Numbers are of single precision, as states are."""
+    fs.reset()
+    counters.clear()
+    made = [[torch.nn.Parameter(p.detach().to(dtype)) for p in parameters()] for _ in range(2)]
+    mine, theirs = (getattr(torch.optim, name)(some, lr=0.1, foreach=foreach, **settings) for some in made)
+    step = fs.compile(mine.step, fullgraph=True)
+    for n in range(9):
+        for optimizer in (mine, theirs):
+            set_step(optimizer, n)
+        step()
+        theirs.step()
+    for p, q in zip(*made):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+    ours, wanted = mine.state_dict()["state"], theirs.state_dict()["state"]
+    for key in wanted:
+        assert list(ours[key]) == list(wanted[key])
+        torch.testing.assert_close(ours[key], wanted[key], rtol=1e-5, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("size", [0.0, float("nan"), float("inf")])
+def test_adafactor_chooses_as_python_does(size):
+    made = [[torch.nn.Parameter(torch.full((2, 3), size)), torch.nn.Parameter(torch.ones(3))] for _ in range(2)]
+    mine, theirs = (torch.optim.Adafactor(some) for some in made)
+    step = fs.compile(mine.step, fullgraph=True)
+    for n in range(3):
+        for optimizer in (mine, theirs):
+            set_step(optimizer, n)
+        step()
+        theirs.step()
+    torch.testing.assert_close(made[0], made[1], equal_nan=True)
+
+
 @pytest.mark.parametrize("foreach", [None, False])
 def test_clipped_gradients_are_one_graph(foreach):
     """Two dtypes, so that tensors are grouped."""

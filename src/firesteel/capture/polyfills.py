@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from firesteel.capture import polyfills_optim
 from firesteel.targets import CPU
 
 UNSET: Any = object()
@@ -570,5 +571,5 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.zip_longest: zip_longest, itertools.groupby: groupby, functools.reduce: reduce, functools.cmp_to_key: cmp_to_key,
     **IN_PYTHON,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
-    operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
+    **polyfills_optim.STEPS, operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
 }
