@@ -16,6 +16,7 @@ Times 8 for a value that the user would rather have recomputed.
 """
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,7 +56,6 @@ CLASS_OF: Facet[str] = Facet("recompute class")
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 _REDUCE = getattr(torch.Tag, "reduction", None)
-_class_of_target: dict[Any, str] = {}
 
 
 def op_class(node: Node) -> str:
@@ -64,13 +64,12 @@ def op_class(node: Node) -> str:
         return op_class(node.args[0])
     if is_size(node):
         return "size"
-    found = _class_of_target.get(node.target)
-    if found is None:
-        found = _class_of_target[node.target] = _find_class(node.target)
+    found = _class_of(node.target)
     return "heavy" if found == "random" and drops_nothing(node.target, node.args, node.kwargs) else found
 
 
-def _find_class(target: Any) -> str:
+@functools.cache
+def _class_of(target: Any) -> str:
     if not isinstance(target, torch._ops.OpOverload):
         return "heavy"
     if _RANDOM in target.tags:

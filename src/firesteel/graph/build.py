@@ -9,6 +9,7 @@ built otherwise, it calls `create_node`.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,16 +17,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-_names: dict[Any, str] = {}
 
-
+@functools.cache
 def call_name(target: Any) -> str:
     """add for aten.add.Tensor; getitem for operator.getitem."""
-    name = _names.get(target)
-    if name is None:
-        full = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
-        name = _names[target] = str(full).strip("_") or "call"
-    return name
+    full = getattr(target, "_opname", None) or getattr(target, "__name__", "call")
+    return str(full).strip("_") or "call"
 
 
 def _append_fast(graph: Graph, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:

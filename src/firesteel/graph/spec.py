@@ -9,6 +9,7 @@ Equal Specs are equal values, so a rule that changes nothing returns its argumen
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,14 +47,9 @@ class Spec(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}@{list(self.strides)}"
 
 
-_strides: dict[Shape, Shape] = {}
-
-
+@functools.cache
 def contiguous_strides(shape: Shape) -> Shape:
-    strides = _strides.get(shape)
-    if strides is None:
-        strides = _strides[shape] = row_major(shape)
-    return strides
+    return row_major(shape)
 
 
 def channels_last_strides(shape: Shape) -> Shape:

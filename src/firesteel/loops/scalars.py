@@ -14,6 +14,7 @@ What always holds
 """
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -226,7 +227,9 @@ for _reduce in (
 
 # ---------------------------------------------------------------- builders
 
-_rounded: dict[tuple[float, str, bool], float] = {}
+@functools.cache
+def _rounded(value: float, dtype: str, negative: bool) -> float:
+    return torch.tensor(float(value), dtype=torch.float64).to(DTYPES[dtype]).item()
 
 
 def literal(value: int | float | bool, dtype: str) -> Expr:
@@ -239,11 +242,7 @@ def literal(value: int | float | bool, dtype: str) -> Expr:
         return const(float(value), "f64")
     if value != value:
         return const(math.nan, dtype)
-    key = (value, dtype, value == 0 and math.copysign(1.0, value) < 0)      # 0.0 and -0.0 are equal
-    found = _rounded.get(key)
-    if found is None:
-        found = _rounded[key] = torch.tensor(float(value), dtype=torch.float64).to(DTYPES[dtype]).item()
-    return const(found, dtype)
+    return const(_rounded(value, dtype, value == 0 and math.copysign(1.0, value) < 0), dtype)      # 0.0 and -0.0 are equal
 
 
 def op(name: str, *args: Expr | int | float | bool) -> Expr:

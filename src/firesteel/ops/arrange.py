@@ -21,7 +21,7 @@ from firesteel.loops.lower.build import Builder, choose, fits, moved
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.scalars import SHORT, literal, number, to
-from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, rule, shape
+from firesteel.ops.block import decomposition, device_rule, loop_lowering, lowering, operator, refuses, rule, shape
 from firesteel.ops.views import transpose, view
 from firesteel.sym.expr import Expr, Size, and_, as_expr, eq, ge, le, lt, min_, ne, product
 from firesteel.targets import on_host
@@ -146,11 +146,11 @@ def refuse_repeat(x: Spec, repeats: Sequence[Size]) -> None:
         within(n, 0, None, f"Trying to create tensor with negative dimension: repeats {list(repeats)}")
 
 
-@lowering("repeat")
+@loop_lowering("repeat")
 def lower_repeat(b: Builder, out: Any, x: Operand, repeats: Sequence[Size]) -> Any:
-    if not fits(out, x) or 0 in x.shape:
+    if 0 in x.shape:
         return NotImplemented
-    x, drop = b.readable(x), len(repeats) - len(x.shape)
+    drop = len(repeats) - len(x.shape)
     times = repeats[drop:]
     return b.map(out, lambda i: x.load(tuple([0 if n == 1 else k if r == 1 else k % n for k, n, r in zip(i[drop:], x.shape, times)])))
 
@@ -183,12 +183,11 @@ def refuse_roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> None:
         wrap_dim(dim, len(x.shape))
 
 
-@lowering("roll")
+@loop_lowering("roll")
 def lower_roll(b: Builder, out: Any, x: Operand, shifts: Any, dims: Any = ()) -> Any:
-    dims, shifts = [dims] if isinstance(dims, int) else list(dims), [shifts] if not isinstance(shifts, (list, tuple)) else list(shifts)
-    if not fits(out, x) or 0 in x.shape:
+    dims, shifts, rank = each(dims, 1), each(shifts, 1), len(x.shape)
+    if 0 in x.shape:
         return NotImplemented
-    x, rank = b.readable(x), len(x.shape)
     if not dims:        # rolled as one long row
         count = product(x.shape)
         row, place = reshape_index(tuple(out.shape), (count,)), reshape_index((count,), tuple(out.shape))
@@ -209,12 +208,9 @@ def refuse_flip(x: Spec, dims: Sequence[int]) -> None:
     wrap_dims(dims, len(x.shape))
 
 
-@lowering("flip")
+@loop_lowering("flip")
 def lower_flip(b: Builder, out: Any, x: Operand, dims: Sequence[int]) -> Any:
-    if not fits(out, x):
-        return NotImplemented
-    x, rank = b.readable(x), len(x.shape)
-    turned = {d % rank for d in dims} if rank else set()
+    turned = {d % len(x.shape) for d in dims} if x.shape else set()
     return b.map(out, lambda i: x.load(tuple([n - 1 - k if d in turned and n != 1 else k for d, (k, n) in enumerate(zip(i, x.shape))])))
 
 
@@ -234,12 +230,9 @@ def refuse_rot90(x: Spec, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
     check(wrap_dim(dims[0], len(x.shape)) != wrap_dim(dims[1], len(x.shape)), "expected rotation dims to be different")
 
 
-@lowering("rot90")
+@loop_lowering("rot90")
 def lower_rot90(b: Builder, out: Any, x: Operand, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
-    if not fits(out, x):
-        return NotImplemented
-    x, rank, turns = b.readable(x), len(x.shape), k % 4
-    first, second = dims[0] % rank, dims[1] % rank
+    turns, first, second = k % 4, dims[0] % len(x.shape), dims[1] % len(x.shape)
 
     def element(i: Index) -> Expr:
         at = list(i)
@@ -353,12 +346,10 @@ def _cut(padding: Size) -> Size:
     return min_(padding, 0) if type(padding) is Expr else min(padding, 0)
 
 
-@lowering("constant_pad_nd")
+@loop_lowering("constant_pad_nd")
 def lower_pad(b: Builder, out: Any, x: Operand, pad: Sequence[Size], value: Any = 0) -> Any:
     """`pad` is (before, after) for each dimension, the last first; negative numbers cut."""
-    if not fits(out, x):
-        return NotImplemented
-    x, rank, dtype = b.readable(x), len(x.shape), SHORT[out.dtype]
+    rank, dtype = len(x.shape), SHORT[out.dtype]
     before = {rank - 1 - n: pad[2 * n] for n in range(len(pad) // 2)}
     after = {rank - 1 - n: pad[2 * n + 1] for n in range(len(pad) // 2)}
     fill = number(value, dtype)
@@ -438,12 +429,10 @@ def tril(x: Spec, diagonal: int = 0) -> Spec:
     return fresh(x)
 
 
-lowering("tril")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: le(as_expr(column - row), diagonal)))
-lowering("triu")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: ge(as_expr(column - row), diagonal)))
+loop_lowering("tril")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: le(as_expr(column - row), diagonal)))
+loop_lowering("triu")(lambda b, out, x, diagonal=0: _triangle(b, out, x, lambda row, column: ge(as_expr(column - row), diagonal)))
 
 
 def _triangle(b: Builder, out: Any, x: Operand, kept: Any) -> Any:
-    if not fits(out, x):
-        return NotImplemented
-    x, dtype = b.readable(x), SHORT[out.dtype]
+    dtype = SHORT[out.dtype]
     return b.map(out, lambda i: choose(kept(i[-2], i[-1]), x, i, literal(0, dtype), dtype))

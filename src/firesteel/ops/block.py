@@ -5,6 +5,7 @@
     @refuses("_softmax")                            # what eager refuses of its arguments
     @decomposition("_softmax", core=False)          # the operator as others; core=False: not for the native backend
     @lowering("_softmax")                           # the operator as loops; without one it is a library call
+    @loop_lowering("flip")                          # the same, of tensors that fit into one nest and can be read
     @pointwise("relu", unary(same_dtype))           # rule and scalar formula of a pointwise operator
 
 What is one expression is a row without a name: `shape("linalg_cross")(lambda a, b, *, dim=-1: broadcast(a.shape, b.shape))`.
@@ -21,12 +22,12 @@ from firesteel.graph.decomp import decomposition
 from firesteel.graph.meta import shape
 from firesteel.graph.rules.base import device_rule, probed_rule, rule
 from firesteel.graph.rules.refusals import refuses
-from firesteel.loops.lower.build import lowering
+from firesteel.loops.lower.build import loop_lowering, lowering
 from firesteel.loops.lower.library import LIBRARY
 from firesteel.loops.lower.pointwise import pointwise as lower_by_formula
 from firesteel.operators import Facet
 
-__all__ = ["decomposition", "device_rule", "lowering", "operator", "pointwise", "probed_rule", "refuses", "rule", "shape"]
+__all__ = ["decomposition", "device_rule", "loop_lowering", "lowering", "operator", "pointwise", "probed_rule", "refuses", "rule", "shape"]
 
 
 def operator(names: str, *, recompute: str | None = None, library: bool = False, decides: bool = False) -> None:

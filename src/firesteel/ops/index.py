@@ -13,11 +13,11 @@ from firesteel.graph.sizes import must_match, unbacked, where_known
 from firesteel.graph.spec import Shape, Spec, elementwise_order, fresh, preserved_strides, strides_in_order
 from firesteel.loops.checks import keep_checks
 from firesteel.loops.ir import check_index
-from firesteel.loops.lower.build import Builder, broadcast_index, fits
+from firesteel.loops.lower.build import Builder, broadcast_index
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import reshape_index
 from firesteel.loops.scalars import SHORT, S, literal, to
-from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
+from firesteel.ops.block import device_rule, loop_lowering, operator, refuses, rule, shape
 from firesteel.ops.sized_by_data import masked_places, vector
 from firesteel.ops.views import expand, view
 from firesteel.sym.expr import Expr, Size, product
@@ -128,15 +128,10 @@ def refuse_are_indices(x: Spec, indices: Sequence[Spec | None]) -> None:
         raise IndexError(f"too many indices for tensor of dimension {len(x.shape)}")
 
 
-@lowering("index.Tensor _unsafe_index.Tensor")
+@loop_lowering("index.Tensor _unsafe_index.Tensor")
 def lower_index(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None]) -> Any:
-    if not fits(out, x, *[t for t in indices if t is not None]):
-        return NotImplemented
-    places = places_of(b, x, indices)
-    if places is None:
-        return NotImplemented
-    x = b.readable(x)
-    return b.map(out, lambda i: _element(x, places.of(i)))
+    places = places_of(x, indices)
+    return NotImplemented if places is None else b.map(out, lambda i: _element(x, places.of(i)))
 
 
 class Places:
@@ -165,12 +160,12 @@ class Places:
         return (*rest[:self.front], *named, *rest[self.front:])
 
 
-def places_of(b: Builder, x: Operand, indices: Sequence[Operand | None]) -> Places | None:
+def places_of(x: Operand, indices: Sequence[Operand | None]) -> Places | None:
     """None where a mask is among the indices: how many elements it names only its data says."""
     tensors = [t for t in indices if t is not None]
     if not tensors or any(t.dtype in ("bool", "u8") for t in tensors) or len(indices) > len(x.shape):
         return None
-    return Places(x.shape, [None if t is None else b.readable(t) for t in indices])
+    return Places(x.shape, indices)
 
 
 # ---------------------------------------------------------------- along a dimension
@@ -187,11 +182,10 @@ def index_select(x: Spec, dim: int, index: Spec) -> Spec:
 refuses("index_select")(lambda x, dim, index: is_vector_index(index, "index_select"))
 
 
-@lowering("index_select")
+@loop_lowering("index_select")
 def lower_index_select(b: Builder, out: Any, x: Operand, dim: int, indices: Operand) -> Any:
-    if not fits(out, x, indices) or not x.shape:
+    if not x.shape:
         return NotImplemented
-    x, indices = b.readable(x), b.readable(indices)
     dim, rank = dim + len(x.shape) if dim < 0 else dim, len(indices.shape)
     return b.map(out, lambda i: _element(x, (*i[:dim], place_at(indices, i[dim:dim + rank], x.shape[dim], strict=True), *i[dim + 1:])))
 
@@ -212,11 +206,9 @@ def refuse_gather(x: Spec, dim: int, index: Spec, *, sparse_grad: bool = False) 
     no_larger(index, x, wrap_dim(dim, len(x.shape)), "self")
 
 
-@lowering("gather")
+@loop_lowering("gather")
 def lower_gather(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, **_: Any) -> Any:
-    if not fits(out, x, indices):
-        return NotImplemented
-    x, indices, rank = b.readable(x), b.readable(indices), len(x.shape)
+    rank = len(x.shape)
     if not rank or len(indices.shape) != rank:
         return NotImplemented if rank or indices.shape else b.map(out, lambda i: keep_checks(x.load(()), (place_at(indices, (), 1, strict=True),)))
     dim = dim + rank if dim < 0 else dim
@@ -233,12 +225,9 @@ def refuse_take(x: Spec, index: Spec) -> None:
         raise IndexError("take(): tried to take from an empty tensor")
 
 
-@lowering("take")
+@loop_lowering("take")
 def lower_take(b: Builder, out: Any, x: Operand, indices: Operand) -> Any:
     """x read as one row, in the order of its dimensions."""
-    if not fits(out, x, indices):
-        return NotImplemented
-    x, indices = b.readable(x), b.readable(indices)
     count = product(x.shape)
     place = reshape_index(x.shape, (count,))
     return b.map(out, lambda i: _taken(x, place, place_at(indices, i, count)))
@@ -257,11 +246,8 @@ def embedding(weight: Spec, indices: Spec, padding_idx: Any = -1, scale_grad_by_
     return fresh(weight, (*indices.shape, weight.shape[1]))
 
 
-@lowering("embedding")
+@loop_lowering("embedding")
 def lower_embedding(b: Builder, out: Any, weight: Operand, indices: Operand, *_: Any, **__: Any) -> Any:
-    if not fits(out, weight, indices):
-        return NotImplemented
-    weight, indices = b.readable(weight), b.readable(indices)
     return b.map(out, lambda i: _element(weight, (place_at(indices, i[:-1], weight.shape[0], strict=True), i[-1])))
 
 
@@ -273,11 +259,10 @@ def refuse_embedding_backward(grad: Spec, indices: Spec, *rest: Any) -> None:
     same_shape(grad.shape[:-1], indices.shape, f"Expected a gradient for {list(indices.shape)} rows, got {list(grad.shape)}")
 
 
-@lowering("embedding_dense_backward")
+@loop_lowering("embedding_dense_backward")
 def lower_embedding_backward(b: Builder, out: Any, grad: Operand, indices: Operand, rows: Size, padding: int, by_count: bool) -> Any:
-    if by_count or adds_by_library(out, grad.shape[-1]) or not fits(out, grad, indices):
+    if by_count or adds_by_library(out, grad.shape[-1]):
         return NotImplemented
-    grad, indices = b.readable(grad), b.readable(indices)
 
     def element(i: Index) -> Expr:
         value = grad.load(i)

@@ -8,10 +8,10 @@ import torch
 from firesteel.graph.rules.base import wrap_dim
 from firesteel.graph.spec import Spec, fresh
 from firesteel.loops.ir import Axis, Phase, Reduce, Store, acc
-from firesteel.loops.lower.build import Builder, exprs, fits
+from firesteel.loops.lower.build import Builder, exprs
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import SHORT, is_float, to
-from firesteel.ops.block import lowering, operator, probed_rule
+from firesteel.ops.block import loop_lowering, operator, probed_rule
 from firesteel.ops.reduce import sum_dtype
 
 operator("cummax.* cummin.* _cummax_helper.* _cummin_helper.*", decides=True)
@@ -24,10 +24,7 @@ def cumsum(x: Spec, dim: int, *, dtype: torch.dtype | None = None) -> Spec:
 
 
 def _scan(b: Builder, out: Any, x: Operand, dim: int, op: str) -> Any:
-    if not fits(out, x):
-        return NotImplemented
-    x, rank = b.readable(x), len(x.shape)
-    dtype = SHORT[out.dtype]
+    rank, dtype = len(x.shape), SHORT[out.dtype]
     kind = "f64" if is_float(dtype) else dtype      # eager's running value is a double for every float
     if not rank:
         return b.map(out, lambda i: to(to(x.load(i), kind), dtype))
@@ -42,7 +39,7 @@ def _scan(b: Builder, out: Any, x: Operand, dim: int, op: str) -> Any:
     return Operand.of(buffer, out)
 
 
-lowering("cumsum")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "sum"))
+loop_lowering("cumsum")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "sum"))
 
 
 @probed_rule("logcumsumexp")
@@ -58,4 +55,4 @@ def cummax(x: Spec, dim: int) -> tuple[Spec, Spec]:
     return values, values.to(torch.int64)
 
 
-lowering("cumprod")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "prod"))
+loop_lowering("cumprod")(lambda b, out, x, dim, *, dtype=None: _scan(b, out, x, dim, "prod"))

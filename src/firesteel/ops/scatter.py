@@ -11,11 +11,11 @@ from firesteel.graph.rules.base import RULES, broadcast, check, expands_to, wrap
 from firesteel.graph.rules.refusals import fits_in, surely_holds
 from firesteel.graph.sizes import must_match
 from firesteel.graph.spec import Shape, Spec, fresh, like
-from firesteel.loops.lower.build import Builder, broadcast_index, fits
+from firesteel.loops.lower.build import Builder, broadcast_index
 from firesteel.loops.lower.pointwise import times
 from firesteel.loops.lower.value import Body, Index, Operand
 from firesteel.loops.scalars import SHORT, S, compute_dtype, number, to
-from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
+from firesteel.ops.block import device_rule, loop_lowering, operator, refuses, rule, shape
 from firesteel.ops.index import (
     MASKS,
     adds_by_library,
@@ -28,7 +28,7 @@ from firesteel.ops.index import (
     refuse_are_indices,
     same_rank,
 )
-from firesteel.sym.expr import Expr, product
+from firesteel.sym.expr import product
 
 operator("scatter_add.* index_put.* index_add.* scatter_reduce.*", library=True)
 operator("index_put.*", recompute="move")
@@ -37,7 +37,7 @@ operator("index_put.*", recompute="move")
 def _written(b: Builder, out: Any, x: Operand, shape: Shape, where: Callable[[Index], Index], body: Body, add: bool = False) -> Operand:
     """A copy of x in which body(i) is written to where(i), or added to what is there, for every i of `shape`."""
     if add:
-        return b.added(out, b.readable(x).load, shape, where, body)
+        return b.added(out, x.load, shape, where, body)
     result = b.copy(x, out)
     b.store_into(result.buffer, shape, where, body)
     return result
@@ -61,17 +61,15 @@ def refuse_index_put(x: Spec, indices: Sequence[Spec | None], values: Spec, accu
               f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape {list(shape)}")
 
 
-@lowering("index_put _unsafe_index_put")
+@loop_lowering("index_put _unsafe_index_put")
 def lower_index_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | None], values: Operand, accumulate: bool = False) -> Any:
-    tensors = [t for t in indices if t is not None]
     row = x.shape[-1] if len(indices) < len(x.shape) or indices and indices[-1] is None else 0
-    if not fits(out, x, values, *tensors) or (accumulate and adds_by_library(out, row)):
+    if accumulate and adds_by_library(out, row):
         return NotImplemented
     masked = _masked_put(b, out, x, indices, values, accumulate)
-    places = places_of(b, x, indices) if masked is None else None
+    places = places_of(x, indices) if masked is None else None
     if places is None:
         return masked if masked is not None else NotImplemented
-    values = b.readable(values)
     return _written(b, out, x, places.result_shape(), places.of, lambda i: values.load(broadcast_index(i, values.shape)), accumulate)
 
 
@@ -79,8 +77,7 @@ def _masked_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | No
     """x[mask] = one value is a `where`: no positions are needed."""
     if len(indices) != 1 or indices[0] is None or indices[0].dtype != "bool" or values.shape not in ((), (1,)) or accumulate:
         return None
-    mask, x, values = b.readable(indices[0]), b.readable(x), b.readable(values)
-    rank, dtype = len(mask.shape), SHORT[out.dtype]
+    mask, rank, dtype = indices[0], len(indices[0].shape), SHORT[out.dtype]
     return b.map(out, lambda i: S.where(mask.load(i[:rank]), to(values.load((0,) * len(values.shape)), dtype), x.load(i)))
 
 
@@ -105,23 +102,17 @@ def refuse_scatter(x: Spec, dim: int, index: Spec, src: Any, reduce: str | None 
         fits_in(src, x.dtype)
 
 
-lowering("scatter.src scatter.value")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=False))
-lowering("scatter_add")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=True))
+loop_lowering("scatter.src scatter.value")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=False))
+loop_lowering("scatter_add")(lambda b, out, x, dim, indices, value: _scatter(b, out, x, dim, indices, value, add=True))
 
 
 def _scatter(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any, add: bool) -> Any:
     """out[.., indices[i], ..] = value[i] for every i of the index tensor's shape."""
-    tensors = [x, indices] + ([value] if type(value) is Operand else [])
-    if not fits(out, *tensors) or not x.shape or any(len(t.shape) != len(x.shape) for t in tensors) or (add and adds_by_library(out)):
+    ranks = {len(t.shape) for t in (x, indices, value) if type(t) is Operand}
+    if not x.shape or len(ranks) > 1 or (add and adds_by_library(out)):
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
-    indices, dtype = b.readable(indices), SHORT[out.dtype]
-    value = b.readable(value) if type(value) is Operand else value
-
-    def element(i: Index) -> Expr:
-        if type(value) is Operand:
-            return value.load(i)
-        return number(value, dtype)
+    element = value.load if type(value) is Operand else lambda i: number(value, SHORT[out.dtype])
     return _written(b, out, x, indices.shape, lambda i: (*i[:dim], place_at(indices, i, x.shape[dim], strict=True), *i[dim + 1:]), element, add)
 
 
@@ -139,15 +130,12 @@ def refuse_index_add(x: Spec, dim: int, index: Spec, source: Spec, *rest: Any, *
         must_match(index.numel(), source.shape[place], "index_add_(): Number of indices should be equal to source.size(dim)")
 
 
-@lowering("index_add")
+@loop_lowering("index_add")
 def lower_index_add(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, source: Operand, alpha: Any = 1) -> Any:
     rank = len(x.shape)
-    if not fits(out, x, indices, source) or len(indices.shape) != 1 or len(source.shape) != rank or rank < 1:
-        return NotImplemented
     dim = dim + rank if dim < 0 else dim
-    if adds_by_library(out, x.shape[-1] if dim < rank - 1 else 0):
+    if len(indices.shape) != 1 or len(source.shape) != rank or rank < 1 or adds_by_library(out, x.shape[-1] if dim < rank - 1 else 0):
         return NotImplemented
-    indices, source = b.readable(indices), b.readable(source)
     return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]),
                     lambda i: times(to(source.load(i), compute_dtype(source.dtype)), alpha), add=True)
 
@@ -165,12 +153,11 @@ def refuse_index_copy(x: Spec, dim: int, index: Spec, source: Spec) -> None:
     must_match(index.numel(), source.shape[place] if source.shape else 1, "index_copy_(): Number of indices should be equal to source.size(dim)")
 
 
-@lowering("index_copy")
+@loop_lowering("index_copy")
 def lower_index_copy(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, source: Operand) -> Any:
-    if not fits(out, x, indices, source) or not x.shape or len(indices.shape) != 1:
+    if not x.shape or len(indices.shape) != 1:
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
-    indices, source = b.readable(indices), b.readable(source)
     return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]), source.load)
 
 
@@ -192,13 +179,11 @@ def refuse_index_fill_tensor(x: Spec, dim: int, index: Spec, value: Spec) -> Non
     surely_holds(value, x.dtype)
 
 
-@lowering("index_fill.int_Scalar index_fill.int_Tensor")
+@loop_lowering("index_fill.int_Scalar index_fill.int_Tensor")
 def lower_index_fill(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, value: Any) -> Any:
-    tensors = [x, indices] + ([value] if type(value) is Operand else [])
-    if not fits(out, *tensors) or not x.shape or len(indices.shape) != 1:
+    if not x.shape or len(indices.shape) != 1:
         return NotImplemented
     dim, dtype = dim + len(x.shape) if dim < 0 else dim, SHORT[out.dtype]
-    indices, value = b.readable(indices), b.readable(value) if type(value) is Operand else value
     shape = (*x.shape[:dim], indices.shape[0], *x.shape[dim + 1:])
     return _written(b, out, x, shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim]), *i[dim + 1:]),
                     lambda i: value.load(()) if type(value) is Operand else number(value, dtype))

@@ -12,11 +12,11 @@ from firesteel.graph.decomp import cast, in_order, is_nothing, widen, wrap
 from firesteel.graph.rules.base import floating, wrap_dim
 from firesteel.graph.rules.refusals import must_be_float, same_shape
 from firesteel.graph.spec import Spec, fresh, like
-from firesteel.loops.lower.build import Builder, fits
+from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.sweeps import Sweeps, out_dtype
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, to
-from firesteel.ops.block import decomposition, device_rule, lowering, operator, probed_rule, refuses
+from firesteel.ops.block import decomposition, device_rule, loop_lowering, operator, probed_rule, refuses
 from firesteel.ops.reduce import reduce_shape, reduced_dims
 
 aten = torch.ops.aten
@@ -35,11 +35,9 @@ def decompose_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -
     return total + (top if keepdim else aten.squeeze.dims(top, dims))
 
 
-@lowering("logsumexp")
+@loop_lowering("logsumexp")
 def lower_logsumexp(b: Builder, out: Any, x: Operand, dims: Any, keepdim: bool = False) -> Any:
-    if not fits(out, x):
-        return NotImplemented
-    x, kind = b.readable(x), out_dtype(out)
+    kind = out_dtype(out)
     sweeps, value = Sweeps(b, x.shape, dims), lambda i: to(x.load(i), kind)
     top = sweeps.reduce("max", kind, value)
     top = S.where(S.isinf(top), 0, top)
@@ -94,11 +92,11 @@ def decompose_safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None
     return aten.where.self(blocked, aten.scalar_tensor.default(0, dtype=out.dtype, device=x.device), out)
 
 
-@lowering("_softmax _log_softmax")
+@loop_lowering("_softmax _log_softmax")
 def lower_softmax(b: Builder, out: Any, x: Operand, dim: int, half_to_float: Any = False) -> Any:
-    if not fits(out, x) or not is_float(x.dtype):
+    if not is_float(x.dtype):
         return NotImplemented
-    x, kind = b.readable(x), compute_dtype(x.dtype)
+    kind = compute_dtype(x.dtype)
     sweeps, value = Sweeps(b, x.shape, dim), lambda i: to(x.load(i), kind)
     top = sweeps.reduce("max", kind, value)
     total = sweeps.reduce("sum", kind, lambda i: S.exp(S.sub(value(i), top)))
@@ -131,12 +129,9 @@ def decompose_log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input
     return in_order(cast(wide - aten.exp.default(widen(output)) * total, input_dtype))
 
 
-@lowering("_softmax_backward_data _log_softmax_backward_data")
+@loop_lowering("_softmax_backward_data _log_softmax_backward_data")
 def lower_softmax_backward(b: Builder, out: Any, grad: Operand, y: Operand, dim: int, input_dtype: Any) -> Any:
-    if not fits(out, grad) or not fits(out, y):
-        return NotImplemented
-    grad, y, kind = b.readable(grad), b.readable(y), compute_dtype(y.dtype)
-    sweeps = Sweeps(b, y.shape, dim)
+    sweeps, kind = Sweeps(b, y.shape, dim), compute_dtype(y.dtype)
     g, v = lambda i: to(grad.load(i), kind), lambda i: to(y.load(i), kind)
     if b.target is aten._log_softmax_backward_data.default:
         total = sweeps.reduce("sum", kind, g)

@@ -12,11 +12,11 @@ from firesteel.graph.decomp import shaped, wrap
 from firesteel.graph.rules.base import RULES, check, wrap_dim
 from firesteel.graph.rules.refusals import same_shape
 from firesteel.graph.spec import Spec, fresh, like, make_spec
-from firesteel.loops.lower.build import Builder, choose, equal, fits
+from firesteel.loops.lower.build import Builder, choose, equal
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import first_place, from_end
 from firesteel.loops.scalars import SHORT, S
-from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses
+from firesteel.ops.block import decomposition, device_rule, loop_lowering, operator, refuses
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt
 
 aten = torch.ops.aten
@@ -44,12 +44,9 @@ for _name, _view in (("slice_scatter", aten.slice.Tensor), ("select_scatter", at
 
 # ---------------------------------------------------------------- parts
 
-@lowering("slice_scatter")
+@loop_lowering("slice_scatter")
 def lower_slice_scatter(b: Builder, out: Any, x: Operand, source: Operand, dim: int = 0, start: Size | None = None,
                         end: Size | None = None, step: int = 1) -> Any:
-    if not fits(out, x, source):
-        return NotImplemented
-    x, source = b.readable(x), b.readable(source)
     dim = dim + len(x.shape) if dim < 0 else dim
     size = x.shape[dim]
     first = first_place(b, start, size)
@@ -64,23 +61,17 @@ def lower_slice_scatter(b: Builder, out: Any, x: Operand, source: Operand, dim: 
     return b.map(out, element)
 
 
-@lowering("select_scatter")
+@loop_lowering("select_scatter")
 def lower_select_scatter(b: Builder, out: Any, x: Operand, source: Operand, dim: int, index: Size) -> Any:
-    if not fits(out, x, source):
-        return NotImplemented
-    x, source = b.readable(x), b.readable(source)
     dim = dim + len(x.shape) if dim < 0 else dim
     at = from_end(b, index, x.shape[dim])
     dtype = SHORT[out.dtype]
     return b.map(out, lambda i: choose(equal(i[dim], at), source, (*i[:dim], *i[dim + 1:]), x.load(i), dtype))
 
 
-@lowering("diagonal_scatter")
+@loop_lowering("diagonal_scatter")
 def lower_diagonal_scatter(b: Builder, out: Any, x: Operand, source: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    if not fits(out, x, source):
-        return NotImplemented
-    x, source, rank = b.readable(x), b.readable(source), len(x.shape)
-    row, column = dim1 % rank, dim2 % rank
+    row, column = dim1 % len(x.shape), dim2 % len(x.shape)
     down, dtype = max(-offset, 0), SHORT[out.dtype]
 
     def element(i: Index) -> Expr:

@@ -9,6 +9,8 @@ sorted, the constant last.  Polys are shared: never change one that you did not 
 """
 from __future__ import annotations
 
+import functools
+
 from firesteel.sym.node import Expr, Size, const, make, order, set_poly
 
 Monomial = tuple[Expr, ...]
@@ -168,15 +170,10 @@ def _term(monomial: Monomial, count: int) -> Expr:
     return node if count == 1 else make("mul", "i64", (node, const(count)))
 
 
-_keys: dict[Monomial, tuple] = {}
-
-
+@functools.cache
 def sort_key(monomial: Monomial) -> tuple:
     """Monomials in the order in which they are written."""
-    key = _keys.get(monomial)
-    if key is None:
-        key = _keys[monomial] = tuple([order(atom) for atom in monomial])
-    return key
+    return tuple([order(atom) for atom in monomial])
 
 
 def from_poly(terms: Poly) -> Size:

@@ -130,7 +130,6 @@ _INTEGRAL = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
                        torch.uint16, torch.uint32, torch.uint64})
 TO_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 _TO_COMPLEX = {torch.float16: torch.complex32, torch.bfloat16: torch.complex64, torch.float32: torch.complex64, torch.float64: torch.complex128}
-_promoted: dict[tuple, torch.dtype] = {}
 
 
 def is_integral(dtype: torch.dtype) -> bool:
@@ -138,15 +137,9 @@ def is_integral(dtype: torch.dtype) -> bool:
     return dtype in _INTEGRAL
 
 
+@functools.cache
 def promote(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
-    if a is b or b is None:
-        return a
-    if a is None:
-        return b
-    result = _promoted.get((a, b))
-    if result is None:
-        result = _promoted[a, b] = torch.promote_types(a, b)
-    return result
+    return a if a is b or b is None else b if a is None else torch.promote_types(a, b)
 
 
 def scalar_dtype(value: Any) -> torch.dtype:

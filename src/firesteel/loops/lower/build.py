@@ -10,6 +10,7 @@ Specs); it returns the value, or NotImplemented where a loop nest cannot do it: 
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ class Builder:
         offset = spec.offset if kind in ("input", "constant") else 0
         name = self.unique(name or self.node)
         made = Buffer(name, SHORT.get(spec.dtype) or short_dtype(spec.dtype), tuple(spec.shape), tuple(spec.strides), kind,
-                      _device(spec.device), offset, value)
+                      device_name(spec.device), offset, value)
         self.buffers[name] = made
         return made
 
@@ -120,6 +121,12 @@ class Builder:
         if not x.opaque:
             return x
         return self.call(torch.ops.aten.clone.default, (x,), {"memory_format": torch.contiguous_format}, _contiguous(x.spec))
+
+    def all_readable(self, value: Any) -> Any:
+        """An argument with the tensors in it readable."""
+        if isinstance(value, (list, tuple)):
+            return [self.all_readable(item) for item in value]
+        return self.readable(value) if type(value) is Operand else value
 
     def strided(self, x: Operand) -> Operand:
         """x as a window on a buffer, materialised where it is none."""
@@ -177,14 +184,7 @@ def is_group(out: Any) -> bool:
     return isinstance(out, (tuple, list)) and not hasattr(out, "strides")
 
 
-_devices: dict[torch.device, str] = {}
-
-
-def _device(device: Any) -> str:
-    name = _devices.get(device)
-    if name is None:
-        name = _devices[device] = str(device)
-    return name
+device_name: Callable[[Any], str] = functools.cache(str)
 
 
 def _contiguous(spec: Any) -> Any:
@@ -205,6 +205,21 @@ def supported(*dtypes: str) -> bool:
 
 def fits(out: Any, *tensors: Operand) -> bool:
     return supported(SHORT.get(out.dtype, ""), *[t.dtype for t in tensors]) and all(t.spec.device == out.device for t in tensors)
+
+
+def loop_lowering(names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: a lowering that reads its tensors element by element, and gets them readable.  Where one does not fit into the nest, the operator
+    itself is called."""
+    def register(row: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(b: Builder, out: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [*args, *kwargs.values()]
+            tensors = [t for a in given for t in (a if isinstance(a, (list, tuple)) else (a,)) if type(t) is Operand]
+            if not fits(out, *tensors):
+                return NotImplemented
+            return row(b, out, *map(b.all_readable, args), **{name: b.all_readable(value) for name, value in kwargs.items()})
+        lowering(names)(lower)
+        return row
+    return register
 
 
 def moved(index: Index, dim: int, by: Size) -> Index:

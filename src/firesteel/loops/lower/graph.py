@@ -8,6 +8,7 @@ these).  Out: a Program.  Nodes that nobody reads are left out, unless they draw
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -45,19 +46,11 @@ def lower_graph(gm: GraphModule, example_inputs: Sequence[Any]) -> Program:
     return walk.program(gm.meta.get("boxed", False), gm.meta.get("into", {}))
 
 
-_has_effects: dict[Any, bool] = {}
-
-
+@functools.cache
 def has_effects(target: Any) -> bool:
     """Must the call happen though nobody reads its result?"""
-    found = _has_effects.get(target)
-    if found is None:
-        found = False
-        if isinstance(target, torch._ops.OpOverload):
-            found = target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns \
-                or collective(target) is not None
-        _has_effects[target] = found
-    return found
+    return isinstance(target, torch._ops.OpOverload) and (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+                                                          or not target._schema.returns or collective(target) is not None)
 
 
 def needed(nodes: Sequence[Node]) -> set[Node]:

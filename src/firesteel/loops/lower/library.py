@@ -6,12 +6,13 @@ written a row ("fallbacks", and "fallback:<operator>" for each).  Matrix product
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch._ops import OpOverload
 
 from firesteel.artifacts import counters
-from firesteel.loops.lower.build import Builder
+from firesteel.loops.lower.build import Builder, is_group
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.lower.views import lower_window
 from firesteel.operators import Facet
@@ -20,13 +21,11 @@ LIBRARY: Facet[bool] = Facet("library call")
 
 OUT_VARIANTS: Facet[OpOverload] = Facet("variant that writes into memory of ours")
 
-_known_views: dict[Any, bool] = {}
-
 
 def lower_call(b: Builder, out: Any, target: Any, args: tuple, kwargs: dict) -> Any:
     """The operator itself.  A view operator is a window on its argument's storage, described by its Spec."""
     if is_view(target):
-        return _window(b, out, args[0])
+        return tuple([lower_window(b, spec, args[0]) for spec in out]) if is_group(out) else lower_window(b, out, args[0])
     count(target)
     variant = OUT_VARIANTS.get(target)
     if variant is not None:
@@ -60,17 +59,8 @@ def operator_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+@functools.cache
 def is_view(target: Any) -> bool:
     """Does every result alias an argument that is not written?"""
-    found = _known_views.get(target)
-    if found is None:
-        returns = target._schema.returns if isinstance(target, OpOverload) else ()
-        found = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        _known_views[target] = found
-    return found
-
-
-def _window(b: Builder, out: Any, x: Operand) -> Any:
-    if isinstance(out, (tuple, list)) and not hasattr(out, "strides"):
-        return tuple(lower_window(b, spec, x) for spec in out)
-    return lower_window(b, out, x)
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -13,6 +13,7 @@ How arguments are converted (`to`):
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,16 +96,10 @@ CONVERSIONS: dict[str, Callable[[str, tuple], str]] = {
     "own": lambda result, args: "",
 }
 
-_promoted: dict[tuple[str, str], str] = {}
 
-
+@functools.cache
 def promote(x: str, y: str) -> str:
-    if x == y or not y:
-        return x
-    found = _promoted.get((x, y))
-    if found is None:
-        found = _promoted[x, y] = SHORT[torch.promote_types(DTYPES[x], DTYPES[y])] if x else y
-    return found
+    return SHORT[torch.promote_types(DTYPES[x], DTYPES[y])] if x and y else x or y
 
 
 def common_dtype(args: tuple) -> str:
