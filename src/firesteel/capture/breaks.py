@@ -149,11 +149,7 @@ def _as_text(text: str, pops: int, pushes: bool) -> ActionRow:
 
 for _name, _row in TEXTS.items():
     ACTIONS.add(_name, _as_text(*_row))
-
-
-@ACTIONS.row("LOAD_SUPER_ATTR")
-def act_load_super_attr(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"super({e.expr(f.stack[-2])}, {e.expr(f.stack[-1])}).{i.argval}", 3)
+ACTIONS.row("LOAD_SUPER_ATTR")(lambda e, m, f, i: simple(e, i, f"super({e.expr(f.stack[-2])}, {e.expr(f.stack[-1])}).{i.argval}", 3))
 
 
 @ACTIONS.row("BINARY_OP")
@@ -171,9 +167,7 @@ def act_contains_op(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     return simple(e, i, f"{a} {'not in' if i.arg else 'in'} {b}", 2)
 
 
-@ACTIONS.row("BUILD_STRING")
-def act_build_string(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
-    return simple(e, i, f"''.join(({''.join(e.expr(v) + ', ' for v in f.stack[-i.arg:])}))", i.arg)
+ACTIONS.row("BUILD_STRING")(lambda e, m, f, i: simple(e, i, f"''.join(({''.join(e.expr(v) + ', ' for v in f.stack[-i.arg:])}))", i.arg))
 
 
 @ACTIONS.row("IMPORT_NAME")

@@ -446,9 +446,7 @@ def wrap_partial(m: Machine, obj: functools.partial, source: Source) -> Value:
     return PartialValue(functools.partial, fn, args, kwargs, source, obj)
 
 
-@WRAPPERS.row(types.CellType)
-def wrap_cell(m: Machine, obj: types.CellType, source: Source) -> Value:
-    return m.cell(obj, source)
+WRAPPERS.row(types.CellType)(lambda m, obj, source: m.cell(obj, source))
 
 
 # -- modules, objects ---------------------------------------------------------------------------------------------------

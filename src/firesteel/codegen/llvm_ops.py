@@ -123,9 +123,7 @@ def _abs(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.intrinsic("smax", node.dtype, w.lanes_of(node), [args[0], negative])
 
 
-@SPELL.row("not")
-def _not(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-    return w.new(f"xor {w.type(node)} {args[0]}, {w.constant(True if node.dtype == 'bool' else -1, node)}")
+SPELL.row("not")(lambda w, node, args: w.new(f"xor {w.type(node)} {args[0]}, {w.constant(True if node.dtype == 'bool' else -1, node)}"))
 
 
 @SPELL.row("recip")
@@ -255,9 +253,7 @@ def _compare(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.new(f"{'icmp' if kind else 'fcmp'} {_COMPARE[node.op][kind]} {w.shape(dtype, w.lanes_of(node))} {args[0]}, {args[1]}")
 
 
-@SPELL.row("isnan")
-def _isnan(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-    return w.new(f"fcmp uno {w.shape(node.args[0].dtype, w.lanes_of(node))} {args[0]}, {args[0]}")
+SPELL.row("isnan")(lambda w, node, args: w.new(f"fcmp uno {w.shape(node.args[0].dtype, w.lanes_of(node))} {args[0]}, {args[0]}"))
 
 
 @SPELL.row("isinf")
@@ -297,9 +293,7 @@ def _sigmoid(w: LlvmFunction, node: Expr, args: list[str]) -> str:
 
 # ---------------------------------------------------------------- conversions
 
-@SPELL.row("to")
-def _to(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-    return convert(w, args[0], node.args[0].dtype, node.dtype, w.lanes_of(node))
+SPELL.row("to")(lambda w, node, args: convert(w, args[0], node.args[0].dtype, node.dtype, w.lanes_of(node)))
 
 
 def convert(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
