@@ -35,7 +35,7 @@ def mark_exact(gm: GraphModule) -> None:
         if node.op != "call_function":
             continue
         if node in exact and op_class(node) not in ("heavy", "random") or _decides(node):
-            exact.update(before for before in node.all_input_nodes if _is_float(before))
+            exact.update(read for read in node.all_input_nodes if any(d.is_floating_point or d.is_complex for d in _dtypes(read)))
     for node in exact:
         node.meta["exact"] = True
 
@@ -68,7 +68,3 @@ def _dtypes(node: Node) -> list[torch.dtype]:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [v.dtype for v in values if isinstance(v, torch.Tensor)]
-
-
-def _is_float(node: Node) -> bool:
-    return any(dtype.is_floating_point or dtype.is_complex for dtype in _dtypes(node))

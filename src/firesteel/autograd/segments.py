@@ -107,7 +107,7 @@ def stretches(gm: GraphModule, cuts: Collection[Node], seams: Callable[[Node], b
         if seams(node):
             parts += [[node], []]
             home[node] = parts[-2]
-        elif is_item_read(node):
+        elif node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[0].meta.get("val"), (tuple, list)):
             home[node] = home[node.args[0]]
             home[node].append(node)
         else:
@@ -124,10 +124,6 @@ BITS = frozenset({torch._neg_view, torch._conj})       # how an input whose nega
 def with_bits(parts: list[list[Node]]) -> list[list[Node]]:
     """Each stretch with the calls that set the bits of tensors it reads: a stretch is given memory, where the bit is not seen."""
     return [[*dict.fromkeys(n for node in part for n in node.all_input_nodes if n.target in BITS and n not in part), *part] for part in parts]
-
-
-def is_item_read(node: Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
 
 
 # -- stretches ----------------------------------------------------------------------------------------------------------

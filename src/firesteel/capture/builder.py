@@ -60,7 +60,7 @@ from firesteel.capture.values.torch_states import CoreFunction
 from firesteel.capture.values.wrappers import guard_parts, is_captured
 from firesteel.capture.world import STATIC
 from firesteel.homes import home_of, is_in_package, is_in_private, is_library
-from firesteel.sym.expr import Expr, eq, free_symbols, symbol
+from firesteel.sym.expr import Expr, eq, free_symbols, row_major, symbol
 from firesteel.sym.symint import from_sym, to_symint
 from firesteel.table import Table
 
@@ -190,7 +190,7 @@ def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
     if not any(isinstance(s, torch.SymInt) for s in abstract.stride()):
         return
     shape, strides = [from_sym(n) for n in abstract.shape], [from_sym(n) for n in abstract.stride()]
-    if strides == contiguous_strides(shape):
+    if tuple(strides) == row_major(shape):
         m.guard(Guard(source, "contiguous"))
         return
     known = {size.attr: source.size(d) for d, size in enumerate(shape) if isinstance(size, Expr)}
@@ -199,13 +199,6 @@ def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
         if symbols and all(name in known for name in symbols):
             fact = eq(symbol(f"stride{d}"), stride)
             m.guard(Guard(None, "expr", SizeQuestion(fact, ((f"stride{d}", Stride(source, d)), *[(name, known[name]) for name in symbols]))))
-
-
-def contiguous_strides(shape: list[Any]) -> list[Any]:
-    strides: list[Any] = [1]
-    for size in shape[:0:-1]:
-        strides.append(strides[-1] * size)
-    return strides[::-1] if shape else []
 
 
 def guarded_dimensions(obj: torch.Tensor, abstract: torch.Tensor) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

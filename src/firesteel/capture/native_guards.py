@@ -308,11 +308,9 @@ class GuardWalk:
     def __init__(self, steps: Sequence[_Step], slots: int, exports: Sequence[int], types: Sequence[type], keep: list[Any], compile_text: CompileText):
         self._steps, self._exports, self._keep = (_Step * len(steps))(*steps), (ctypes.c_int64 * len(exports))(*exports), [*keep, *types]
         self._types = (ctypes.c_void_p * len(types))(*map(id, types))
-        self._head = _Head(slots, len(exports), *self._tables(), id(None), id(False))
+        tables = [ctypes.addressof(table) for table in (self._exports, self._steps, self._types, _functions())]
+        self._head = _Head(slots, len(exports), *tables, id(None), id(False))
         self.call = native_method("firesteel_walk", WALK, compile_text, ctypes.addressof(self._head))
-
-    def _tables(self) -> list[int]:
-        return [ctypes.addressof(table) for table in (self._exports, self._steps, self._types, _functions())]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

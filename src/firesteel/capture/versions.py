@@ -18,6 +18,7 @@ import dis
 import opcode
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from firesteel.capture.instr import Instr
@@ -196,19 +197,10 @@ def load_fast(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [_load(run[0].argval, cells)]
 
 
-def load_load(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    first, second = run[0].argval
-    return [_load(first, cells), _load(second, cells)]
-
-
-def store_load(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    first, second = run[0].argval
-    return [Part("STORE_FAST", None, first), _load(second, cells)]
-
-
-def store_store(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    first, second = run[0].argval
-    return [Part("STORE_FAST", None, first), Part("STORE_FAST", None, second)]
+def pair(run: Sequence[Instr], cells: Cells) -> list[Part]:
+    """Two instructions on a local each, in one."""
+    both = zip(PAIRS[run[0].opname], run[0].argval)
+    return [_load(name, cells) if op == "LOAD_FAST" else Part(op, None, name) for op, name in both]
 
 
 def _beside_null(load: Part) -> list[Part]:
@@ -276,11 +268,6 @@ def make_function(run: Sequence[Instr], cells: Cells) -> list[Part]:
     return [Part("MAKE_FUNCTION", flags)]
 
 
-def unpack_ex(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    arg = run[0].arg
-    return [Part("UNPACK_EX", arg, (arg & 0xFF, arg >> 8))]
-
-
 CONVERSIONS = (None, str, repr, ascii)
 
 
@@ -301,16 +288,11 @@ INTRINSIC_2 = ("INVALID", "PREP_RERAISE_STAR", "TYPEVAR_WITH_BOUND", "TYPEVAR_WI
 PUSHES_NONE = ("PRINT_EXPR", "IMPORT_STAR")     # as intrinsics they leave None, which a POP_TOP drops
 
 
-def intrinsic_1(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    name = INTRINSIC_1[run[0].arg]
+def intrinsic(names: tuple[str, ...], run: Sequence[Instr], cells: Cells) -> list[Part]:
+    name = names[run[0].arg]
     if name in PUSHES_NONE:
         return [Part(name), Part("LOAD_CONST", None, None)]
-    return [Part(name)] if name in NORMAL else [Part("CALL_INTRINSIC_1", run[0].arg, name)]
-
-
-def intrinsic_2(run: Sequence[Instr], cells: Cells) -> list[Part]:
-    name = INTRINSIC_2[run[0].arg]
-    return [Part(name)] if name in NORMAL else [Part("CALL_INTRINSIC_2", run[0].arg, name)]
+    return [Part(name) if name in NORMAL else Part(run[0].opname, run[0].arg, name)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -343,7 +325,7 @@ REAL: list[InstrRow] = [
     *_rows("LOAD_FAST", load_fast),
     *_rows("LOAD_GLOBAL", load_global),
     *_rows("COMPARE_OP", compare),
-    *_rows("UNPACK_EX", unpack_ex),
+    *_rows("UNPACK_EX", lambda run, cells: [Part("UNPACK_EX", run[0].arg, (run[0].arg & 0xFF, run[0].arg >> 8))]),
     *_rows("CALL", call),
     *_rows("MAKE_FUNCTION", make_function),
     *_rows("JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT", jump("JUMP")),
@@ -369,12 +351,10 @@ REAL: list[InstrRow] = [
     *_rows("BINARY_SLICE", lambda run, cells: [Part("BUILD_SLICE", 2), Part("BINARY_SUBSCR")], since=P12),
     *_rows("STORE_SLICE", lambda run, cells: [Part("BUILD_SLICE", 2), Part("STORE_SUBSCR")], since=P12),
     *_rows("RETURN_CONST", lambda run, cells: [Part("LOAD_CONST", None, run[0].argval), Part("RETURN_VALUE")], since=P12),
-    *_rows("CALL_INTRINSIC_1", intrinsic_1, since=P12),
-    *_rows("CALL_INTRINSIC_2", intrinsic_2, since=P12),
+    *_rows("CALL_INTRINSIC_1", partial(intrinsic, INTRINSIC_1), since=P12),
+    *_rows("CALL_INTRINSIC_2", partial(intrinsic, INTRINSIC_2), since=P12),
     *_rows("END_FOR", drop, since=P12),        # never reached: FOR_ITER lands behind it
-    *_rows("LOAD_FAST_LOAD_FAST", load_load, since=P13),
-    *_rows("STORE_FAST_LOAD_FAST", store_load, since=P13),
-    *_rows("STORE_FAST_STORE_FAST", store_store, since=P13),
+    *_rows("LOAD_FAST_LOAD_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST", pair, since=P13),
     *_rows("CALL_KW TO_BOOL FORMAT_SIMPLE FORMAT_WITH_SPEC", same, since=P13),
     *_rows("CONVERT_VALUE", lambda run, cells: [Part("CONVERT_VALUE", run[0].arg, CONVERSIONS[run[0].arg])], since=P13),
 ]

@@ -136,7 +136,7 @@ class _Flattener:
         self.linear_memo: dict[Expr, _Linear] = {}
         self.pure: dict[Expr, bool] = {}
         every = [*nest.axes, *(a for p in nest.phases for a in p.axes)]
-        self.unit = {a.name for a in every if _is_one(a.extent)}
+        self.unit = {a.name for a in every if as_size(a.extent) == 1}
         self.axis_names = {a.name: f"a{i}" for i, a in enumerate(every)}
         self.acc_names = {r.name: f"r{i}" for i, r in enumerate(r for p in nest.phases for r in p.reduces)}
 
@@ -223,10 +223,6 @@ class _Flattener:
             leaf = e.op in ("axis", "load", "masked", "acc", "check_index")
             known = self.pure[e] = not leaf and all(self.is_pure(a) for a in e.args)
         return known
-
-
-def _is_one(size: Size) -> bool:
-    return as_size(size) == 1 if not isinstance(as_size(size), Expr) else False
 
 
 def _is_zero(size: Size) -> bool:

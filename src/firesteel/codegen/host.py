@@ -146,7 +146,8 @@ class _Writer:
     def _code(self) -> HostCode:
         boxed = self.program.boxed
         given = "box" if boxed else ", ".join(self.parameters)
-        grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if self._asks_torch() else []
+        recorded = self.makes_views or any(step.call for step in self.program.steps)        # what it calls, autograd could record
+        grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if recorded else []
         source = "\n    ".join([f"def call({given}):", *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
         return HostCode(source, boxed, self.scope, self.recipes)
 
@@ -156,10 +157,6 @@ class _Writer:
         used = [name if name in named else "_" for name in self.parameters]
         unread = ["_ = None"] * ("_" in used)
         return [f"{', '.join(used)}, = box", "box.clear()", *unread] if used else []
-
-    def _asks_torch(self) -> bool:
-        """Does it call what autograd could record?"""
-        return self.makes_views or any(step.call for step in self.program.steps)
 
     # ------------------------------------------------ names
 

@@ -240,10 +240,6 @@ def _decode(w: LlvmFunction, axes: list[Axis], point: str) -> None:
         point = w.new(f"udiv i64 {point}, {extent}")
 
 
-def _exported(w: LlvmFunction) -> str:
-    return "\n".join(["define void @KERNEL(ptr %args) #0 {", "entry:", *w.allocas, *w.scopes[0].lines, "  ret void", "}"])
-
-
 def _work(nest: FlatNest) -> Size:
     total: Size = 0
     for phase in nest.phases:
@@ -269,7 +265,8 @@ def _split(p: _LlvmPrinter) -> list[str]:
         _split_launch(p, driver, number, phase, total, slots)
     count = max(len(slots), 1) * (CHUNKS + 1)
     driver.allocas.append(f"  %extra = alloca [{count} x i64], align 8")
-    return [*functions, _exported(driver)]
+    body = ["entry:", *driver.allocas, *driver.scopes[0].lines, "  ret void"]
+    return [*functions, "\n".join(["define void @KERNEL(ptr %args) #0 {", *body, "}"])]
 
 
 def _split_axis(p: _LlvmPrinter, number: int, phase: FlatPhase) -> Axis | None:

@@ -93,7 +93,7 @@ def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keep
     if ord in ("nuc", 2, -2):
         values = torch.linalg.svdvals(A.movedim((rows, columns), (-2, -1)))
         result = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord > 0 else values.amin(-1)
-        return _with_dims_kept(result, rows, columns) if keepdim else result
+        return result.unsqueeze(min(rows, columns)).unsqueeze(max(rows, columns)) if keepdim else result
     summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
     sums = torch.linalg.vector_norm(A, 1, (summed,), True)
     return sums.amax((summed, chosen), keepdim) if ord > 0 else sums.amin((summed, chosen), keepdim)
@@ -105,12 +105,6 @@ def norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, 
     if ord is None or dim is None and A.dim() != 2 or dim is not None and (isinstance(dim, int) or len(dim) != 2):
         return NotImplemented
     return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype, out=out)
-
-
-def _with_dims_kept(x: Tensor, *dims: int) -> Tensor:
-    for d in sorted(dims):
-        x = x.unsqueeze(d)
-    return x
 
 
 @FUNCTIONS.row(torch.cov, Tensor.cov)

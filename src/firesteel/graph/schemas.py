@@ -88,7 +88,7 @@ def _read(op: OpOverload) -> Facts:
     elif op.namespace != "aten" and any(_is_special(a) for a in schema.arguments):
         kind, twin = "update", functional_form(op)
     elif any(isinstance(w, str) for w in writes):
-        kind, twin = "out", _out_twin(op)
+        kind, twin = "out", _by_arguments(_packet(op, schema.name.split("::")[1]), op, sum(1 for a in schema.arguments if not a.is_out))
     elif schema.returns and all(r.alias_info is None for r in schema.returns):
         kind, twin = "update", _functional_form(op) or functional_form(op)
     else:
@@ -132,11 +132,6 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
     """rrelu_with_noise -> rrelu_with_noise_functional: the results, and then the new values of what was written."""
     packet = _packet(op, op._schema.name.split("::")[1] + "_functional")
     return getattr(packet, op._overloadname, None) or getattr(packet, "default", None) if packet is not None else None
-
-
-def _out_twin(op: OpOverload) -> OpOverload | None:
-    count = sum(1 for a in op._schema.arguments if not a.is_out)
-    return _by_arguments(_packet(op, op._schema.name.split("::")[1]), op, count)
 
 
 def _by_arguments(packet: Any, op: OpOverload, count: int) -> OpOverload | None:

@@ -70,9 +70,7 @@ def same(a: Size, b: Size) -> bool:
 
 
 def less(a: Size, b: Size) -> bool:
-    if type(a) is Expr or type(b) is Expr:
-        return ask(lt(a, b))
-    return a < b
+    return ask(lt(a, b))
 
 
 def must(condition: Expr | bool, message: str) -> None:
@@ -115,9 +113,7 @@ def layout_same(a: Size, b: Size) -> bool:
 
 
 def layout_less(a: Size, b: Size) -> bool:
-    if type(a) is Expr or type(b) is Expr:
-        return _ask_layout(lt(a, b))
-    return a < b
+    return _ask_layout(lt(a, b))
 
 
 def _ask_layout(condition: Expr | bool) -> bool:

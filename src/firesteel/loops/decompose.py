@@ -23,13 +23,6 @@ def _spelled(**rows: Callable[..., Expr]) -> None:
         DECOMPOSED.add(name, body)
 
 
-def _sum_of(*terms: Expr) -> Expr:
-    result = terms[0]
-    for term in terms[1:]:
-        result = S.add(result, term)
-    return result
-
-
 def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
     """Horner's scheme, highest power first."""
     result = literal(coefficients[0], x.dtype)
@@ -152,7 +145,8 @@ def _lgamma(x: Expr) -> Expr:
         product, z = S.where(small, S.mul(product, z), product), S.where(small, S.add(z, 1), z)
     inverse = S.recip(z)
     series = S.mul(inverse, _polynomial(S.mul(inverse, inverse), (-1 / 1680, 1 / 1260, -1 / 360, 1 / 12)))
-    value = S.sub(_sum_of(S.sub(S.mul(S.sub(z, 0.5), S.log(z)), z), literal(0.5 * math.log(2 * math.pi), x.dtype), series), S.log(product))
+    start = S.add(S.sub(S.mul(S.sub(z, 0.5), S.log(z)), z), literal(0.5 * math.log(2 * math.pi), x.dtype))
+    value = S.sub(S.add(start, series), S.log(product))
     turn = S.abs(S.sin(S.mul(S.sub(x, S.floor(x)), math.pi)))
     reflected = S.sub(S.sub(literal(math.log(math.pi), x.dtype), S.log(turn)), value)
     value = S.where(mirrored, reflected, value)

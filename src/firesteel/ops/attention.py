@@ -92,12 +92,8 @@ def cudnn_attention(q: Spec, k: Spec, v: Spec, bias: Spec | None, compute_log_su
     lse = fresh(q, (*q.shape[:3], 1), torch.float32) if compute_log_sumexp else fresh(q, (0,), torch.float32)
     seed = _seed((), torch.int64, q.device)
     shape = (*q.shape[:3], v.shape[3])
-    out = Spec(shape, _like_order(q, shape), 0, q.dtype, q.device)
-    return out, lse, None, None, q.shape[2], k.shape[2], seed, seed, None
-
-
-def _like_order(q: Spec, shape: Shape) -> Shape:
-    return strides_in_order(shape, (3, 1, 2, 0)) if q.strides != contiguous_strides(q.shape) else contiguous_strides(shape)
+    strides = contiguous_strides(shape) if q.strides == contiguous_strides(q.shape) else strides_in_order(shape, (3, 1, 2, 0))
+    return Spec(shape, strides, 0, q.dtype, q.device), lse, None, None, q.shape[2], k.shape[2], seed, seed, None
 
 
 # ---------------------------------------------------------------- one query
@@ -107,7 +103,8 @@ def decompose_efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor 
                                   is_causal: bool = False, *, scale: float | None = None) -> Any:
     if compute_log_sumexp or dropout_p or is_causal or not _is_one_query(q, k):
         return NotImplemented
-    nothing, number = aten.new_empty.default(q, [*q.shape[:2], 0], dtype=torch.float32), _host_zero()
+    nothing = aten.new_empty.default(q, [*q.shape[:2], 0], dtype=torch.float32)
+    number = aten.full.default([], 0, dtype=torch.int64, device=HOST)
     return one_query(q, k, v, bias, scale, transposed=True), nothing, number, number
 
 
@@ -119,10 +116,6 @@ def decompose_cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | No
     nothing, number = aten.new_empty.default(q, [0], dtype=torch.float32), aten.new_zeros.default(q, [], dtype=torch.int64)
     out = one_query(q, k, v, bias, scale, transposed=not q.is_contiguous())
     return out, nothing, None, None, q.shape[2], k.shape[2], number, number, None
-
-
-def _host_zero() -> Tensor:
-    return aten.full.default([], 0, dtype=torch.int64, device=HOST)
 
 
 def _is_one_query(q: Tensor, k: Tensor) -> bool:

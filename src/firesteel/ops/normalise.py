@@ -86,20 +86,10 @@ def native_layer_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, 
 
 @refuses("native_layer_norm")
 def refuse_native_layer_norm(x: Spec, normalized: Sequence[Size], weight: Spec | None, bias: Spec | None, eps: float) -> None:
-    n = len(normalized)
-    check(n > 0, "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element")
-    message = f"Given normalized_shape={list(normalized)}, expected input that ends with it, but got input of size{list(x.shape)}"
-    check(len(x.shape) >= n, message)
-    for a, b in zip(x.shape[len(x.shape) - n:], normalized):
-        must_match(a, b, message)
+    _normalized(x, normalized, weight)
     must_be_float(x, "layer_norm")
     same_or_wider(x, weight, bias)
-    for name, part in (("weight", weight), ("bias", bias)):
-        if part is not None:
-            message = f"Expected {name} to be of same shape as normalized_shape"
-            check(len(part.shape) == n, message)
-            for a, b in zip(part.shape, normalized):
-                must_match(a, b, message)
+    _normalized(x, normalized, bias)
 
 
 @decomposition("native_layer_norm")
@@ -134,7 +124,7 @@ def _normalized(x: Spec, normalized: Sequence[Size], weight: Spec | None, *stati
     check(0 < n <= len(x.shape), f"Given normalized_shape={list(normalized)}, got input of size {list(x.shape)}")
     same_shape(x.shape[len(x.shape) - n:], normalized, f"Given normalized_shape={list(normalized)}, got input of size {list(x.shape)}")
     if weight is not None:
-        same_shape(weight.shape, normalized, f"Expected weight of size {list(normalized)}, got {list(weight.shape)}")
+        same_shape(weight.shape, normalized, f"Expected a parameter of size {list(normalized)}, got {list(weight.shape)}")
     for part in statistics:
         as_many(part, product(x.shape[:len(x.shape) - n]), "statistics")
 

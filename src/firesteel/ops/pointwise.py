@@ -47,19 +47,10 @@ for _name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "
 pointwise("reciprocal", unary(floating))(S.recip)
 
 
-@pointwise("neg", unary(same_dtype))
-def compute_neg(x):
-    return S.neg(x)
-
-
+pointwise("neg", unary(same_dtype))(S.neg)
 pointwise("abs", unary(real_dtype))(lambda x: x if x.dtype in ("bool", "u8") else S.abs(x))
 
-
-@pointwise("positive", unary(same_dtype))
-def compute_positive(x):
-    return x
-
-
+pointwise("positive", unary(same_dtype))(lambda x: x)
 pointwise("square", unary(same_dtype))(lambda x: x if x.dtype == "bool" else S.mul(x, x))
 pointwise("sign sgn", unary(same_dtype), decides=True)(lambda x: x if x.dtype == "bool" else S.sign(x))
 pointwise("signbit", unary(to_bool), convert="own")(
@@ -159,22 +150,14 @@ def _refuse_zero_divisor(x: Any, y: Any) -> None:
         raise Impossible
 
 
-@pointwise("floor_divide floor_divide.Scalar", binary(same_dtype), decides=True)
-def compute_floor_divide(x, y):
+def _divided(op: Callable[[Any, Any], Expr], x: Any, y: Any) -> Expr:
     _refuse_zero_divisor(x, y)
-    return S.floordiv(x, y)
+    return op(x, y)
 
 
-@pointwise("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", binary(same_dtype), decides=True)
-def compute_remainder(x, y):
-    _refuse_zero_divisor(x, y)
-    return S.mod(x, y)
-
-
-@pointwise("fmod.Tensor fmod.Scalar", binary(same_dtype), decides=True)
-def compute_fmod(x, y):
-    _refuse_zero_divisor(x, y)
-    return S.fmod(x, y)
+for _names, _op in (("floor_divide floor_divide.Scalar", S.floordiv), ("fmod.Tensor fmod.Scalar", S.fmod),
+                    ("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", S.mod)):
+    pointwise(_names, binary(same_dtype), decides=True)(functools.partial(_divided, _op))
 
 
 probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: elementwise([x, a, b], result_dtype((x, a, b))))
@@ -229,30 +212,23 @@ probed_rule("ldexp.Tensor")(lambda a, b: elementwise([a, b], floating(result_dty
 pointwise("ldexp.Tensor")(lambda x, exponent: S.mul(x, S.pow(literal(2, x.dtype), exponent)))
 
 
-@pointwise("logaddexp", binary(floating))
-def compute_logaddexp(x, y):
-    top = S.max(x, y)
-    summed = S.add(top, S.log1p(S.exp(S.neg(S.abs(S.sub(x, y))))))
+def _log_of_sum(log: Callable[[Expr], Expr], x: Any, y: Any) -> Expr:
+    """`log` of minus the distance is what the smaller one adds to the larger."""
+    summed = S.add(S.max(x, y), log(S.neg(S.abs(S.sub(x, y)))))
     return S.where(S.and_(S.isinf(x), S.eq(x, y)), x, summed)
 
 
-@pointwise("logaddexp2", binary(floating))
-def compute_logaddexp2(x, y):
-    top = S.max(x, y)
-    summed = S.add(top, S.mul(S.log1p(S.exp2(S.neg(S.abs(S.sub(x, y))))), 1 / math.log(2.0)))
-    return S.where(S.and_(S.isinf(x), S.eq(x, y)), x, summed)
+pointwise("logaddexp", binary(floating))(functools.partial(_log_of_sum, lambda z: S.log1p(S.exp(z))))
+pointwise("logaddexp2", binary(floating))(functools.partial(_log_of_sum, lambda z: S.mul(S.log1p(S.exp2(z)), 1 / math.log(2.0))))
 
 
-@pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", binary(floating))
-def compute_xlogy(x, y):
+def _times_log(log: Callable[[Any], Expr], x: Any, y: Any) -> Expr:
     x, y = as_element(x, y if isinstance(y, Expr) else x), as_element(y, x if isinstance(x, Expr) else y)
-    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log(y))))
+    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, log(y))))
 
 
-@pointwise("special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", binary(floating))
-def compute_xlog1py(x, y):
-    x, y = as_element(x, y if isinstance(y, Expr) else x), as_element(y, x if isinstance(x, Expr) else y)
-    return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, S.log1p(y))))
+pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", binary(floating))(functools.partial(_times_log, S.log))
+pointwise("special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", binary(floating))(functools.partial(_times_log, S.log1p))
 
 
 POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h",

@@ -80,12 +80,9 @@ def _repeats(size: Size, count: Size, scale: float | None, exact: bool) -> int |
     if not (type(size) is type(count) is int) or not size or count % size:
         return None
     place = torch.arange(count, dtype=torch.float32)
-    source = ((place + 0.5 if exact else place) * _factor(size, count, scale)).floor().clamp_max(size - 1)
+    factor = 1 / scale if scale is not None and scale > 0 else size / count
+    source = ((place + 0.5 if exact else place) * factor).floor().clamp_max(size - 1)
     return count // size if torch.equal(source.long(), torch.arange(count) // (count // size)) else None
-
-
-def _factor(size: int, count: int, scale: float | None) -> float:
-    return 1 / scale if scale is not None and scale > 0 else size / count
 
 
 def _source(i: Size, size: Size, count: Size, scale: float | None, exact: bool) -> Size:

@@ -18,10 +18,9 @@ from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, like
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import first_place, from_end, lower_window, reshape_index
-from firesteel.loops.scalars import LOOP_DTYPES
+from firesteel.loops.scalars import LOOP_DTYPES, S
 from firesteel.operators import find
 from firesteel.ops.block import device_rule, lowering, operator, pointwise, probed_rule, refuses, shape
-from firesteel.ops.pointwise import compute_neg, compute_positive
 from firesteel.sym.expr import Expr, Size, and_, free_symbols, ge, le, lt, row_major, where
 from firesteel.targets import HOST
 
@@ -124,7 +123,7 @@ def view_dtype(x: Spec, dtype: torch.dtype) -> Spec:
 device_rule("alias detach lift_fresh")(lambda x: x)
 lowering("alias detach lift_fresh lift resolve_conj resolve_neg")(lambda b, out, x, *_: x)
 probed_rule("lift_fresh_copy lift")(lambda x: like(x))
-pointwise("lift_fresh_copy")(compute_positive)
+pointwise("lift_fresh_copy")(lambda x: x)
 
 
 @device_rule("permute")
@@ -491,7 +490,7 @@ def lower_conj(b: Builder, out: Any, x: Any) -> Any:
 
 
 shape("_conj_physical")(as_first)
-pointwise("_neg_view")(compute_neg)
+pointwise("_neg_view")(S.neg)
 
 
 # ---------------------------------------------------------------- the same parts as fresh tensors

@@ -153,7 +153,8 @@ class Context:
         try:
             if node.op in _by_op and node.dtype in _EXACT and all(arg.dtype in _EXACT for arg in node.args) and not _is_bitwise(node):
                 return self.build(node.op, *args)
-            if _is_folded(node) and not any(type(arg) is Expr for arg in args):
+            folded = node.dtype in _FOLDED and (node.op in MEANING or node.op == "to") and not _is_bitwise(node)
+            if folded and not any(type(arg) is Expr for arg in args):
                 return meaning(node.op, node.dtype).compute(*args)
         except (ArithmeticError, ValueError):       # an error of the program's, if it is ever reached: stays as it is
             pass
@@ -192,10 +193,6 @@ def parts(node: Expr) -> Reversible[Expr]:
         if (node,) not in terms:
             return {atom: None for monomial in terms for atom in monomial}
     return node.args
-
-
-def _is_folded(node: Expr) -> bool:
-    return node.dtype in _FOLDED and (node.op in MEANING or node.op == "to") and not _is_bitwise(node)
 
 
 def _is_bitwise(node: Expr) -> bool:

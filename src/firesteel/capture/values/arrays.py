@@ -393,9 +393,9 @@ def found_in(module: Any, name: str) -> Any:
 def by_torch(name: str) -> Callable[..., Any]:
     """NumPy's function as one of tensors."""
     def numpy_function(*args: Any, **kwargs: Any) -> Any:
-        numpy = torch_numpy()
         if name in BY_TENSORS:
             return BY_TENSORS[name](*args, **kwargs)
+        import torch._numpy as numpy  # a tenth of a second, and few programs need it
         args, kwargs = torch.utils._pytree.tree_map(functools.partial(as_torch_numpy, numpy), (args, kwargs))
         found = found_in(numpy, name)(*args, **kwargs)
         return torch.utils._pytree.tree_map(lambda part: part.tensor if isinstance(part, numpy.ndarray) else part, found)
@@ -415,11 +415,6 @@ BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has 
     "getitem": operator.getitem, "pad": padded, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
     "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
     "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64)}
-
-
-def torch_numpy() -> Any:
-    import torch._numpy  # a tenth of a second, and few programs need it
-    return torch._numpy
 
 
 def as_torch_numpy(numpy: Any, value: Any) -> Any:

@@ -43,20 +43,13 @@ def _written(target: Any, args: tuple, kwargs: dict) -> list[Operand]:
 
 
 def count(target: Any) -> None:
-    native, name = counters["native"], operator_name(target)
-    if isinstance(target, OpOverload) and LIBRARY.of(target):
+    """aten operators are named by their bare name, all others in full."""
+    native, ours = counters["native"], isinstance(target, OpOverload)
+    if ours and LIBRARY.of(target):
         native["library_calls"] += 1
     else:
         native["fallbacks"] += 1
-        native[f"fallback:{name}"] += 1
-
-
-def operator_name(target: Any) -> str:
-    """aten operators by their bare name, all others in full."""
-    if isinstance(target, OpOverload):
-        schema = target._schema.name
-        return schema.removeprefix("aten::")
-    return getattr(target, "__name__", str(target))
+        native[f"fallback:{target._schema.name.removeprefix('aten::') if ours else getattr(target, '__name__', str(target))}"] += 1
 
 
 @functools.cache
