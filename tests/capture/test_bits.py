@@ -100,3 +100,13 @@ def test_an_operator_that_does_not_know_a_bit_gets_a_copy(name, inside, channels
     expected, result = program(x), fs.compile(program)(x)
     assert result.stride() == expected.stride()
     torch.testing.assert_close(result, expected)
+
+
+def test_the_engine_takes_the_real_part_of_a_conjugate():
+    """A gradient of a real input of a complex function; in eager it has a bit there, which a trace resolves."""
+    x = torch.randn(5, 7, requires_grad=True)
+    before = fs.counters["aot"]["untraceable_backwards"]
+    out = fs.compile(lambda x: torch.fft.hfft(x), fullgraph=True)(x)
+    assert fs.counters["aot"]["untraceable_backwards"] == before
+    grad, = torch.autograd.grad(out.square().sum(), x)
+    torch.testing.assert_close(grad, torch.autograd.grad(torch.fft.hfft(x).square().sum(), x)[0])

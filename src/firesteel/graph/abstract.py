@@ -297,6 +297,8 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
         base.value = None       # a write through the view would change it unseen
     made = world.from_specs(call_rule(fact, args, kwargs))
     bits = bits_of_view(world, fact, base)
+    if UNRESOLVED.get(fact.op) in getattr(base, "bits", ()):
+        raise RuntimeError(f"{fact.op} doesn't work on tensors whose bit is not resolved")
     for view in tensors_in(made):
         view.memory = memory_of(base)
         if bits:
@@ -307,12 +309,10 @@ def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 def bits_of_view(world: AbstractWorld, fact: Facts, base: Any) -> frozenset[Any]:
     """The bits that eager's view of a tensor has."""
     bits: frozenset[Any] = getattr(base, "bits", frozenset())
-    if bits and UNRESOLVED.get(fact.op) in bits:
-        raise RuntimeError(f"{fact.op} doesn't work on tensors whose bit is not resolved")
     if fact.op in BITS:
         bits = bits ^ {fact.op}
         world.has_bits = True
-    return bits
+    return bits - {UNRESOLVED.get(fact.op)}
 
 
 BIT_KEYS = {aten._conj.default: "Conjugate", aten._neg_view.default: "Negative"}       # torch's dispatch keys
@@ -324,7 +324,8 @@ def knows_bit(op: OpOverload, bit: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), BIT_KEYS[bit])
 
 
-UNRESOLVED = {aten.view_as_real.default: aten._conj.default}       # views that eager refuses of tensors with this bit
+# views that eager refuses of tensors with this bit; in a trace, where such a tensor is a copy, the engine takes real parts by them
+UNRESOLVED = {aten.view_as_real.default: aten._conj.default}
 
 # Operators that name places of the storage of their first argument by sizes, strides and an offset, which begin at this argument.
 IN_STORAGE = {aten.as_strided.default: 1, aten.as_strided_.default: 1, aten.as_strided_copy.default: 1, aten.as_strided_scatter.default: 2}
