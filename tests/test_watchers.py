@@ -4,7 +4,6 @@ import logging
 import os
 import pathlib
 import re
-import tempfile
 
 import pytest
 import torch
@@ -62,18 +61,78 @@ def test_an_interrupted_compilation_leaves_no_line(compiled_slowly):
     assert terminal.getvalue().endswith("\r\x1b[K") and watchers.progress.owner == 0
 
 
-def test_traces_name_kernels_and_stages():
+def traced(fn, *args):
+    """The names of the ranges that a trace of the call has."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        fn(*args)
+    return [event.name for event in trace.events()]
+
+
+def squashed(x):
+    return (x.sin() @ x).exp().sum()
+
+
+def trained(compiled):
+    compiled(torch.randn(8, 8, requires_grad=True)).backward()
+
+
+def test_traces_name_stages_graphs_and_kernels(tmp_path):
+    """Those of a process that compiles, of one that has compiled before the trace began, and of one that finds the program in the cache."""
+    with fs.config.patch(cache_dir=str(tmp_path), verify=False):
+        fs.reset()
+        first = fs.compile(squashed)
+        traces = [traced(trained, first), traced(trained, first)]
+        assert {"firesteel compiles: capture", "firesteel compiles: fuse", "firesteel compiles: compile_backward"} <= set(traces[0])
+        fs.reset()
+        for names in (*traces, traced(trained, fs.compile(squashed))):
+            assert names.count("firesteel graph of squashed") == names.count("firesteel backward of squashed") == 1, names
+            kernels = [name for name in names if re.fullmatch(r"firesteel \w+ <- .*", name)]
+            assert any(name.endswith(" sin") for name in kernels) and any("exp" in name for name in kernels) and len(kernels) >= 4, names
+
+
+def test_each_kernel_of_a_launch_is_a_range():
+    compiled = fs.compile(lambda x: (x.cumsum(0).exp(), x.sum(1), x.t().contiguous() * 2))
+    x = torch.randn(16, 8)
+    expected = compiled(x)
+    names = [name for name in traced(lambda: torch.testing.assert_close(compiled(x), expected)) if " <- " in name]
+    assert len(names) >= 2 and not any(";" in name for name in names), names
+
+
+def test_an_index_out_of_range_is_told_in_a_trace_too():
+    compiled = fs.compile(lambda x, i: x[i] * 2)
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        traced(compiled, torch.ones(3), torch.tensor([9]))
+    assert "firesteel graph of" not in " ".join(traced(lambda: None))
+
+
+def test_a_trace_costs_nothing_later():
+    """Host functions run their own code again; what they launch is one native call."""
+    compiled = fs.compile(lambda x: x.sin())
+    assert any(" <- sin" in name for name in traced(compiled, torch.ones(3)))
+    with fs.config.patch(error_on_recompile=True):
+        assert compiled(torch.zeros(3)).tolist() == [0.0] * 3
+
+
+def test_the_map_of_perf_names_kernels():
     fs.reset()
-    with fs.config.patch(profile=True), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+    path = pathlib.Path(f"/tmp/perf-{os.getpid()}.map")
+    with fs.config.patch(profile=True):
         fs.compile(lambda x: (x.sin() @ x).exp())(torch.randn(8, 8))
-    names = {event.name for event in trace.events()}
-    assert {"firesteel compiles: capture", "firesteel compiles: fuse"} <= names
-    assert any(name.startswith("firesteel graph of test_traces_name_kernels_and_stages") for name in names), names
-    assert any(re.fullmatch(r"firesteel exp <- .*exp.*", name) for name in names), names
-    path = os.path.join(tempfile.gettempdir(), f"perf-{os.getpid()}.map")
-    rows = [line.split(" ", 2) for line in pathlib.Path(path).read_text().splitlines()]
+    rows = [line.split(" ", 2) for line in path.read_text().splitlines()]
+    path.unlink()
     assert any(name == "firesteel exp" for _, _, name in rows) and all(int(address, 16) and int(size, 16) > 0 for address, size, _ in rows)
-    os.unlink(path)
+
+
+def test_a_map_of_perf_that_cannot_be_written(caplog):
+    fs.reset()
+    path = pathlib.Path(f"/tmp/perf-{os.getpid()}.map")
+    path.mkdir()
+    try:
+        with fs.config.patch(profile=True), caplog.at_level(logging.WARNING, "firesteel"):
+            assert fs.compile(lambda x: x.sin() + 7)(torch.zeros(3)).tolist() == [7.0] * 3
+    finally:
+        path.rmdir()
+    assert "perf will not know the names of kernels" in caplog.text
 
 
 LENGTH = fs.compile(lambda x, word: x * len(word), backend="eager")

@@ -74,7 +74,7 @@ KNOBS.rows({
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
     "progress": Knob(bool, True, "Show a line on a terminal while a compilation takes more than a second."),
-    "profile": Knob(bool, False, "Launch kernels one by one, named by what they compute in torch.profiler's traces and in perf's map.", True),
+    "profile": Knob(bool, False, "Write the names of kernels where perf looks for them, /tmp/perf-PID.map; programs are not taken from the cache."),
     "internal_frames": Knob(bool, False, "Show the compiler's own frames in tracebacks of the program's errors."),
     "report": Knob(str, "", "Write an HTML report about everything that is compiled into this folder when the process ends."),
     "keep_stages": Knob(bool, False, "Keep what each stage produced with the compiled entry, as entry.stages."),

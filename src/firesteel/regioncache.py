@@ -57,7 +57,7 @@ UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspe
 ALWAYS = (torch.Tensor, torch.nn.Parameter)
 VARIANTS = 8            # of a region
 # settings that change nothing in what is captured
-SILENT = frozenset({"cache_dir", "compile_threads", "progress", "internal_frames", "report", "keep_stages", "dump_dir", "verify"})
+SILENT = frozenset({"cache_dir", "compile_threads", "progress", "internal_frames", "profile", "report", "keep_stages", "dump_dir", "verify"})
 
 
 def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
@@ -126,8 +126,8 @@ def check_asked(region: Any) -> None:
         raise NotKept("there is no cache")
     if not region.can_be_kept:
         raise NotKept("it is a backward, runs under a torch function mode, or is compiled for one call")
-    if marks.SUBSTITUTES or config.profile:
-        raise NotKept("functions are substituted" if marks.SUBSTITUTES else "calls are ranges of a profile")
+    if marks.SUBSTITUTES:
+        raise NotKept("functions are substituted")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise NotKept("ranks compare what they capture")
 

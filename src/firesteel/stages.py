@@ -75,7 +75,7 @@ class Compilation:
             try:
                 self._write(record)
             except OSError as error:
-                _say_once(f"stages are not dumped to {config.dump_dir}: {error.strerror}")
+                say_once(f"stages are not dumped to {config.dump_dir}: {error.strerror}")
         if stage.name == self.until:
             raise StageReached(stage.name)
 
@@ -89,7 +89,7 @@ class Compilation:
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     artifacts.logger.warning(text)
 
 
@@ -100,6 +100,7 @@ def comment_of(file: str) -> str:
 
 class _Kept(threading.local):
     compilation: Compilation | None = None
+    name = ""
 
 
 _kept = _Kept()
@@ -117,14 +118,20 @@ def current() -> Compilation | None:
     return _kept.compilation
 
 
+def name() -> str:
+    """Of the function that is compiled now; for traces."""
+    return _kept.name
+
+
 @transaction.context
-def kept_by(compilation: Compilation | None) -> Iterator[Compilation | None]:
-    """Inside, products are kept by this compilation."""
-    before, _kept.compilation = _kept.compilation, compilation
+def kept_by(compilation: Compilation | None, name: str = "") -> Iterator[Compilation | None]:
+    """Inside, products are kept by this compilation, of the function of this name."""
+    before = _kept.compilation, _kept.name
+    _kept.compilation, _kept.name = compilation, name or _kept.name
     try:
         yield compilation
     finally:
-        _kept.compilation = before
+        _kept.compilation, _kept.name = before
 
 
 COLLECTORS: list[list[Compilation]] = []        # who asks for everything that is compiled from now on

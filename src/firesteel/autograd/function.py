@@ -22,10 +22,10 @@ from dataclasses import field, replace
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.fx import GraphModule
 
-from firesteel import transaction
+from firesteel import stages, transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
 from firesteel.autograd.arrived import backward_of
@@ -87,6 +87,7 @@ class TrainingGraph:
     parts: dict[Any, PartialBackward] = field(default_factory=dict)     # see `part`
     numbers: dict[int, int] = field(default_factory=dict)   # of its backward's structure, by groups (groups.py)
     lock: transaction.Lock = field(default_factory=transaction.Lock)
+    name: str = field(default_factory=stages.name)          # of the program's function, for traces
 
     @functools.cached_property
     def backward_graph(self) -> GraphModule:
@@ -291,8 +292,12 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
     return CompiledFunction
 
 
-def gradients_of(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], take: Callable[[list], Any] | None = None) -> Any:
+def gradients_of(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], take: Callable[[list], Any] | None = None,
+                 in_range: bool = False) -> Any:
     """One gradient an input.  `take` gets the inputs of the backward graph instead, where that is what would run (pieces.py)."""
+    if profiler._is_profiler_enabled and not in_range:
+        with torch._C._profiler._RecordFunctionFast(f"firesteel backward of {graph.name}"):
+            return gradients_of(graph, ctx, tangents, take, True)
     return second_order_gradients(graph, ctx, tangents) if torch.is_grad_enabled() else first_order_gradients(graph, ctx, tangents, take)
 
 

@@ -21,6 +21,7 @@ from dataclasses import field
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -136,8 +137,11 @@ class Region:
         raise NotImplementedError
 
     # -- calling ---------------------------------------------------------------------------------------------------
-    def step(self, inputs: tuple[Any, ...]) -> Any:
-        """Runs the region on its inputs: a result, or a Jump."""
+    def step(self, inputs: tuple[Any, ...], in_range: bool = False) -> Any:
+        """Runs the region on its inputs: a result, or a Jump.  While torch.profiler records it is a range of the trace."""
+        if profiler._is_profiler_enabled and not in_range:
+            with torch._C._profiler._RecordFunctionFast(f"firesteel graph of {self.name}"):
+                return self.step(inputs, True)
         if count_modes():
             return self._step_under_modes(inputs)
         for entry in self.order:
@@ -280,7 +284,7 @@ class Region:
         counters["frames"]["total"] += 1
         begun = time.perf_counter()
         try:
-            with marks.compiling(), stages.kept_by(stages.wanted(self.name, reason if self.entries else "")) as compilation:
+            with marks.compiling(), stages.kept_by(stages.wanted(self.name, reason if self.entries else ""), self.name) as compilation:
                 store = self.root.kept()
                 captured = store.load(self, inputs) if store is not None else None
                 if captured is None:
@@ -359,7 +363,7 @@ class UnderModes(Region):
         m.modes.entered = m.modes.outer = tuple(m.look(mode) for mode in m.iterate(m.look(values[-1])))
         return self.region.start(m, values[:-1])
 
-    def step(self, inputs: tuple[Any, ...]) -> Any:
+    def step(self, inputs: tuple[Any, ...], in_range: bool = False) -> Any:
         entry, values = without_modes(self.serve, inputs)
         return self.region.eager(inputs[:-1]) if entry is None else entry.run(*values)
 

@@ -5,7 +5,6 @@ hands the graph to the backend (`_compile_graph`) and builds the guard function.
 """
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -376,15 +375,6 @@ def is_local(source: Any) -> bool:
     return type(source) is Local
 
 
-def in_a_range(name: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph under its name in torch.profiler's traces."""
-    @functools.wraps(compiled)
-    def run(*inputs: Any) -> Any:
-        with torch.profiler.record_function(name):
-            return compiled(*inputs)
-    return run
-
-
 def _compile_graph(region: Captures, graph: torch.fx.GraphModule, used: list[GraphInput]) -> Callable[..., Any]:
     counters["stats"]["unique_graphs"] += 1
     counters["stats"]["calls_captured"] += sum(1 for n in graph.graph.nodes if n.op in ("call_function", "call_method"))
@@ -392,8 +382,7 @@ def _compile_graph(region: Captures, graph: torch.fx.GraphModule, used: list[Gra
     stages.done("graph", graph)
     try:
         with timed("backend"), outside_inference(), outside_transforms():
-            compiled = region.backend(graph, [i.abstract for i in used])
-            return in_a_range(f"firesteel graph of {region.name}", compiled) if config.profile else compiled
+            return region.backend(graph, [i.abstract for i in used])
     except (BackendError, InternalError) as error:
         if (known := eager_error(graph, [i.real for i in used])) is not None:
             raise known from None

@@ -10,13 +10,14 @@ What always holds
  - The function touches no global state, so threads may run it at the same time.
  - Autograd never sees inside: grad mode is off while it runs.
  - A library call's result has the strides that were planned; where the library chose others it is copied once.
+ - While torch.profiler records, each kernel is launched by itself, in a range with its title, the comment behind the launch (hosted.traced).
  - A boxed program's function takes its inputs in one list, which it empties, and lets each go behind its last reader.
  - A plan with guard zones (codegen/zones.py) runs its kernels one by one and looks at the zones after each, and at what library calls return.
 
     def call(x0, x1):
         s0 = x0.shape[0]
         b_y = empty((s0, 256), (256, 1), d_f32)
-        if run_0(x0.data_ptr(), x1.data_ptr(), b_y.data_ptr(), s0): raise index_error()
+        if run_0(x0.data_ptr(), x1.data_ptr(), b_y.data_ptr(), s0): raise index_error()    # y <- mul, add
         return (b_y,)
 """
 from __future__ import annotations
@@ -29,8 +30,7 @@ from typing import Any
 
 import torch
 
-from firesteel.codegen.hosted import ConstantAddress, HostCode, check_number, draw_normal, empty_cuda, flat, made
-from firesteel.config import config
+from firesteel.codegen.hosted import TITLES, ConstantAddress, HostCode, check_number, draw_normal, empty_cuda, flat, made
 from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
@@ -43,9 +43,9 @@ from firesteel.targets import CPU, has_arena, is_the_only_gpu
 Word = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
 
 
-def kernel_name(group: list[Nest]) -> str:
-    """For traces: the kernels and the nodes of the graph that they compute."""
-    return "; ".join(f"firesteel {nest.name} <- {', '.join(nest.origin)}" for nest in group)
+def title(nest: Nest) -> str:
+    """For traces: the kernel and the nodes of the graph that it computes."""
+    return f"{nest.name} <- {', '.join(nest.origin)}"
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,10 @@ class _Writer:
     def _code(self) -> HostCode:
         boxed = self.program.boxed
         given = "box" if boxed else ", ".join(self.parameters)
+        watched = f"if profiler._is_profiler_enabled: return traced(call)({given})"
         recorded = self.makes_views or any(step.call for step in self.program.steps)        # what it calls, autograd could record
         grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if recorded else []
-        source = "\n    ".join([f"def call({given}):", *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
+        source = "\n    ".join([f"def call({given}):", watched, *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
         return HostCode(source, boxed, self.scope, self.recipes)
 
     def _unbox(self) -> list[str]:
@@ -313,7 +314,7 @@ class _Writer:
         call = f"{name}({', '.join(frame)})"
         far = any(isinstance(self.launches[nest.name], tuple) for nest in self.group)
         line = f"if code := {call}: raise launch_error(code)" if far else f"if {call}: raise index_error()"
-        self.lines += [f"with named({kernel_name(self.group)!r}):", f"    {line}"] if config.profile else [line]
+        self.lines.append(f"{line}{TITLES}{'; '.join(map(title, self.group))}")
         self.group.clear()
         self._let_go()
 

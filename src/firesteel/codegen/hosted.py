@@ -7,8 +7,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import re
 import struct
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +44,49 @@ def made(code: HostCode, compile_text: CompileText | None) -> Callable[..., tupl
     call = scope["call"]
     call.source, call._boxed_call = code.source, code.boxed
     return call
+
+
+# ---------------------------------------------------------------- traces
+
+TITLES = "    # "         # between a launch and the titles of its kernels
+
+
+class NoProfiler:
+    _is_profiler_enabled = False
+
+
+def traced(call: Any) -> Callable[..., tuple]:
+    """The host function while torch.profiler records: the same code, whose launches are ranges of the trace."""
+    if "traced" not in vars(call):
+        scope = {**call.__globals__, "profiler": NoProfiler}
+        for name, titles in re.findall(rf"\b(run_\d+)\(.*{TITLES}(.*)", call.source):
+            scope[name] = in_ranges(scope[name], titles.split("; "))
+        call.traced = scope["call"] = types.FunctionType(call.__code__, scope)
+    return call.traced
+
+
+def in_ranges(run: Any, titles: Sequence[str]) -> Callable[..., int]:
+    """A launch whose kernels run one by one, each in a range of its title; all in one where a kernel has several launches."""
+    words = getattr(getattr(run, "__self__", None), "words", (0,))
+    parts = [(f"firesteel {title}", plain) for title, plain in zip(titles, _one_by_one(words))] if words[0] == len(titles) else \
+        [(f"firesteel {'; '.join(titles)}", run)]
+
+    def launch(*frame: int) -> int:
+        for title, part in parts:
+            with torch._C._profiler._RecordFunctionFast(title):
+                code = part(*frame)
+            if code:
+                return code
+        return 0
+    return launch
+
+
+def _one_by_one(words: Sequence[int]) -> Iterator[Callable[..., int]]:
+    at = 2
+    for _ in range(words[0]):
+        end = at + 2 + 2 * words[at + 1]
+        yield _plain_launcher([1, words[1], *words[at:end]])
+        at = end
 
 
 KEPT = (32 << 20) - (1 << 16)       # bytes: just below the largest block that counts for glibc
@@ -270,5 +315,5 @@ SCOPE: dict[str, Any] = {   # what every host function may name
     "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
     "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
     "as_word": as_word, "was_written": was_written, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
-    "named": torch.profiler.record_function,
+    "profiler": torch.autograd.profiler, "traced": traced,
 }

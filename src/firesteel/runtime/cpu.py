@@ -26,13 +26,12 @@ import platform
 import re
 import struct
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import firesteel.runtime.diskcache as diskcache
-from firesteel import transaction
+from firesteel import stages, transaction
 from firesteel.artifacts import counters, timed
 from firesteel.codegen.target import Target, llvm_binding, this_machine, vector_library
 from firesteel.config import config
@@ -373,10 +372,13 @@ def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
 def _log_perf(kernels: Sequence[Kernel], addresses: Sequence[int]) -> None:
     """Names of kernels for `perf report`, in the file where it looks for them.  Sizes are not known: up to the next kernel, a page at most."""
     ends = sorted({*addresses, *CODES.values()})
-    with open(os.path.join(tempfile.gettempdir(), f"perf-{os.getpid()}.map"), "a", encoding="utf-8") as file:
-        for kernel, address in zip(kernels, addresses):
-            size = min([end - address for end in ends if end > address] + [MOST_CODE])
-            file.write(f"{address:x} {size:x} firesteel {kernel.name}\n")
+    sizes = [min([end - address for end in ends if end > address] + [MOST_CODE]) for address in addresses]
+    lines = [f"{address:x} {size:x} firesteel {kernel.name}\n" for kernel, address, size in zip(kernels, addresses, sizes)]
+    try:
+        with open(f"/tmp/perf-{os.getpid()}.map", "a", encoding="utf-8") as file:
+            file.writelines(lines)
+    except OSError as error:
+        stages.say_once(f"perf will not know the names of kernels: {error}")
 
 
 def kept_codes(symbols: Iterable[str]) -> list[KeptCode] | None:
