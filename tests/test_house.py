@@ -247,7 +247,7 @@ ELSEWHERE = {
     "which changes of a program are noticed": "bits dynamic guard_fuzz handed_on stale states",
     "every operator of torch": "torch_surface result_dtypes graph_symbolic graph_gpu",
     "what a user meets": "bad_programs bad_environments",
-    "a package as a whole": "properties tables fork house tiny goldens walk docs examples",
+    "a package as a whole": "properties tables fork process_end house tiny goldens walk docs examples",
     "the reference interpreter, tests/interp.py": "interp",
 }
 

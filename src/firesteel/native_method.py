@@ -29,7 +29,7 @@ def native_method(name: str, text: str, compile_text: CompileText, own: Any) -> 
     """The function of that name in the LLVM text, bound to an object."""
     if name not in _made:
         code = compile_text(text, name)
-        _made[name] = _MethodDef(name.encode(), code, _METH_FASTCALL, None), code
+        _made.setdefault(name, (_MethodDef(name.encode(), code, _METH_FASTCALL, None), code))      # another thread's may be in use already
     new = ctypes.pythonapi.PyCMethod_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
     return new(ctypes.addressof(_made[name][0]), own, None, None)

@@ -205,6 +205,9 @@ def _after_fork() -> None:
         _threshold = None
 
 
-getattr(threading, "_register_atexit", lambda function: None)(_close)       # before threads are waited for, which atexit is not
+try:
+    getattr(threading, "_register_atexit", lambda function: None)(_close)       # before threads are waited for, which atexit is not
+except RuntimeError:        # they are waited for already
+    _close()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import sys
 import time
 import types
 import weakref
@@ -178,6 +179,9 @@ class Region:
     def serve(self, inputs: tuple[Any, ...]) -> tuple[Entry | None, Any]:
         """An Entry for these inputs, made where there is none, and the values it reads; (None, None): the call is to run eagerly."""
         if self.root.later is not None and self.can_wait and self.stolen is None and self.root.later(self, inputs):
+            return None, None
+        if sys.is_finalizing():
+            counters["eager_calls"]["Python ends, and imports nothing any more"] += 1
             return None, None
         return (None, None) if self.eager_only else torchstate.unwatched(transaction.atomic, self.root.lock.holding, self._serve, inputs)
 

@@ -15,7 +15,6 @@ In: Kernels (or any LLVM text).  Out: `NativeAddress`es of functions, valid as l
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import ctypes
 import functools
 import hashlib
@@ -127,15 +126,10 @@ class Jit:
         return [found[k] for k in keys]
 
     def _compile_all(self, texts: list[str]) -> list[bytes]:
-        workers = min(config.compile_threads, len(texts))
-        if workers <= 1:
-            return [self._compile_one(n, t, texts) for n, t in enumerate(texts)]
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(self._compile_one, range(len(texts)), texts, itertools.repeat(texts)))
-
-    def _compile_one(self, number: int, text: str, texts: list[str]) -> bytes:
-        progress.show(f"{number} of {len(texts)} kernels")
-        return self._compile(text)
+        def compile_one(number: int) -> bytes:
+            progress.show(f"{number} of {len(texts)} kernels")
+            return self._compile(texts[number])
+        return transaction.side_by_side(compile_one, [*range(len(texts))], min(config.compile_threads, len(texts)))
 
     def _compile(self, text: str, machine: Any = None) -> bytes:
         """Text -> object code, by `machine` or one of ours."""
@@ -216,6 +210,7 @@ def jit() -> Jit:
 def _make_jit() -> Jit:
     if not _jits:
         _jits.append(Jit())
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_jits[0]))      # never freed: that would be Python code, of which little is left at the end
     return _jits[0]
 
 
@@ -310,8 +305,10 @@ def _processor() -> Any:
 
 def link_without_llvm(codes: Mapping[str, bytes]) -> bool:
     """Loads object code; says whether it could.  To load LLVM takes longer than all of a warm start's linking."""
-    if _jits:
-        return False
+    return not _jits and _lock.holding(_link_without_llvm, codes)
+
+
+def _link_without_llvm(codes: Mapping[str, bytes]) -> bool:
     try:
         found = elf.link(list(codes.values()), _launch_functions())
         CODES.update({symbol: found[symbol] for symbol in codes})

@@ -26,7 +26,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 IDLE = 60
@@ -202,9 +201,9 @@ def compile_all(jobs: Sequence[Job]) -> list[Made]:
     """All of them, side by side."""
     if not jobs:
         return []
+    from firesteel.transaction import side_by_side  # not for a worker
     workers.start(len(jobs))
-    with ThreadPoolExecutor(max(1, min(len(jobs), workers.count))) as pool:
-        return list(pool.map(workers.compiled, jobs))
+    return side_by_side(workers.compiled, list(jobs), min(len(jobs), workers.count))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ those of the object, at C speed.  Every op has a fixed number of arguments: a su
 """
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Container, Reversible
 from typing import TYPE_CHECKING, Any, Union, final
@@ -64,6 +65,7 @@ class Expr:
 
 _nodes: dict[tuple, Expr] = {}
 _bits: dict[str, int] = {}
+_next_bit = itertools.count()
 
 
 def bits(*ops: str) -> int:
@@ -71,7 +73,7 @@ def bits(*ops: str) -> int:
     found = 0
     for op in ops:
         if op not in _bits:
-            _bits[op] = 1 << len(_bits)
+            _bits.setdefault(op, 1 << next(_next_bit))      # threads that compile at once have bits of their own
         found |= _bits[op]
     return found
 
