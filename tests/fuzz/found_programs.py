@@ -310,3 +310,33 @@ def _overwritten_view(x):
     norm = F.rms_norm(x, x.shape[-1:])
     t.select(-1, 0).add_(-0.75)
     return shrunk, norm.sort(-1).values, norm
+
+
+PAIRS = (((6, 2), (9, 2)), f32, "contiguous", "inner")
+PLAIN_MATRIX = (((6, 2), (9, 2)), f32, "contiguous", "")
+
+
+@found("strides over a complex view", PAIRS)
+def _strides_over_a_complex_view(x):
+    z = torch.view_as_complex(x * 2)
+    return z.as_strided((2,), (2,), 1) * 1j, torch.view_as_complex(x).conj().as_strided((3,), (1,), 2)
+
+
+@found("write by strides to a complex view", PAIRS)
+def _write_by_strides_to_a_complex_view(x):
+    y = x * 1
+    torch.view_as_complex(y).as_strided((2,), (2,), 1).mul_(2j)
+    return y
+
+
+@found("strides over a view of another dtype", PLAIN_MATRIX)
+def _strides_over_a_view_of_another_dtype(x):
+    return (x.view(torch.int32).as_strided((2,), (3,), 1) + 1, x.view(torch.int16).as_strided((3,), (3,), 1) + 1, x.view(torch.int64).as_strided((2, 2), (1, 2), 1) + 1)
+
+
+@found("write by strides to a view of another dtype", PLAIN_MATRIX)
+def _write_by_strides_to_a_view_of_another_dtype(x):
+    x.view(torch.int32).as_strided((2,), (2,), 1).fill_(5)
+    x.view(torch.int16).as_strided((2,), (3,), 7).fill_(6)
+    x.view(torch.int64).as_strided((2,), (1,), 4).fill_(7)
+    return x * 1

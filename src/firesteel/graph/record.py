@@ -36,7 +36,7 @@ from firesteel.graph.rules.base import RULES
 from firesteel.graph.schemas import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import less, same, unknown
 from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
-from firesteel.graph.storage import within_storage
+from firesteel.graph.storage import reach, within_storage
 from firesteel.graph.tensor import tensors_in
 from firesteel.sym.expr import Size
 from firesteel.sym.symint import SYMBOLIC, from_sym, to_symint
@@ -151,12 +151,27 @@ def strided_steps(place: Alias, spec: Spec) -> tuple[ViewStep, ...]:
     """From the whole storage to a view of this Spec: what the steps of a place mean but for where they look, which is the dtype in which
     the storage is read, and the bits that are set."""
     base, steps = place.cell.spec, []
-    if base.dtype is not spec.dtype:
-        if base.dtype not in REAL_PARTS or REAL_PARTS[base.dtype] is not spec.dtype:
-            raise NotImplementedError(f"as_strided over {base.dtype} read as {spec.dtype}")
-        steps.append(ViewStep(aten.view_as_real.default, (), {}, base))
-        base = RULES[aten.view_as_real.default](base)
-    steps.append(ViewStep(aten.as_strided.default, (list(spec.shape), list(spec.strides), spec.offset), {}, base))
+
+    def view(op: Any, *args: Any) -> None:
+        nonlocal base
+        steps.append(ViewStep(op, args, {}, base))
+        base = RULES[op](base, *args)
+    shape, strides, offset = list(spec.shape), list(spec.strides), spec.offset
+    wider = spec.dtype.itemsize // base.dtype.itemsize
+    if REAL_PARTS.get(base.dtype) is spec.dtype:
+        view(aten.view_as_real.default)
+    elif not wider:
+        view(aten.as_strided.default, [reach(base.shape, base.strides, 0)], [1], base.offset)
+        view(aten.view.dtype, spec.dtype)
+    if wider > 1:       # an element is a row of those of the storage
+        shape, strides, offset = [*shape, wider], [*(s * wider for s in strides), 1], offset * wider
+    view(aten.as_strided.default, shape, strides, offset)
+    if REAL_PARTS.get(spec.dtype) is base.dtype:
+        view(aten.view_as_complex.default)
+    elif base.dtype is not spec.dtype:
+        view(aten.view.dtype, spec.dtype)
+        if wider > 1:
+            view(aten.squeeze.dim, -1)
     for op in SOLID.values():
         if sum(step.op is op and step.before.dtype is spec.dtype for step in place.steps) % 2:
             steps.append(ViewStep(op, (), {}, spec))
