@@ -1,4 +1,4 @@
-"""Programs of users in one graph: hooks on saved tensors, scripted modules, comparisons of versions, questions about the thread."""
+"""Programs of users in one graph: hooks on saved tensors, scripted modules, quantised layers, comparisons of versions, questions about the thread."""
 import collections
 import copy
 import io
@@ -111,6 +111,81 @@ def test_state_of_a_scripted_module_changes_once_a_call():
             results.append(f(X))
         torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(list(ours.buffers()), list(theirs.buffers()))
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        if bool(x.sum() > 0):
+            x = self.linear(x)
+        return x * 2 if bool((x > -1).all()) else x + self.linear(x)
+
+
+class Narrower(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if bool(x.sum() > 0) else x[:1]
+
+
+class Itself(torch.nn.Module):
+    def forward(self, x):
+        return x if bool(x.sum() > 0) else x * 2
+
+
+class Grown(torch.nn.Module):
+    def forward(self, x):
+        while bool(x.abs().sum() < 100):
+            x = x * 2
+        return x
+
+
+def called_by(inner):
+    def run(x):
+        y = x.sin()
+        z = inner(y)
+        return y + (z is y), z.cos()
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make, breaks", [(Doubled, False), (Narrower, True), (Itself, True), (Grown, True)])
+def test_a_scripted_module_that_branches_on_data(make, breaks):
+    """One call where every way gives the same kind of tensor; a break where not."""
+    fs.reset()
+    run = called_by(torch.jit.script(make()))
+    compiled = fs.compile(run, fullgraph=not breaks)
+    for rows in (3, 3, 5, 6):
+        for sign in (1, -1, 0.1):
+            x = (sign * torch.rand(rows, 4)).requires_grad_()
+            ours, theirs = compiled(x), run(x)
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(torch.autograd.grad(sum(o.sum() for o in ours), x), torch.autograd.grad(sum(o.sum() for o in theirs), x))
+    assert breaks or fs.counters["stats"]["unique_graphs"] == 2
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_layers_are_a_node_each():
+    fs.reset()
+    model = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 4)), {torch.nn.Linear}, dtype=torch.qint8)
+    compiled = fs.compile(model, fullgraph=True)
+    for rows in (3, 5, 7):
+        x = torch.randn(rows, 6, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+    assert fs.counters["stats"]["unique_graphs"] == 2
+    x = torch.randn(3, 6, 8, requires_grad=True)
+    assert compiled(x).requires_grad == model(x).requires_grad
 
 
 # -- small things -------------------------------------------------------------------------------------------------------

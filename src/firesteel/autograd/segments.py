@@ -27,10 +27,9 @@ from firesteel.autograd.outcome import is_stale
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
-from firesteel.graph.abstract import memory_of
 from firesteel.graph.build import results_of
 from firesteel.graph.sizenodes import sizes_in
-from firesteel.graph.tensor import AbstractTensor, tensors_in
+from firesteel.graph.tensor import AbstractTensor, memory_of, tensors_in
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols

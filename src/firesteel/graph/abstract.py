@@ -31,6 +31,7 @@ from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.config import config
 from firesteel.errors import ConstraintViolation, DataAccess
 from firesteel.graph import composites, factories, float_arguments, fourier, products, recurrent, resampling  # noqa: F401  # their rows
+from firesteel.graph.answers import every_way
 from firesteel.graph.foreach import is_foreach, run_foreach
 from firesteel.graph.functions import symbolic_form
 from firesteel.graph.meta import count_specialized, is_symbolic, meta_specs
@@ -39,7 +40,7 @@ from firesteel.graph.schemas import Facts, drops_nothing, facts
 from firesteel.graph.sizes import asking, current, fixed, must, product, same, unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.storage import within_storage
-from firesteel.graph.tensor import BITS, DATA, AbstractTensor, tensors_in, to_spec
+from firesteel.graph.tensor import BITS, DATA, AbstractTensor, memory_of, tensors_in, to_spec
 from firesteel.graph.wrappers import has_wrapper, is_wrapper, rebuilt
 from firesteel.sym.expr import Expr, Size, ge, le
 from firesteel.sym.symint import from_sym, to_symint
@@ -205,7 +206,11 @@ class AbstractWorld:
         return self.env.create_symbol(size, source, max(least or 0, 1), greatest)
 
     def function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call instead of a function of torch."""
+        """What to call instead of a function of torch, or of one that capture made."""
+        if getattr(fn, "branches_on_data", False):
+            return partial(every_way, fn)
+        if (given := getattr(fn, "on_abstract", None)) is not None:
+            return given
         return symbolic_form(fn, self.env is not None and bool(self.env.symbols))
 
     @transaction.context
@@ -337,12 +342,6 @@ def _in_storage(way: OperatorHandler, begin: int, world: AbstractWorld, fact: Fa
     x, base = to_spec(args[0]), to_spec(memory_of(args[0]))
     within_storage((base, x), x.dtype, sizes, strides, x.offset if offset is None else offset)
     return way(world, fact, args, kwargs)
-
-
-def memory_of(tensor: Any) -> Any:
-    """The tensor that first lay in a tensor's memory."""
-    found = getattr(tensor, "memory", None)
-    return tensor if found is None else found
 
 
 def _run_inplace(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:

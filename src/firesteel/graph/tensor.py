@@ -78,6 +78,12 @@ class AbstractTensor(torch.Tensor):
         return self.value
 
 
+def memory_of(tensor: Any) -> Any:
+    """The tensor that first lay in a tensor's memory."""
+    found = getattr(tensor, "memory", None)
+    return tensor if found is None else found
+
+
 def find_world(args: Any, kwargs: Any = None) -> AbstractWorld | None:
     """The world of the first abstract tensor among the arguments."""
     for a in args:
