@@ -43,6 +43,7 @@ from firesteel.capture.values.functions import (
     function_value,
 )
 from firesteel.capture.values.generators import GeneratorValue
+from firesteel.capture.values.jagged import NestedTensor, wrap_jagged
 from firesteel.capture.values.library import DequeValue
 from firesteel.capture.values.mappings import DictValue, ProxyValue, SetValue
 from firesteel.capture.values.messages import CachedFunction
@@ -215,6 +216,8 @@ BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
 
 @BASES.row(torch.Tensor)
 def wrap_tensor_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Value:
+    if isinstance(obj, NestedTensor):
+        return wrap_jagged(m, obj, source, symbol_input if m.world.env is not None and m.policy.dynamic is not False else wrap_constant)
     if is_captured(type(obj)):
         return wrap_wrapper(m, obj, source)
     return wrap_subclass(m, obj, source, wrap_tensor) or opaque(m, obj, source)

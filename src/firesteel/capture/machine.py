@@ -50,6 +50,7 @@ from firesteel.capture.values import (  # noqa: F401
     engine_objects,
     gradients,
     hooks,
+    jagged,
     known_names,
     leaves,
     loops,
@@ -414,7 +415,8 @@ class SymbolicMachine(Reader):
         return {name: value for name, value in read.items() if value is not None and value is not NULL}
 
     def overridden(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
-        return overrides.overridden(self, kind, target, args, kwargs)
+        found = jagged.called(self, kind, target, args, kwargs)
+        return overrides.overridden(self, kind, target, args, kwargs) if found is None else found
 
     def new_leaf(self, made: Any, name: str) -> Value:
         return leaves.new_leaf(self, made, leaves.requiring_grad, name)

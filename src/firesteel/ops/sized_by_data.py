@@ -93,3 +93,19 @@ rule("histogram.bins_tensor")(lambda x, bins, **options: (fresh(x, (product(bins
 rule("_histogramdd_bin_edges")(lambda x, bins, **options: [fresh(x, (n + 1,)) for n in bins])
 rule("_histogramdd_from_bin_cts")(lambda x, bins, **options: fresh(x, bins))
 rule("_histogramdd_from_bin_tensors")(lambda x, bins, **options: fresh(x, [product(edges.shape) - 1 for edges in bins]))
+
+
+# ---------------------------------------------------------------- jagged values
+
+operator("_jagged_to_padded_dense_forward.* _padded_dense_to_jagged_forward.*", library=True)
+
+
+@rule("_jagged_to_padded_dense_forward")
+def jagged_to_padded(values: Spec, offsets: Sequence[Spec], max_lengths: Sequence[Size], padding_value: float = 0.0) -> Spec:
+    return fresh(values, (offsets[0].shape[0] - 1, *max_lengths, *values.shape[1:]))
+
+
+@rule("_padded_dense_to_jagged_forward")
+def padded_to_jagged(dense: Spec, offsets: Sequence[Spec], total_L: Size | None = None) -> Spec:
+    total = unbacked("the number of values", 0, None) if total_L is None else total_L
+    return fresh(dense, (total, *dense.shape[1 + len(offsets):]))
