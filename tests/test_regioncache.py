@@ -524,6 +524,42 @@ def test_variants_of_one_call(cache, monkeypatch):
         assert not as_eager(lambda: scales, x(3, 4))
 
 
+def returns_what_it_continues_with(x):
+    hidden = [x * FACTOR]
+    for _ in range(2):
+        hidden.append(torch.tanh(hidden[-1]) * 2)
+    with torch.no_grad():
+        seen = hidden[-1].sum()
+    return hidden, hidden[-1].sin().sum() + seen
+
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.25)), nn.Linear(8, 3)
+
+    def forward(self, x, labels):
+        logits = self.head(self.body(x))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_graphs_that_are_compiled_in_parts(cache):
+    """The graph is read and cut again; hooks on what is returned see the whole gradient."""
+    for make, inputs in ((lambda: returns_what_it_continues_with, (x(3, 4).requires_grad_(),)), (WithLoss, (x(6, 4), torch.arange(6) % 3))):
+        assert as_eager(seeded(make), *inputs)
+        assert not as_eager(seeded(make), *inputs), dict(counters["regions_not_kept"])
+        assert not {"capture", "joint"} & fs.stage_times().keys()
+    for _ in range(2):
+        fs.reset()
+        seen = []
+        for run in (returns_what_it_continues_with, fs.compile(returns_what_it_continues_with)):
+            hidden, out = run(x(3, 4).requires_grad_())
+            hidden[1].register_hook(seen.append)
+            (out + hidden[1].sum()).backward()
+        torch.testing.assert_close(*seen)
+    assert counters["native"]["region_hits"] == 1
+
+
 def overwrites(a, b):
     a.mul_(2)
     return a + b

@@ -86,6 +86,11 @@ def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], wh
     return aot.compile_kept(entry, read_graph, turns_on, **_settings(), whole=whole)
 
 
+def kept_parts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cache: Callable[..., ProgramEntry]) -> Callable:
+    """The same of a graph that is compiled in parts: `cache` has all of them, or raises."""
+    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(), cache=cache)
+
+
 def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     """The place of a graph in the cache on disk, where there is one."""
     if not config.cache_dir:

@@ -6,7 +6,7 @@ reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `prog
  - What capture took as fixed is compared by prints (capture/prints.py): all functions that it executed, the classes that it met, what code may
    have read of builtins and of modules of torch and the standard library, and the files in which the program's own code stands.
  - A region that relies on anything else is not kept: objects that are no code and that no source leads to, functions of the user's that are
-   compiled on their own at a break, graphs that are compiled in parts or not kept themselves.
+   compiled on their own at a break, graphs that are not kept themselves, or are compiled in parts and have symbols.
  - Up to VARIANTS of a region are kept, and tried in turn.  What was seen to change, by which symbols are chosen, is part of their key: a variant
    is found where capture would make the same.  A region behind a break is one like others, its frames are part of its key.
  - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is captured again.
@@ -234,10 +234,14 @@ class Keeping:
         graph = self.made.graph
         if graph is None:
             return {"program": None}
-        key = graph.meta.get("program_key")
-        if key is None or not diskcache.kernels(SUFFIX).has(f"forward {key}"):
-            raise NotKept("its graph is not kept, or is compiled in parts")
-        return {"program": key.graph, "turns_on": aot.program_of(graph)[1],
+        parts = graph.meta.get("part_keys", [])
+        keys = parts or [graph.meta.get("program_key")]
+        if any(key is None or not diskcache.kernels(SUFFIX).has(f"forward {key}") for key in keys):
+            raise NotKept(f"{'a part of ' if parts else ''}its graph is not kept")
+        if parts and (env := programcache.env_of(graph)) is not None and env.symbols:
+            raise NotKept("its graph has symbols, and is compiled in parts")
+        key = programcache.key_of(graph, examples(graph)) if parts else keys[0]
+        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1],
                 "calls": sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), **traces(graph, self._homes())}
 
     def _break(self) -> dict[str, Any]:
@@ -314,7 +318,24 @@ def traces(graph: torch.fx.GraphModule, files: Mapping[str, str]) -> dict[str, A
     return {"lines": nodes, "traces": texts, "homes": list(files)}
 
 
+def examples(graph: torch.fx.GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+
+
 # ---------------------------------------------------------------- reading
+
+def part_entry(known: Iterator[str], graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    """The place of the next part of a graph.  The texts of its inputs may differ: a graph that was read does not know what they are views of."""
+    text = next(known, "")
+    if dumps.graph_text(graph, hands_on=bool(graph.meta.get("hands_on"))) != text.rpartition(programcache.INPUTS)[0]:
+        raise Changed("its graph is cut at other places")
+    entry = programcache.known_entry(text)
+    found = entry.outline()
+    if found is None:
+        raise Changed("a part of its program is not in the cache")
+    vars(entry)["outline"] = lambda: found
+    return entry
+
 
 def read_about(payload: bytes) -> dict[str, Any]:
     return json.loads(payload[:payload.index(b"\n")])
@@ -387,11 +408,20 @@ class Loading:
 
     def _compiled(self) -> Callable[..., Any]:
         with outside_inference():
+            if self.about["parts"]:
+                return self._parts()
             entry = programcache.known_entry(self.about["program"])
             compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"])
         if compiled is None:
             raise Changed("its program is not in the cache")
         return compiled
+
+    def _parts(self) -> Callable[..., Any]:
+        graph = self.read_graph()
+        for node in graph.graph.find_nodes(op="placeholder"):
+            if isinstance(node.meta["val"], torch.Tensor) and "held" not in node.meta:     # as all are but parameters, when a graph is cut
+                node.meta["val"]._is_param = True
+        return backends.kept_parts(graph, examples(graph), functools.partial(part_entry, iter(self.about["parts"])))
 
     def _run(self) -> Callable[..., Any]:
         names = {name: self._name(data) for name, data in self.about["names"].items()}

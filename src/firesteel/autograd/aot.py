@@ -119,7 +119,9 @@ def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: Gra
 def compile_segment(gm: GraphModule, part: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
     """A segment of a captured graph."""
     stages.done("graph", part, gm)
-    return compile_graph(part, example_inputs, compilers)
+    compiled = compile_graph(part, example_inputs, compilers)
+    gm.meta.setdefault("part_keys", []).append(part.meta.get("program_key"))
+    return compiled
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
