@@ -1,4 +1,5 @@
 """What the pages say works: every Python block of the README and of docs/ runs, and what they point at is there."""
+import ast
 import os
 import pathlib
 import re
@@ -115,6 +116,43 @@ def test_every_error_and_every_break_has_a_section():
 def test_the_sections_say_what_the_messages_do():
     page = (ROOT / "docs" / "errors.md").read_text()
     assert [kind for kind, row in BREAKS.items() if row.hint not in page] == []
+
+
+# ---------------------------------------------------------------- its warnings
+
+WARNINGS = re.findall(r"^`([^`]+)`: ([^#]*)", (ROOT / "docs" / "errors.md").read_text().split("## Warnings")[1], re.MULTILINE)
+SHOWN = {message: found[1] for message, text in WARNINGS if (found := re.search(r"^```python warning\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))}
+
+
+def pieces(message, hole):
+    return [piece for piece in re.split(hole, message) if len(piece.strip()) > 1]
+
+
+@pytest.mark.parametrize("message", SHOWN)
+def test_the_examples_of_warnings_do_that(message, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(f"import torch\nimport firesteel as fs\n{SHOWN[message]}")
+    done = subprocess.run([sys.executable, str(script)], text=True, capture_output=True, cwd=tmp_path,
+                          env={**os.environ, "FIRESTEEL_CACHE_DIR": "", "PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode == 0 and re.search(".*".join(map(re.escape, pieces(message, r"\.\.\."))), done.stderr), done.stderr
+
+
+def said():
+    """The texts that src/ logs or says as warnings."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("warning", "warn", "say_once") and node.args:
+                first = node.args[0]
+                parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+                yield [piece for part in parts if isinstance(part, ast.Constant) for piece in pieces(part.value, r"%\w")]
+
+
+def test_every_warning_has_a_section():
+    eagers = ["'saved_variables' is deprecated"]
+    names = ["option", "mode", "stance", "setting"]         # kinds of what has no effect
+    texts = [text for text in said() if text and text[0].strip() not in names and not text[0].startswith(tuple(eagers))]
+    assert len(texts) >= 9
+    assert [text for text in texts if not any(all(piece.strip() in message for piece in text) for message, _ in WARNINGS)] == []
 
 
 def test_the_readme_fits_on_a_screen():

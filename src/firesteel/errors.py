@@ -166,7 +166,7 @@ for _kind, (_sentence, _hint) in {
     "argument": ("A call of a torch function with {name} as an argument is not captured.",
                  "Call it outside of the compiled function, or wrap a tensor function with fs.allow_in_graph."),
     "abstract_failure": ("{name} failed on abstract tensors: {text}",
-                         "If eager runs it, this is a missing rule in graph/; otherwise fix the call."),
+                         "If eager runs it, report it: firesteel does not know the operator well enough. Otherwise fix the call."),
     "storage": ("{name} reaches for the storage of a tensor, which exists at run time only.", "Call it outside of the compiled function."),
     "torch_state": ("{name} changes a state of torch, or reads one that no guard can check.",
                     "Set states of torch outside of the compiled function; grad modes and autocast may be entered inside."),
