@@ -31,6 +31,7 @@ from firesteel import targets
 from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal
 from firesteel.records import dataclass
 from firesteel.sym.expr import python_text
+from firesteel.sym.guard import RANGE
 from firesteel.table import Table
 
 try:        # primitives of torch's C++ core; GlobalState.write and TensorFacts.write say the same in Python, slower
@@ -39,9 +40,6 @@ except ImportError:
     _core = None        # type: ignore[assignment]  # a module, or nothing
 CoreState: Any = getattr(_core, "GlobalStateGuard", None)
 CoreTensors: Any = getattr(_core, "TensorGuards", None)
-
-
-RANGE = "range of"       # begins the reason of a bound that every symbol has
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Guard:
 
     def specialization(self) -> str:
         """Which sizes or numbers the code is compiled for, and why; empty for guards on other things."""
-        if self.kind == "expr" and not self.data.why.startswith(RANGE):
+        if self.kind == "expr" and self.data.why != RANGE:
             because = [self.data.why, f"asked at {self.data.reason}" if self.data.reason else ""]
             return ": ".join([self.data.text(lambda source: source.name), *filter(None, because)])
         if self.kind == "equals" and type(self.data) in (int, float):

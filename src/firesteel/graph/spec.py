@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from firesteel.graph.sizes import hint_or_0, product, static, where_known
 from firesteel.graph.sizes import layout_less as less
 from firesteel.graph.sizes import layout_same as same
+from firesteel.graph.sizes import product, static, where_known
 from firesteel.sym import layout
 from firesteel.sym.expr import Expr, Size, row_major
 from firesteel.targets import HOST
@@ -135,15 +135,8 @@ def follows(spec: Spec, shape: Shape, fastest_first) -> bool:
 
 
 def dense_order(spec: Spec) -> list[int] | None:
-    """Its dimensions, fastest first, if it is dense whatever the sizes are.  Nothing is asked: each stride has to be the product of the
-    sizes before it."""
-    order = sorted(range(len(spec.shape)), key=lambda d: (hint_or_0(spec.strides[d]), hint_or_0(spec.shape[d])))
-    step: Size = 1
-    for dim in order:
-        if spec.strides[dim] != step:
-            return None
-        step = step * spec.shape[dim]
-    return order
+    """Its dimensions, fastest first, if it is dense whatever the sizes are."""
+    return layout.dense_order(range(len(spec.shape)), spec.shape, spec.strides)
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

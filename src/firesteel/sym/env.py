@@ -42,7 +42,7 @@ from firesteel.sym.expr import (
     substitute,
     symbol,
 )
-from firesteel.sym.guard import SizeGuard, least
+from firesteel.sym.guard import RANGE, SizeGuard, least
 from firesteel.sym.poly import from_poly, plus, poly, scale
 from firesteel.sym.rewrite import Context
 
@@ -510,7 +510,7 @@ class ShapeEnv:
         for info in self.symbols.values():
             for upper, bound in enumerate((info.lo, info.hi)):
                 if info.hint is not None and bound is not None:
-                    yield SizeGuard(le(info.expr, bound) if upper else ge(info.expr, bound), None, f"range of {info.source}")
+                    yield SizeGuard(le(info.expr, bound) if upper else ge(info.expr, bound), None, RANGE)
 
     def _rewrite(self, guard: SizeGuard) -> SizeGuard:
         return SizeGuard(substitute(guard.expr, self._replacements), guard.location, guard.why)

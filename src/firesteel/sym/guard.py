@@ -13,6 +13,8 @@ from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, ge, le, python_text, substitute
 from firesteel.sym.rewrite import Context
 
+RANGE = "a bound that every symbol of its kind has"        # why a declared range is guarded
+
 
 @dataclass(frozen=True, slots=True)
 class SizeGuard:

@@ -8,7 +8,7 @@ without elements is contiguous.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from firesteel.sym.expr import Expr, Size, and_, eq, le, max_, mul, ne, or_
@@ -74,6 +74,22 @@ def by_stride(dims: Sequence[int], strides: Sequence[Size], less: Compare) -> li
         while at and less(strides[d], strides[order[at - 1]]):
             at -= 1
         order.insert(at, d)
+    return order
+
+
+def dense_order(dims: Iterable[int], sizes: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
+    """The dimensions, fastest first, if they are dense whatever the sizes are.  Nothing is asked: each stride has to be the product of the
+    sizes before it."""
+    left = sorted(dims, key=lambda d: sizes[d] != 1)        # sizes of 1 first: they move nothing
+    order: list[int] = []
+    step: Size = 1
+    while left:
+        found = next((d for d in left if strides[d] == step), None)
+        if found is None:
+            return None
+        left.remove(found)
+        order.append(found)
+        step = mul(step, sizes[found])
     return order
 
 

@@ -23,12 +23,13 @@ from torch.fx import GraphModule, Node
 
 from firesteel import api, artifacts, dumps, pipeline, stages
 from firesteel.capture import marks
-from firesteel.capture.guards import RANGE, Guard
+from firesteel.capture.guards import Guard
 from firesteel.capture.source import Call
 from firesteel.homes import home_of, is_in_package
 from firesteel.loops.plan import Run
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
+from firesteel.sym.guard import RANGE
 from firesteel.targets import on_host
 from firesteel.testing import CALLS
 from firesteel.tools.cases import location
@@ -309,7 +310,7 @@ def is_internal(guard: Guard) -> bool:
     source = guard.source
     while source is not None and not (isinstance(source, Call) and is_ours(source.key)):
         source = source.base
-    return source is not None or bool(PRIVATE.search(guard.name)) or guard.kind == "expr" and guard.data.why.startswith(RANGE)
+    return source is not None or bool(PRIVATE.search(guard.name)) or guard.kind == "expr" and guard.data.why == RANGE
 
 
 def is_ours(thing: Any) -> bool:

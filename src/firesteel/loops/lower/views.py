@@ -7,6 +7,7 @@ from typing import Any
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.value import Index, IndexMap, Operand
 from firesteel.sym.expr import Size, lt, max_, min_, product, sum_, where
+from firesteel.sym.layout import dense_order
 
 # ---------------------------------------------------------------- reshapes
 
@@ -97,7 +98,7 @@ def lower_window(b: Builder, out: Any, x: Operand, *_: Any, **__: Any) -> Operan
 
 def _window_index(out: Any, buffer: Any) -> IndexMap | None:
     """The window's place in the storage, taken apart again by the buffer's strides; None where these have gaps or overlap."""
-    dims = _dense_order(buffer)
+    dims = dense_order([d for d, n in enumerate(buffer.shape) if n != 1], buffer.shape, buffer.strides)
     start = out.offset - buffer.offset
     if dims is None or (buffer.kind in ("input", "constant") and not _stays_inside(out, start, product(buffer.shape))):
         return None
@@ -105,7 +106,7 @@ def _window_index(out: Any, buffer: Any) -> IndexMap | None:
     def index(i: Index) -> Index:
         place = sum_([start, *(k * s for k, s in zip(i, out.strides))])
         result: list[Size] = [0] * len(buffer.shape)
-        for n, d in enumerate(dims):
+        for n, d in enumerate(reversed(dims)):
             at = place // buffer.strides[d]
             result[d] = at % buffer.shape[d] if n else at
         return tuple(result)
@@ -116,18 +117,3 @@ def _stays_inside(out: Any, start: Size, count: Size) -> bool:
     """Is the window known to be inside of the tensor that was given?  Its storage may be larger on both sides."""
     last = sum_([start, *((n - 1) * s for n, s in zip(out.shape, out.strides))])
     return 0 in out.shape or all(isinstance(n, int) for n in (start, last, count)) and start >= 0 and last < count
-
-
-def _dense_order(buffer: Any) -> list[int] | None:
-    """The dimensions from the slowest to the fastest, if the buffer fills its storage without gaps."""
-    left = [d for d, n in enumerate(buffer.shape) if n != 1]
-    order: list[int] = []
-    step: Size = 1
-    while left:
-        found = next((d for d in left if buffer.strides[d] == step), None)
-        if found is None:
-            return None
-        left.remove(found)
-        order.insert(0, found)
-        step = step * buffer.shape[found]
-    return order
