@@ -143,14 +143,9 @@ def test_autocast_of_the_forward():
 
 def test_a_custom_function_inside():
     class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x ** 3
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 3 * ctx.saved_tensors[0] ** 2 * grad
+        forward = staticmethod(lambda x: x ** 3)
+        setup_context = staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+        backward = staticmethod(lambda ctx, grad: 3 * ctx.saved_tensors[0] ** 2 * grad)
 
     def fn():
         x = torch.randn(4, requires_grad=True)

@@ -21,13 +21,18 @@ class Field(nn.Module):
         return 0.1 * y
 
 
+def solved(field, y):
+    """A solution, and the gradients of its squares."""
+    y.square().sum().backward()
+    return y, gradients(field)
+
+
 @use("torchdiffeq", graphs=2)
 def test_ode_field(compile):
     from torchdiffeq import odeint
     field = Field()
     y = odeint(compile(field), torch.ones(3, 2), torch.linspace(0, 1, 4), method="dopri5")
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchdiffeq", graphs=2)
@@ -35,8 +40,7 @@ def test_ode_adjoint_field(compile):
     from torchdiffeq import odeint_adjoint
     field = Field()
     y = odeint_adjoint(compile(field), torch.ones(3, 2), torch.linspace(0, 1, 4), method="rk4", adjoint_params=tuple(field.parameters()))
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchdiffeq", graphs=1)
@@ -44,8 +48,7 @@ def test_fixed_step_solver(compile):
     from torchdiffeq import odeint
     field = Field()
     y = compile(lambda y: odeint(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchdiffeq", breaks=11, graphs=10)
@@ -61,8 +64,7 @@ def test_sde_field(compile):
     field = Field()
     field.f, field.g = compile(field.f), compile(field.g)
     y = torchsde.sdeint(field, torch.ones(3, 2), torch.linspace(0, 0.5, 3), dt=0.1, method="euler", bm=torchsde.BrownianInterval(0.0, 0.5, size=(3, 2), entropy=7))
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchsde", breaks=32, graphs=17)
@@ -72,8 +74,7 @@ def test_sde_solver(compile):
     solve = compile(lambda y: torchsde.sdeint(field, y, torch.linspace(0, 0.5, 3), dt=0.1, method="euler",
                                               bm=torchsde.BrownianInterval(0.0, 0.5, size=(3, 2), entropy=7)))
     y = solve(torch.ones(3, 2))
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchdiffeq", graphs=1)
@@ -81,8 +82,7 @@ def test_adjoint_solver(compile):
     from torchdiffeq import odeint_adjoint
     field = Field()
     y = compile(lambda y: odeint_adjoint(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
-    y.square().sum().backward()
-    return y, gradients(field)
+    return solved(field, y)
 
 
 @use("torchode", breaks=6, graphs=7)

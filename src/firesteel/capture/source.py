@@ -363,16 +363,24 @@ def nth(iterable: Iterable[Any], n: int) -> Any:
     raise IndexError(n)
 
 
-class Nth(Source):
+class Applied(Source):
+    """function(base, key), for a function without effects that a class names."""
+
+    __slots__ = ()
+    function: Callable[[Any, Any], Any]
+
+    def write(self, base: str, constants: Constants) -> str:
+        return f"{constants.bind(type(self).function)}({base}, {self.key})"
+
+    def step(self, base: Any) -> Any:
+        return type(self).function(base, self.key)
+
+
+class Nth(Applied):
     """The key-th thing that iterating over base gives: a dict's key, a set's element, a deque's item."""
 
     __slots__ = ()
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{constants.bind(nth)}({base}, {self.key})"
-
-    def step(self, base: Any) -> Any:
-        return nth(base, self.key)
+    function = staticmethod(nth)
 
     @property
     def name(self) -> str:

@@ -479,16 +479,14 @@ def _no_data(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> An
     raise DataAccess(str(fact.op).removeprefix("aten."))
 
 
-def _as_numbers(read: Callable[[Spec], Any]) -> OperatorHandler:
+def _as_numbers(read: Callable[[Spec], Any], world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     """C++ code that cannot compute with symbols asks for a size: it is fixed to its hint by a guard."""
-    def numbers(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-        why, value = "the C++ code of the operator takes it as a number", read(args[0].spec)
-        sizes = value if isinstance(value, tuple) else (value,)
-        if any(type(s) is Expr for s in sizes):
-            count_specialized(fact.op)
-        plain = [fixed(s, why) for s in sizes]
-        return plain if isinstance(value, tuple) else plain[0]
-    return numbers
+    why, value = "the C++ code of the operator takes it as a number", read(args[0].spec)
+    sizes = value if isinstance(value, tuple) else (value,)
+    if any(type(s) is Expr for s in sizes):
+        count_specialized(fact.op)
+    plain = [fixed(s, why) for s in sizes]
+    return plain if isinstance(value, tuple) else plain[0]
 
 
 def _assert_scalar(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> None:
@@ -544,10 +542,10 @@ HANDLERS: dict[OpOverload, OperatorHandler] = {
     aten.equal.default: _no_data,
     aten.allclose.default: _no_data,
     aten.is_nonzero.default: _no_data,
-    aten.size.default: _as_numbers(lambda spec: spec.shape),
-    aten.stride.default: _as_numbers(lambda spec: spec.strides),
-    aten.numel.default: _as_numbers(lambda spec: product(spec.shape)),
-    aten.storage_offset.default: _as_numbers(lambda spec: spec.offset),
+    aten.size.default: partial(_as_numbers, lambda spec: spec.shape),
+    aten.stride.default: partial(_as_numbers, lambda spec: spec.strides),
+    aten.numel.default: partial(_as_numbers, lambda spec: product(spec.shape)),
+    aten.storage_offset.default: partial(_as_numbers, lambda spec: spec.offset),
     aten._assert_scalar.default: _assert_scalar,
     aten.sym_constrain_range.default: _constrain_range,
     aten.sym_constrain_range_for_size.default: _constrain_range,

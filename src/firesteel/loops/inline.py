@@ -17,6 +17,7 @@ Whether it is worth it is `cost.worth_inlining`'s question; a value read at more
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -224,7 +225,7 @@ class _Inliner:
         value = keep_checks(value, index)
         if load.op == "masked":
             mask, other = load.args[:2]
-            return make("where", value.dtype, (mask, rebuild(value, _guarding(mask), {}, LOADING), other))
+            return make("where", value.dtype, (mask, rebuild(value, functools.partial(_guarding, mask), {}, LOADING), other))
         return value
 
 
@@ -238,16 +239,14 @@ def _repeats(index: tuple[Expr, ...]) -> bool:
     return any(part.holds & bits("floordiv") for part in index) and not any(part.holds & bits("mod") for part in index)
 
 
-def _guarding(mask: Expr) -> Callable[[Expr, tuple[Expr, ...]], Expr | None]:
+def _guarding(mask: Expr, node: Expr, args: tuple[Expr, ...]) -> Expr | None:
     """Puts a mask on loads."""
-    def change(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
-        if node.op == "load":
-            return make("masked", node.dtype, (mask, zero(node.dtype), *args), node.attr)
-        if node.op == "masked":
-            both = args[0] if args[0] is mask else make("and", "bool", (args[0], mask))
-            return make("masked", node.dtype, (both, *args[1:]), node.attr)
-        return None
-    return change
+    if node.op == "load":
+        return make("masked", node.dtype, (mask, zero(node.dtype), *args), node.attr)
+    if node.op == "masked":
+        both = args[0] if args[0] is mask else make("and", "bool", (args[0], mask))
+        return make("masked", node.dtype, (both, *args[1:]), node.attr)
+    return None
 
 
 def widened(node: Expr, args: tuple[Expr, ...]) -> Expr | None:

@@ -191,12 +191,10 @@ class ReduceOp:
 REDUCE_OPS: Table[ReduceOp] = Table("reduction", "loops/scalars.py")
 
 
-def _one_dim_at_a_time(reduce: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]:
-    def along(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        for dim in sorted(dims, reverse=True):
-            x = reduce(x, dim)
-        return x
-    return along
+def _one_dim_at_a_time(reduce: Callable[..., torch.Tensor], x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = reduce(x, dim)
+    return x
 
 
 def lowest(dtype: str) -> int | float | bool:
@@ -215,7 +213,7 @@ def _number(value: int) -> Callable[[str], int | float | bool]:
 
 for _reduce in (
     ReduceOp("sum", "add", _number(0), lambda x, d: torch.sum(x, d, dtype=x.dtype), lambda x, d: torch.cumsum(x, d, dtype=x.dtype)),
-    ReduceOp("prod", "mul", _number(1), _one_dim_at_a_time(lambda x, d: torch.prod(x, d, dtype=x.dtype)),
+    ReduceOp("prod", "mul", _number(1), functools.partial(_one_dim_at_a_time, lambda x, d: torch.prod(x, d, dtype=x.dtype)),
              lambda x, d: torch.cumprod(x, d, dtype=x.dtype)),
     ReduceOp("max", "max", lowest, torch.amax, lambda x, d: torch.cummax(x, d).values),
     ReduceOp("min", "min", highest, torch.amin, lambda x, d: torch.cummin(x, d).values),

@@ -134,12 +134,10 @@ RANDOM: dict[str, tuple[Callable[..., bool], str]] = {      # operator: (are its
 }
 
 
-def _refuse_numbers(right: Callable[..., bool], message: str) -> Callable[..., None]:
-    def refuse(x: Spec, *numbers: Any, generator: Any = None, **named: Any) -> None:
-        values = (*numbers, *named.values())
-        check(not all(map(known, values)) or right(*values), message)
-    return refuse
+def _refuse_numbers(right: Callable[..., bool], message: str, /, x: Spec, *numbers: Any, generator: Any = None, **named: Any) -> None:
+    values = (*numbers, *named.values())
+    check(not all(map(known, values)) or right(*values), message)
 
 
 for _name, _row in RANDOM.items():
-    refuses(_name)(_refuse_numbers(*_row))
+    refuses(_name)(functools.partial(_refuse_numbers, *_row))

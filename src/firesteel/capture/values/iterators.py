@@ -15,7 +15,7 @@ from typing import Any
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import Constants, Local, Source
+from firesteel.capture.source import Applied, Local, Source
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import FALSE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
@@ -89,16 +89,11 @@ def has_more(iterator: Any, ahead: int) -> bool | None:
 REPLAY.add("advance", lambda e, target, data, name: f"{e.helper(advance)}({target}, 1)")
 
 
-class Peek(Source):
+class Peek(Applied):
     """The element that an iterator gives after `key` others, without advancing it."""
 
     __slots__ = ()
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{constants.bind(peek)}({base}, {self.key})"
-
-    def step(self, base: Any) -> Any:
-        return peek(base, self.key)
+    function = staticmethod(peek)
 
     @property
     def name(self) -> str:
@@ -107,16 +102,11 @@ class Peek(Source):
         return f"next({self.base.name})" if self.key == 0 else f"peek({self.base.name}, {self.key})"
 
 
-class HasMore(Source):
+class HasMore(Applied):
     """Does an iterator give more than `key` elements?"""
 
     __slots__ = ()
-
-    def write(self, base: str, constants: Constants) -> str:
-        return f"{constants.bind(has_more)}({base}, {self.key})"
-
-    def step(self, base: Any) -> Any:
-        return has_more(base, self.key)
+    function = staticmethod(has_more)
 
     @property
     def name(self) -> str:
