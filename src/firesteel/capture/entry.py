@@ -38,6 +38,7 @@ from firesteel.capture.limits import advice
 from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.parts import part_of
 from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
+from firesteel.capture.replaced import needed
 from firesteel.capture.resume import resume_function
 from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.capture.source import Fixed, Local, Source
@@ -239,6 +240,10 @@ class Region:
             return True
         if any(isinstance(x, torch.fx.Proxy) for x in inputs):
             return True     # torch.fx.symbolic_trace must see every operator too
+        if names := needed():
+            counters["eager_calls"][f"the program has replaced torch.Tensor.{names[0]}, which compiled code needs"] += 1
+            log("perf", lambda: f"{self.name} runs eagerly: the program has replaced torch.Tensor.{names[0]}, which compiled code needs")
+            return True
         if makes_parameters(inputs):
             log("perf", lambda: f"{self.name} runs eagerly once: that call makes the parameters of a lazy module")
             return True

@@ -28,6 +28,7 @@ import torch
 import torch.nn.modules.module as module_internals
 
 from firesteel import targets
+from firesteel.capture import replaced
 from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal
 from firesteel.records import dataclass
 from firesteel.sym.expr import python_text
@@ -236,10 +237,14 @@ def _autocast() -> Any:
     return (torch.is_autocast_cache_enabled(), *[torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in targets.KINDS])
 
 
-def _module_hooks() -> Any:
-    """False while there are no hooks that torch calls for every module; else the kind of the backward ones."""
+def _changed_torch() -> Any:
+    """False while torch is as it came: no hooks that it calls for every module, no attribute of torch.Tensor replaced.  Else the kind of the
+    backward hooks, and the attributes."""
+    if not module_internals._has_any_global_hook() and replaced.version.value == replaced.untouched:
+        return False
     some = bool(module_internals._has_any_global_hook())
-    return some and (module_internals._global_is_full_backward_hook, bool(module_internals._global_forward_hooks_always_called))
+    hooks = some and (module_internals._global_is_full_backward_hook, bool(module_internals._global_forward_hooks_always_called))
+    return bool(hooks or replaced.state()) and (hooks, replaced.state())
 
 
 STATES: Table[StateRow] = Table("global state", "capture/guards.py")
@@ -251,7 +256,7 @@ for _name, _read, _sentence in [
     ("deterministic", torch._C._get_deterministic_algorithms, "deterministic algorithms: {now}; it was {then}"),
     ("torch_function", torch._C._is_torch_function_enabled, "__torch_function__ is enabled: {now}; it was {then}"),
     ("dispatch_modes", torch._C._len_torch_dispatch_stack, "{now} torch dispatch modes are active; it was {then}"),
-    ("module_hooks", _module_hooks, "hooks on all modules: {now}; it was {then}"),
+    ("module_hooks", _changed_torch, "hooks on all modules, replaced attributes of torch.Tensor: {now}; it was {then}"),
 ]:
     STATES.add(_name, StateRow(_read, _sentence))
 STATES.add("filled_memory", StateRow(torch._C._get_deterministic_fill_uninitialized_memory, "new memory is filled: {now}; it was {then}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,12 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
-from firesteel.capture.source import Attr
+from firesteel.capture.replaced import replaced
+from firesteel.capture.source import Attr, Fixed
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
+from firesteel.capture.values.functions import BoundMethodValue, function_value
 from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SymNumber, ask, converted, number
@@ -80,6 +83,7 @@ class TensorValue(Value):
         return ObjectKey(self.real if self.real is not None else self)
 
     def truth(self, m: Machine) -> bool:
+        self.check_own(bool)
         if (data := known_data(m, self)) is not None and data.numel() == 1:
             return bool(data)
         if (known := truth_of_draw(self)) is not None:
@@ -91,6 +95,8 @@ class TensorValue(Value):
         written = m.effects.written(self, name)
         if written is not None:
             return written
+        if name in replaced():
+            return self._replaced(m, name)
         if (found := m.override_attribute(self, name)) is not None:
             return found
         if is_wrapper_class(type(self.abstract)) and (found := wrapper_attribute(m, self, name)) is not None:
@@ -122,6 +128,20 @@ class TensorValue(Value):
             raise m.raise_real(AttributeError(f"{self.python_type().__name__!r} object has no attribute {name!r}"))
         raise Break("attribute", name=name, value=self.describe())
 
+    def _replaced(self, m: Machine, name: str) -> Value:
+        """What the program has put into torch.Tensor."""
+        own = replaced()[name]
+        if isinstance(own, types.FunctionType):
+            return BoundMethodValue(function_value(m, own, Fixed(own)), self, name=name)
+        if isinstance(own, property) and isinstance(own.fget, types.FunctionType):
+            return function_value(m, own.fget, Fixed(own.fget)).call(m, [self], {})
+        raise Break("attribute", name=f"{name}, which the program has replaced,", value=self.describe())
+
+    def check_own(self, fn: Callable[..., Any], prefix: str = "") -> None:
+        """Python's operator means what the program has put into torch.Tensor."""
+        if (name := f"__{prefix}{fn.__name__.strip('_')}__") in replaced():
+            raise Break("operator", name=f"{name}, which the program has replaced,", value=self.describe())
+
     def guard_leaf(self, m: Machine) -> None:
         """A tensor that came in is a leaf, or is none, in later calls too."""
         if self.source is not None and self.real.requires_grad:
@@ -150,38 +170,46 @@ class TensorValue(Value):
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not can_be_argument(other):
             return None
+        self.check_own(OPERATORS[op], "r" if reflected else "")
         return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
+        self.check_own(OPERATORS[op + "="])
         return call_graph(m, "call_function", OPERATORS[op + "="], [self, other], {})
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not can_be_argument(other):
             return None
+        self.check_own(OPERATORS[op])
         return call_graph(m, "call_function", OPERATORS[op], [self, other], {})
 
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
             self.truth(m)
+        self.check_own(UNARY_OPERATORS[op])
         return call_graph(m, "call_function", UNARY_OPERATORS[op], [self], {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
+        self.check_own(operator.getitem)
         part, rest = select_symbols(m, self, key)
         return part if rest is None else call_graph(m, "call_function", operator.getitem, [part, rest], {})
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        self.check_own(operator.setitem)
         part, rest = select_symbols(m, self, key)
         call_graph(m, "call_function", operator.setitem, [part, ConstValue(Ellipsis) if rest is None else rest, value], {})
 
     # -- as a sequence ---------------------------------------------------------------------------------------------
     def length(self, m: Machine) -> Value:
+        self.check_own(len)
         if self.abstract.dim() == 0:
             raise Break("operator", name="len()", value=self.describe())
         return dimension(m, self, 0)
 
     def iterate(self, m: Machine) -> list[Value]:
+        self.check_own(iter)
         if self.abstract.dim() == 0:
             raise Break("iterate", value=self.describe())
         return [self.getitem(m, ConstValue(i)) for i in range(ask(int, self.abstract.shape[0]))]
