@@ -340,3 +340,69 @@ for _name, _text in {
     row(_name, _text, a=at_least(1))
 row("if on data", "{y} = {a} + 1 if ({a}.sum() > {c}) else {a} * 2", a=full(), when=lambda drawn: drawn["a"].sum_apart(drawn["c"]), weight=1)
 row("item", "{y} = {a} * {b}.sum().item()", a=FLOAT, b=INT, weight=1)
+
+# ---------------------------------------------------------------- grad modes, casts and transforms around parts
+
+for _name, _text in {
+    "no_grad island": "with torch.no_grad():\n    {y} = torch.tanh({a}) * {c}",
+    "enable_grad island": "with torch.no_grad():\n    with torch.enable_grad():\n        {y} = {a}.sin() + {a}",
+    "no_grad and back": "with torch.no_grad():\n    w = {a}.softmax(-1)\n{y} = {a} * w",
+    "view under no_grad": "with torch.no_grad():\n    w = {a}[..., :1]\n{y} = w.expand_as({a}) * {a}",
+    "set_grad_enabled": "was = torch.is_grad_enabled()\ntorch.set_grad_enabled(False)\nw = {a}.cos()\ntorch.set_grad_enabled(was)\n{y} = {a} + w",
+    "func.grad": "{y} = torch.func.grad(lambda t: (t.sin() * {c} + t * t).sum())({a})",
+    "func.grad of two": "{y} = torch.func.grad(lambda t, u: (t * u).tanh().sum(), argnums=1)({a}, {a}.detach())",
+    "func.jvp": "{y} = torch.func.jvp(lambda t: t.sin() * t, ({a},), (torch.ones_like({a}),))[1]",
+    "func.vjp": "w, back = torch.func.vjp(lambda t: t.tanh() * {c}, {a})\n{y} = back(w)[0]",
+    "vmap": "{y} = torch.vmap(lambda t: (t * {c}).tanh() + t.sum())({a})",
+    "vmap with dims": "{y} = torch.vmap(lambda t: t.cumsum(0) * 0.5 if t.dim() else t * 2, in_dims={d}, out_dims={d})({a})",
+    "vmap of grad": "{y} = torch.vmap(torch.func.grad(lambda t: t.pow(2).sum() * {c}))({a})",
+    "grad inside": "w = {a}.detach().requires_grad_()\n{y} = torch.autograd.grad((w * w.sin()).sum(), w)[0] * {a}",
+}.items():
+    row(_name, _text, a=full(at_least(1)), weight=2)
+row("vmap of two", "{y} = torch.vmap(lambda t, u: t * u.mean() + u, in_dims=(0, None))({a}, {b})", a=full(at_least(1)), b=full(), weight=1)
+for _name, _text in {"matmul": "{a} @ {a}.mT", "linear": "F.linear({a}, {a}.reshape(-1, {a}.shape[-1])[:2])", "softmax": "torch.softmax({a} @ {a}.mT, -1)", "mixed": "({a} @ {a}.mT).float() + {a}.sum()"}.items():
+    row(f"autocast {_name}", f"with torch.autocast({{a}}.device.type, dtype=bf16):\n    {{y}} = {_text}", a=full(lambda v: at_least(2)(v) and v.dtype is torch.float32), weight=2)
+row("autocast off inside", "with torch.autocast({a}.device.type, dtype=bf16):\n    w = {a} @ {a}.mT\n    with torch.autocast({a}.device.type, enabled=False):\n        {y} = w.float() @ {a}",
+    a=full(lambda v: at_least(2)(v) and v.dtype is torch.float32), weight=2)
+
+# ---------------------------------------------------------------- writes to parts, and to views of views
+
+for _name, _text in {
+    "split write": "{a}.split(2, {d})[-1].mul_({c})",
+    "chunk write": "w = {a}.chunk(2, {d})\nwith torch.no_grad():\n    w[0].add_({c})",
+    "tensor_split write": "with torch.no_grad():\n    {a}.tensor_split(2, {d})[-1].mul_({c})",
+    "unbind write": "with torch.no_grad():\n    {a}.unbind({d})[0].add_({c})",
+    "narrow of transpose write": "{a}.mT.narrow(0, 0, 1).mul_({c})",
+    "step of a slice write": "{a}[1:][..., ::2].add_({c})",
+    "select of select write": "{a}.select({d}, 0).select(0, -1).fill_({c})",
+    "flat part of a part": "{a}[:1].view(-1)[1:].mul_({c})",
+    "diagonal of a part": "{a}[..., :2].diagonal(0, -2, -1).add_({c})",
+    "unsqueezed and permuted": "{a}.unsqueeze(-1).movedim(-1, 0)[0][..., 0].mul_({c})",
+    "write to a detached view": "{a}.detach()[..., 0].mul_({c})",
+    "write through strides": "{a}.as_strided((1,), (1,), {a}.storage_offset()).add_({c})",
+    "swap of parts": "w = {a}[..., 0].clone()\n{a}[..., 0] = {a}[..., -1]\n{a}[..., -1] = w",
+    "write, read, write": "w = {a}[..., 0]\nw.mul_({c})\nu = {a}.sum(-1)\nw.add_(u.detach() * 0.1)",
+}.items():
+    row(_name, _text, a=at_least(1), writes="a", weight=1)
+
+# ---------------------------------------------------------------- complex views
+
+row("as complex", "{y} = torch.view_as_complex({a}[..., :2].contiguous())", a=lambda v: at_least(1, WIDE)(v) and all(t.shape[-1] > 1 for t in v.tensors), weight=2)
+row("complex by strides", "{y} = torch.view_as_complex({a}[..., :2].contiguous()).as_strided((1,), (1,)) * 1j", a=full(lambda v: at_least(1, WIDE)(v) and all(t.shape[-1] > 1 for t in v.tensors)), weight=1)
+row("bits of a float", "{y} = ({a}.contiguous().view(torch.int32) >> 8).to(i64) % 1000", a=lambda v: at_least(1)(v) and v.dtype is torch.float32 and v.depth == 0, weight=1)
+for _name, _text in {"write to the real view": "torch.view_as_real({a})[..., 0].mul_({c})", "complex in place": "{a}.mul_(1j)", "write to a part of a conjugate": "{a}.conj()[..., :1].mul_({c})"}.items():
+    row(_name, _text, a=at_least(1, COMPLEX), writes="a", weight=3)
+
+# ---------------------------------------------------------------- dtype mixes, empty and aliased results
+
+row("mixed sum", "{y} = {a} + {b} * 2 - ({a} > {c})", a=INT, b=FLOAT, when=APART, weight=2)
+row("mixed cat", "{y} = torch.cat([{a}.reshape(-1), {b}.reshape(-1), {e}.reshape(-1)])", a=FLOAT, b=FLOAT, e=REAL, weight=2)
+row("mixed in place", "{a}.add_({b}.sum())", a=at_least(1, lambda v: v.dtype is torch.bfloat16), b=full(REAL), writes="a", when=FRESH, weight=2)
+row("bool times float", "{y} = {a} * {b}", a=BOOL, b=FLOAT, weight=2)
+row("empty part", "{y} = {a}[..., :0].sum(-1) + {a}.sum(-1)", a=at_least(1), weight=1)
+row("empty cat", "{y} = torch.cat([{a}[:0], {a} * 2], 0)", a=at_least(1), weight=1)
+row("product with nothing", "{y} = {a}[..., :0] @ {a}[..., :0].mT + 1", a=at_least(2), weight=1)
+row("itself", "{y} = {a}", a=ANY, weight=1)
+row("all of itself", "{y} = {a}[:]", a=at_least(1, ANY), weight=1)
+row("view_as", "{y} = {a}.view_as({a})", a=ANY, weight=1)
+row("alias", "{y} = {a}.expand_as({a}).squeeze(0).unsqueeze(0)", a=at_least(1, ANY), weight=1)
