@@ -328,3 +328,27 @@ def test_every_function_of_the_tables(name):
     by_numpy = function(*args)
     compiled = fs.compile(lambda *args: function(*args), backend="eager", fullgraph=True)
     check_equal([by_numpy], [compiled(*copy.deepcopy(args))])
+
+
+ROWS, TABLE = np.array([0, 2]), np.array([[0, 1], [2, 1]], dtype=np.int32)
+
+
+def tensors_indexed_by_arrays(x):
+    y = x.clone()
+    y[np.array([0, 1]), ROWS] = x[0, :2]
+    y[ROWS] += 1
+    return y, x[ROWS], x[:, np.arange(2)], x[TABLE, ], x[1, TABLE], x[np.argsort(x[0].numpy())]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_indexed_by_arrays(backend):
+    compiled = fs.compile(tensors_indexed_by_arrays, backend=backend, fullgraph=True)
+    for rows in (3, 4, 5):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), tensors_indexed_by_arrays(x))
+
+
+def test_arrays_that_torch_converts_break():
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(fs.compile(lambda x: x[TABLE] * 2)(x), x[TABLE] * 2)
+    torch.testing.assert_close(fs.compile(lambda x: x[np.array([0.0, 1.0])])(x), x[:2])

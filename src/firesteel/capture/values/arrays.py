@@ -113,6 +113,11 @@ class ArrayOperators(Value):
             return call_numpy(m, COMPUTED[name], [self], {})
         return ArrayMethod(self, name) if name in METHODS.split() or name in WRITES else None
 
+    def as_index(self, m: Machine, alone: bool) -> Value:
+        """A tensor.  One of several dimensions that is not in a tuple torch takes for a tuple of its rows."""
+        rank = m.known(self.getattr(m, "ndim"))
+        return self.tensor(m) if rank == 1 or rank and not alone else self
+
     def tensor(self, m: Machine) -> Value:
         raise NotImplementedError
 

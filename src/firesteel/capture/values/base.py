@@ -89,6 +89,10 @@ class Value:
         """The Value to look for in a dict or set."""
         return self
 
+    def as_index(self, m: Machine, alone: bool) -> Value:
+        """The Value to index a tensor with, or with a tuple of which this is a part."""
+        return self
+
     def use(self, m: Machine) -> None:
         """Something depends on which object it is: guards that, where being looked at did not."""
 

@@ -271,7 +271,11 @@ def is_inference_result(m: Machine, out: torch.Tensor) -> bool:
 
 def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
     """The tensor and the rest of the key, after the symbolic ints in the key (which torch's own indexing refuses) have been applied."""
-    items = [m.look(item) for item in key.items] if isinstance(key, TupleValue) else [key]
+    if isinstance(key, TupleValue):
+        key = TupleValue([m.look(item).as_index(m, alone=False) for item in key.items])
+    else:
+        key = key.as_index(m, alone=True)
+    items = key.items if isinstance(key, TupleValue) else [key]
     places = [i for i, item in enumerate(items) if isinstance(item, SymNumber) and item.python_type() is int]
     if not places:
         return tensor, key
