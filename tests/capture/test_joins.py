@@ -143,6 +143,51 @@ def random_in_one_way(x):
     return x
 
 
+def written_in_one_way(x):
+    y = x * 1
+    if x.sum() > 0:
+        y.add_(1)
+    return y * 2
+
+
+def written_in_both(x):
+    y, z = x.exp() * x, x.new_zeros(3, 2)
+    before = (y + 1).sin()
+    if x.sum() > 0:
+        y.mul_(x)
+        if y.max() > 1:
+            y[0] = 5
+    else:
+        y.zero_()
+    with torch.no_grad():
+        if x.max() > 1:
+            z[1] = x.flatten()[:2]
+    y.add_(3)
+    return before * y, z * x.sum()
+
+
+def written_through_views(x):
+    y = x * 2
+    part, same = y[1:], y.detach()
+    if x.sum() > 0:
+        part.mul_(2)
+        z = y + 1
+        y.add_(z)
+    else:
+        z = y - part.sum()
+    return z, part, y * same
+
+
+def written_in_a_loop(x):
+    y = x * 1
+    for row in x:
+        if row.sum() > 0:
+            y.mul_(2)
+        else:
+            y.sub_(row)
+    return y * x
+
+
 def cell_changes(x):
     y = x
 
@@ -154,7 +199,7 @@ def cell_changes(x):
 
 
 PROGRAMS = [if_else, only_one_way, expression, early_return, nested, two_conditions, several_results, without_gradients, nested_without_gradients, no_grad_inside,
-            in_a_function, with_cond, random_in_one_way, cell_changes]
+            in_a_function, with_cond, random_in_one_way, written_in_one_way, written_in_both, written_through_views, written_in_a_loop, cell_changes]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
@@ -410,13 +455,78 @@ def test_a_later_write_behind_flags_that_differ():
     splits(f, (X,), (-X,))
 
 
-def test_a_write_in_one_way():
+@pytest.mark.parametrize("change", [lambda y: y.unsqueeze_(0), lambda y: y.t_(), lambda y: y.requires_grad_()])
+def test_a_way_that_changes_more_of_a_tensor_than_its_elements(change):
     def f(x):
-        y = x * 1
+        y = x.detach() * 1
         if x.sum() > 0:
-            y.add_(1)
+            change(y)
         return y * 2
     splits(f, (X,), (-X,))
+
+
+class Holder:
+    pass
+
+
+class Stores(torch.nn.Module):
+    """Attributes and entries of the user's objects that one way stores."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.last, self.held, self.named = None, Holder(), {"a": torch.ones(2)}
+        self.held.value = torch.zeros(2)
+
+    def forward(self, x):
+        y = x * self.mean.clone()
+        if x.sum() > 0:
+            self.mean = self.mean + x.detach()
+            self.count += 1
+            self.last = x.detach() * 2
+            if x.max() > 1:
+                self.held.value = self.mean * 3
+                self.mean.mul_(2)
+        else:
+            self.mean.add_(1)
+            self.named["a"] = x.detach()
+        return y + self.mean + self.held.value * self.named["a"] + self.count
+
+    def state(self):
+        return [self.mean.clone(), self.count.clone(), self.last, self.held.value, self.named["a"]]
+
+
+@pytest.mark.parametrize("backend", ["native", "eager", "aot_eager"])
+def test_what_the_ways_store_in_the_users_objects(backend):
+    plain, stored = Stores(), Stores()
+    compiler, made = counted() if backend == "native" else (backend, None)
+    compiled = fs.compile(stored, backend=compiler, fullgraph=True)
+    for scale in (0.1, -1, 3, -2, 0.5):
+        xs = [(torch.tensor([0.5, 1.0]) * scale).requires_grad_() for _ in range(2)]
+        kept = stored.held.value
+        want, got = plain(xs[0]), compiled(xs[1])
+        for result in (want, got):
+            result.sum().backward()
+        torch.testing.assert_close([got, xs[1].grad, *stored.state()], [want, xs[0].grad, *plain.state()])
+        assert scale > 1 or stored.held.value is kept
+
+
+def test_a_counter_in_one_way():
+    class Counts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            if x.sum() > 0:
+                self.calls += 1
+            return x * 2
+    module = Counts()
+    compiled = fs.compile(module)
+    for x in (X, -X, X):
+        torch.testing.assert_close(compiled(x), x * 2)
+    assert module.calls == 2
 
 
 def test_effects_in_one_way():

@@ -4,12 +4,14 @@ The arms are followed from the jump to the place where they meet, or until the f
 and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.  Where they
 leave different flags (`skip = True`), they are followed past the branch that asks for the flag.
 
-Attributes and entries of objects made in this capture may differ in any way (a cache that one arm fills): an `Undecided` stands there, which
-the run function decides when it makes the object, and which nobody may look at before.
+Attributes and entries may differ in any way (a cache that one arm fills): an `Undecided` stands there, which the run function decides when it
+makes the object, or stores there if it is one of the user's, and which nobody may look at before.  A tensor from before that an arm writes is
+written by the body, which is given it: it needs no result.
 
 What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
-breaks, raises, changes an object of the user's or the states of torch, or where they leave different things that are not tensors.
-An arm that writes a tensor made before leaves abstract tensors changed: the capture then starts again with a break here (`Unjoinable`).
+breaks, raises, changes lists of the user's or the states of torch, or where they leave different things that are not tensors.
+An arm by which a tensor made before gets a history or another shape leaves abstract tensors changed: the capture then starts again with a break
+here (`Unjoinable`).
 A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
 
     if x.sum() > 0: y = x.sin()             # branch(gt, x); y = getitem(branch, 0)
@@ -34,7 +36,7 @@ from firesteel.autograd.branches import branch_of, check_of, joined_like
 from firesteel.autograd.regions import module_of
 from firesteel.capture.code import program
 from firesteel.capture.control_flow import EXIT, meeting_places, only_raises
-from firesteel.capture.effects import DELETED
+from firesteel.capture.effects import DELETED, Effect
 from firesteel.capture.frames import Frame, restore_frame
 from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
@@ -43,7 +45,7 @@ from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, Undeci
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.capture.values.functions import CellValue
-from firesteel.capture.values.mappings import restore_entry
+from firesteel.capture.values.mappings import DictValue, restore_entry
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, wrap_output
@@ -102,7 +104,44 @@ class EntryPlace:
         m.effects.on_undo(restore_entry, self.entries, self.key, old)
 
 
-Place = CellPlace | AttributePlace | EntryPlace
+@dataclass(frozen=True, eq=False)
+class StorePlace:
+    """An attribute or an entry of an object of the user's, by the effect that stores it: stored once, behind the branch."""
+    effect: Effect
+
+    @property
+    def key(self) -> tuple[int, Any]:
+        return id(self.effect.target.identity()), self.effect.name or self.effect.data[0].constant()
+
+    def owner(self, m: Machine) -> Any:
+        return m.read(self.effect.target.identity(), self.effect.target.source)
+
+    def read(self, m: Machine) -> Value | None:
+        effect, owner = self.effect, self.owner(m)
+        try:
+            return m.look(owner.getattr(m, effect.name) if effect.name else owner.getitem(m, effect.data[0]))
+        except UserRaise:       # there is none yet
+            return None
+
+    def write(self, m: Machine, value: Value) -> None:
+        if self.effect.name:
+            m.effects.store_attr(self.owner(m), self.effect.name, value, self.effect.kind)
+        else:
+            self.owner(m).setitem(m, self.effect.data[0], value)
+
+
+Place = CellPlace | AttributePlace | EntryPlace | StorePlace
+STORES = {"setattr": ObjectValue, "set_plain": ObjectValue, "set_own": ObjectValue, "setitem": DictValue}      # effect -> what it is made on
+
+
+def stores(entries: Iterable[Effect]) -> dict[tuple[int, Any], StorePlace]:
+    """The places that effects of an arm store; refuses all other effects."""
+    places = [StorePlace(effect) for effect in entries]
+    for effect in (place.effect for place in places):
+        kind = STORES.get(effect.kind)
+        if kind is None or not isinstance(effect.target, kind) or not effect.name and not effect.data[0].is_constant():
+            raise NotJoined
+    return {place.key: place for place in places}
 
 
 # -- an arm ------------------------------------------------------------------------------------------------------------
@@ -125,11 +164,11 @@ class AtJump:
         self.slots, self.pc, self.old_stack = dict(f.slots), f.pc, list(f.stack)
         self.known = reachable([m.modes, m.leaves, m, *(part for one in m.frames for part in (one, one.slots, one.stack, one.closure)),
                                 *m.known_values(Value), *m.effects.overlays()])
-        self.versions = [(t, t._version, t.requires_grad) for t, _ in m.record.tensors.values()]
+        self.tensors = [(t, t._version, t.requires_grad, layout(t)) for t, _ in m.record.tensors.values()]
         self.states, self.asserts = m.states.changed(), assert_count(m)
 
-    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[tuple[int, Any], Place]:
-        """The places of objects from before that an arm changed; refuses all other changes of such objects."""
+    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]], stored: set[int]) -> dict[tuple[int, Any], Place]:
+        """The places of objects from before that an arm changed; refuses all other changes of such objects, but of those `stored`."""
         owners = {id(attributes): target for target, attributes in self.m.effects.overlays()}
         first: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
         places: dict[tuple[int, Any], Place] = {}
@@ -138,7 +177,7 @@ class AtJump:
             target = owners.get(id(owner)) or (args[0] if fn is setattr or owner is None or isinstance(owner, type(gc)) else owner)
             if fn is setattr:
                 first.setdefault((id(target), args[1]), args)
-            elif id(target) in self.known:
+            elif id(target) in self.known and id(target) not in stored:
                 places[id(target), args[fn is restore_entry]] = self._place(fn, target, args)
         for (key, name), (target, _, old) in first.items():
             new = getattr(target, name)
@@ -158,12 +197,14 @@ class AtJump:
 
     def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
         m = self.m
-        written = any(t._version != version or t.requires_grad != tracked for t, version, tracked in self.versions)
-        if written or self.asserts != assert_count(m):
+        other = any(t.requires_grad != tracked or t._version != version and layout(t) != before for t, version, tracked, before in self.tensors)
+        if other or self.asserts != assert_count(m):
             raise Unjoinable(m.steps)
-        if len(m.effects.entries) > mark[1][0] or m.states.changed() != self.states or m.handling is not mark[3]:
+        if m.states.changed() != self.states or m.handling is not mark[3]:
             raise NotJoined
-        return self.changed(m.effects.undo_since(mark[1]))
+        places = stores(m.effects.entries[mark[1][0]:])
+        targets: list[Any] = [place.effect.target for place in places.values()]
+        return {**self.changed(m.effects.undo_since(mark[1]), {id(getattr(target, "entries", target)) for target in targets}), **places}
 
     def follow(self, start: int, meet: int) -> Arm:
         m, f = self.m, self.f
@@ -240,6 +281,10 @@ class Other:
     value: Value
 
 
+def layout(t: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(t.shape), t.stride(), t.storage_offset()
+
+
 def placeholder_for(graph: torch.fx.Graph, node: Node) -> Node:
     made = graph.placeholder(node.name)
     val = node.meta.get("val")
@@ -291,8 +336,8 @@ class Merge:
         try:
             return self.merged(one, other)
         except NotJoined:
-            if isinstance(place, CellPlace):
-                raise
+            if isinstance(place, CellPlace) or isinstance(place, StorePlace) and any(map(is_number, (one, other))):
+                raise       # a counter is a symbol soon, of which nothing is known here
             return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
 
     def _of_one(self, picture: Any, arm: int) -> Any:
@@ -313,7 +358,7 @@ class Merge:
         if one is other:
             return one
         if isinstance(one, TensorPicture) and isinstance(other, TensorPicture):
-            if one.value is other.value and one.node is other.node:
+            if one.value is other.value:        # perhaps written
                 return one.value
             if type(one.abstract) is not type(other.abstract) or is_wrapper_class(type(one.abstract)) or one.value.inference != other.value.inference:
                 raise NotJoined
@@ -381,6 +426,10 @@ class Merge:
         made = graph.call_function(torch.empty, (0,), kwargs)
         made.meta.update(other.node.meta, val=run_abstract(self.m, torch.empty, [0], kwargs, "a branch"))
         return made
+
+
+def is_number(picture: Any) -> bool:
+    return isinstance(picture, SymNumber) or isinstance(picture, ConstValue) and type(picture.constant()) in (int, float)
 
 
 def is_same(one: Any, other: Any) -> bool:

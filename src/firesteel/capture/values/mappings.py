@@ -385,7 +385,8 @@ def set_add(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
 @METHODS.row((SetValue, "discard"))
 def set_discard(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     gone = args[0].hash_key(m)
-    self.change(m, {k: v for k, v in self.entries.items() if k != gone}, "discard", args[0])
+    if gone in self.entries:
+        self.change(m, {k: v for k, v in self.entries.items() if k != gone}, "discard", args[0])
     return NONE
 
 
