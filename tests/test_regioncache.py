@@ -16,6 +16,7 @@ from torch import nn
 import firesteel as fs
 from firesteel import programcache, regioncache
 from firesteel.artifacts import counters
+from firesteel.capture.prints import Prints
 
 
 @pytest.fixture
@@ -699,3 +700,15 @@ def test_processes(tmp_path):
     (tmp_path / "its_model.py").write_text(MODEL.replace("* RATE + 1", "* RATE + 2"))
     (changed,) = run()
     assert changed[:2] == ["0", "True"] and changed[2] != second[2]
+
+
+def test_functions_that_hold_each_other():
+    def made(step):
+        def inner(x):
+            return outer(x) * step
+
+        def outer(x):
+            return inner(x)
+        inner.outer = outer
+        return inner
+    assert Prints().of(made(2)) == Prints().of(made(2)) != Prints().of(made(3))

@@ -53,6 +53,7 @@ class Prints:
         self.homes: dict[str, dict[str, Any]] = {}      # name of a module -> its globals
         self._known: dict[int, tuple[Any, str]] = {}
         self._classes: dict[type, str] = {}
+        self._open: list[types.FunctionType] = []       # those being printed
 
     def of(self, obj: Any) -> str:
         """Of something that can be called, or a module."""
@@ -103,6 +104,15 @@ class Prints:
             self.homes[name] = scope if scope is not None else {}
 
     def function(self, fn: types.FunctionType, depth: int = 0) -> str:
+        if fn in self._open:        # functions hold each other: those that torch disables, once its compiler is loaded
+            return f"function {fn.__module__} {fn.__qualname__} again"
+        self._open.append(fn)
+        try:
+            return self._function(fn, depth)
+        finally:
+            self._open.pop()
+
+    def _function(self, fn: types.FunctionType, depth: int) -> str:
         home = str(fn.__globals__.get("__name__", ""))
         self._note(home, fn.__globals__)
         self.functions[id(fn)] = fn
