@@ -207,7 +207,7 @@ def _compile_backward(gm: torch.fx.GraphModule, dynamic: bool) -> Callable:
 
 
 def _capturing_backwards(compiled: Callable, settings: dict) -> Callable:
-    """The compiled callable, of whose backwards, whoever starts them inside, graphs are captured for the same backend."""
+    """The compiled callable, whose backwards, wherever they start inside, are captured as graphs for the same backend."""
     def compile_backward(gm: torch.fx.GraphModule, dynamic: bool) -> Callable:
         with config.patch(compiled_autograd=False):
             return compile(gm, backend=settings["backend"], dynamic=dynamic or settings["dynamic"])

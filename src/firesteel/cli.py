@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         return status
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)         # nothing is left to write when Python ends
-        if not isinstance(error, BrokenPipeError):           # else whoever read the output has seen enough
+        if not isinstance(error, BrokenPipeError):           # else the reader of the output closed the pipe
             print(f"firesteel: {error}", file=sys.stderr)
         return 1
     except UserError as error:

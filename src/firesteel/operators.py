@@ -34,7 +34,7 @@ def find(name: str) -> OpOverload | None:
 
 
 class Facet(Table[V]):
-    """Rows by operator, kept under its full name ("aten::add.Tensor", "aten::relu"): torch makes an operator when somebody first asks for it, and
+    """Rows by operator, kept under its full name ("aten::add.Tensor", "aten::relu"): torch creates an operator at its first lookup, and
     writing the rows of all would make them all."""
 
     def __init__(self, name: str):
@@ -94,7 +94,7 @@ class Facet(Table[V]):
 
 
 def _written(rows: dict[Any, V]) -> dict[Any, V]:
-    """The rows, after ops/ wrote them: whoever asks first loads it.  Where another thread is doing that this one waits; ops/ itself, which asks while
+    """The rows, after ops/ wrote them: the first lookup imports it.  Where another thread is doing that this one waits; ops/ itself, which asks while
     it is loaded, does not."""
     module = sys.modules.get(ROWS)
     if module is None or getattr(module.__spec__, "_initializing", False):
@@ -110,7 +110,7 @@ COLLECTIVES: Facet[str] = Facet("collective")       # "start" or "wait"
 
 
 def collective(target: Any) -> str | None:
-    """Is it a call that all ranks of a process group make?  It is made once, whoever reads its result, and starts keep the program's order."""
+    """Is it a call that all ranks of a process group make?  It is made once, read or not, and starts keep the program's order."""
     if type(target) is not OpOverload:
         return None
     if id(target) not in _collectives:

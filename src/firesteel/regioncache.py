@@ -135,7 +135,7 @@ def check_asked(region: Any) -> None:
 # ---------------------------------------------------------------- keys
 
 def key_of(region: Any, inputs: Sequence[Any]) -> str:
-    """Which call it is, as far as it is quick to tell: the guards decide."""
+    """Which call it is, as far as that is cheap to find out: the guards decide."""
     root = region.root
     fn = root.fn
     path = path_of(fn) or str(getattr(fn, "__qualname__", ""))

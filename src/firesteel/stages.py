@@ -1,4 +1,4 @@
-"""What happens with the product of each stage: it is verified, logged, dumped, and kept while somebody asks for it.
+"""What happens with the product of each stage: it is verified, logged, dumped, and kept while it is asked for.
 
 The rows of `STAGES` are in pipeline.py, the one list of stages.  Whoever runs a stage does so by its name, or hands its product to `done`.
 `fs.config.dump_dir` and `fs.config.keep_stages` ask for products: then a `Compilation` has a Record of each, with what it was made of.
@@ -138,7 +138,7 @@ COLLECTORS: list[list[Compilation]] = []        # who asks for everything that i
 
 
 def wanted(name: str, reason: str = "") -> Compilation | None:
-    """A compilation to keep products in, if somebody asks for them."""
+    """A compilation to keep products in, if they are asked for."""
     if config.report:
         importlib.import_module("firesteel.tools.report").begin()
     if not (config.dump_dir or config.keep_stages or COLLECTORS):

@@ -187,7 +187,7 @@ def _count_eager(reason: str) -> None:
 
 
 def _wait_for_the_door() -> None:
-    """Another thread's backward may be on its way through: the door is open for whoever comes."""
+    """Another thread's backward may be on its way through: the hook serves every thread that arrives."""
     if _state.task is None:
         _opening.holding(bool)
 
@@ -232,7 +232,7 @@ class CapturedBackward:
     def __init__(self, graph: CapturedGraph):
         self.graph = graph
         self.order: tuple[int, ...] | None = None           # of its first run
-        self.compiled: dict[Any, tuple[GraphCompiler, Callable]] = {}       # by what a compiler does: a loop may make it anew each time
+        self.compiled: dict[Any, tuple[GraphCompiler, Callable]] = {}       # by what a compiler does: a loop may create it again each time
 
     def __call__(self, inputs: list, sizes: Sequence, scalars: Sequence, hooks: list, packed: list) -> Sequence[Any]:
         task = _state.task

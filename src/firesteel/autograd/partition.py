@@ -89,7 +89,7 @@ class Roles:
     tangents: list[Node]
     outputs: list[Any]              # of the forward
     gradients: list[Any]            # nodes or None
-    effects: list[Node]             # what runs in the forward whoever reads its result: assertions, and draws of random numbers
+    effects: list[Node]             # runs in the forward even if nothing reads its result: assertions, and draws of random numbers
     late_effects: list[Node]        # those of the backward
     forward: set[Node]              # what the outputs are computed from
     after_tangents: set[Node]       # what is computed from a tangent

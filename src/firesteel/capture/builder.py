@@ -362,7 +362,7 @@ def known_callable(m: Machine, obj: Any, source: Source, found: CallMeaning) -> 
 
 
 def guard_callable(m: Machine, obj: Any, source: Source) -> None:
-    """Which object it is.  A bound method of native code is made anew by each lookup: whose it is, and its name."""
+    """Which object it is.  A bound method of native code is a new object at each lookup: its owner and its name are guarded."""
     if type(obj) not in BOUND or isinstance(obj.__self__, (types.ModuleType, type)) or obj.__self__ is None:
         guard(m, source, "identity", obj)
         return

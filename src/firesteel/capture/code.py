@@ -46,7 +46,7 @@ def per_code(make: Callable[[types.CodeType], Any]) -> Callable[[types.CodeType]
 
 def slot_names(code: types.CodeType) -> tuple[str, ...]:
     """Names of the frame's slots: locals, cells that are not locals, free variables."""
-    local = code.co_varnames        # made anew at each access
+    local = code.co_varnames        # a new tuple at each access
     return local + tuple(name for name in code.co_cellvars if name not in local) + code.co_freevars
 
 

@@ -289,7 +289,8 @@ class Region:
             log("recompiles", lambda: f"{self.name}: {reason}")
         for entry in (*self.entries, *((self._first,) if self._first is not None else ())):
             self.policy.learn(entry.guard.guards, arguments)
-        self.backend = self.root.backend if self.entries or self._first is not None else self.root.first_backend()
+        first = self.root.first_backends.get(marks.stance(), self.root.backend)
+        self.backend = self.root.backend if self.entries or self._first is not None else first
         counters["frames"]["total"] += 1
         begun = time.perf_counter()
         try:
@@ -546,9 +547,6 @@ class Root:
     def drive(self, *args: Any, **kwargs: Any) -> Any:
         """A call of compiled code, whatever the stance is."""
         return drive(self.region(len(args), tuple(kwargs)), (*args, *kwargs.values()))
-
-    def first_backend(self) -> Backend:
-        return self.first_backends.get(marks.stance(), self.backend)
 
     def all_regions(self) -> list[Region]:
         return [*self.regions.values(), *self.continuations.values()]

@@ -436,7 +436,7 @@ def imported(m: Machine, scope: dict[str, Any], name: str, level: int, names: An
         return None
     try:
         __import__(name, scope, None, names, level)
-    except Exception:       # told by the import itself, at a break
+    except Exception:       # raised by the import itself, at a break
         return None
     return find_module(scope, name, level, names)
 

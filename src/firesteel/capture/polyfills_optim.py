@@ -18,7 +18,7 @@ from torch.optim.optimizer import _to_scalar
 
 
 def with_tensors(module: types.ModuleType, name: str) -> dict[Any, Callable[..., None]]:
-    """Rows for an optimiser's two forms: its capturable form of single tensors, where its states lie beside the parameters."""
+    """Rows for an optimiser's two forms: its capturable form of single tensors, where its states are on the parameters' device."""
     forms = [getattr(module, f"_{kind}_tensor_{name}") for kind in ("single", "multi")]
     single, multi = (types.FunctionType(form.__code__, form.__globals__, form.__name__, form.__defaults__) for form in forms)
 

@@ -33,7 +33,7 @@ class NoPrint(Exception):
 
 LITERALS = (bool, int, float, complex, str, bytes, type(None), type(...))
 NAMED = (torch.dtype, torch.layout, torch.memory_format, torch.device)
-# attributes of classes that tell nothing of their code, or change as a program runs
+# attributes of classes that do not depend on their code, or change as a program runs
 UNPRINTED = frozenset({"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl", "__annotations__", "__firstlineno__",
                        "__static_attributes__", "__parameters__", "__orig_bases__", "__module__"})
 NATIVE = tuple(dict.fromkeys((types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.MethodWrapperType,
@@ -148,7 +148,7 @@ class Prints:
 
 
 def registered(cls: type) -> list[str]:
-    """The classes that count as subclasses of an abstract one since somebody said so."""
+    """The classes registered as virtual subclasses of an abstract one."""
     known = abc._get_dump(cls)[0] if isinstance(cls, abc.ABCMeta) else ()       # type: ignore[attr-defined]  # CPython's
     return sorted(f"{one.__module__}.{one.__qualname__}" for ref in known if (one := ref()) is not None)
 

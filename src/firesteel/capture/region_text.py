@@ -162,7 +162,7 @@ class RegionWriter:
 
     @functools.cached_property
     def _members(self) -> dict[int, tuple[str, str, str]]:
-        """Functions that somebody put into a class under another name than their own: module and name of the class, name in it."""
+        """Functions that were put into a class under another name than their own: module and name of the class, name in it."""
         classes = {cls: path for known in self._classes for cls in known.__mro__ if (path := path_of(cls)) is not None}
         parts = [(path, name, value) for cls, path in classes.items() for name, value in vars(cls).items()]
         return {id(value): (*path, name) for path, name, value in parts if isinstance(value, types.FunctionType)}

@@ -1,4 +1,4 @@
-"""Squares of elements turned in registers: how lanes read what lies in a row along another axis than theirs.
+"""Square blocks transposed in registers: how lanes read what is contiguous along another axis than theirs.
 
 In: a points nest whose Shape has `across`, the parallel axis along which some loads are rows, and the ranges of both axes.  Out: loops over
 squares of them.  In front of each square `width` rows of each such load are read, turned by shuffles and laid on the stack, where the points of
@@ -60,7 +60,7 @@ def _square(w: LlvmFunction, loads: Sequence[Expr], across: Axis, points: tuple[
 
 
 def _read_square(w: LlvmFunction, node: Expr, mask: str | None, stop: str) -> str:
-    """The stack's memory in which the square lies, turned.  Rows past the lanes' range are the last one again."""
+    """The stack memory that holds the transposed block.  Rows past the lanes' range repeat the last one."""
     buffer, address = node.attr
     element, width, lane = MEMORY[node.dtype], w.width, w.lane_axis
     assert lane is not None

@@ -41,7 +41,7 @@ def _value_type(kind: str) -> str:
 
 
 def _new_name(name: str) -> str:
-    """Operators can be taken back and defined anew in another way; forms stay."""
+    """An operator can be removed and redefined with another schema; its functional forms stay."""
     name = next(n for n in (name, *(f"{name}_{k}" for k in itertools.count(2))) if n not in _defined) if name in _defined else name
     _defined.add(name)
     return name

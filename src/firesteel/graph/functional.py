@@ -66,7 +66,7 @@ class MadeBy(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Alias:
-    """The storage of a tensor.  `node` is its value as of the cell's `version`.  `via` is None for what an operator made anew."""
+    """The storage of a tensor.  `node` is its value as of the cell's `version`.  `via` is None for the result of an operator."""
     cell: StorageValue
     steps: tuple[ViewStep, ...]
     node: Node

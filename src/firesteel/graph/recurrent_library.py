@@ -100,7 +100,7 @@ def _run_backward(gradients: Sequence[Tensor | None], token: Tensor, *args: Any)
 
 @contextmanager
 def _recording() -> Any:
-    """Autograd at work, whoever calls."""
+    """Autograd is on inside, in whatever mode the caller is."""
     keys = torch._C.DispatchKey
     with torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False), \
             torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False), torch.enable_grad():

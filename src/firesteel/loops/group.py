@@ -349,7 +349,7 @@ class Grouper:
 
     def _find_dead(self, order: list[Group]) -> None:
         """Groups that nobody reads, last first: where indices were simplified, loads have vanished (a triangle above all rows is 0).
-        One that checks indices stays: eager raises whoever reads the result."""
+        One that checks indices stays: eager raises whether or not the result is read."""
         for group in reversed(order):
             if not group.frozen and not any(self._escapes(name, group) for name in group.writes) and not _checks(group):
                 self.dead |= group.members

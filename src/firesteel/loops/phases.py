@@ -152,7 +152,7 @@ class _Arranger:
         return Store(what.buffer, tuple([self._resolved(part, level, statement) for part in what.index]), value, what.mode)
 
     def _alive(self, final: list[Statement]) -> list[int]:
-        """Numbers of the statements that somebody needs; readers come after what they read, so one walk back will do."""
+        """Numbers of the live statements; readers come after what they read, so one backward walk finds them."""
         needed = set(self.escaping)
         alive = []
         seen: set[Expr] = set()

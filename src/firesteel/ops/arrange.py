@@ -1,4 +1,4 @@
-"""Tensors put together or laid out anew by position: cat, stack, pad, flip, roll, repeat, triangles.
+"""Tensors concatenated or rearranged by position: cat, stack, pad, flip, roll, repeat, triangles.
 
 Each element of the result comes from one of several inputs, chosen by its index alone: a masked load from each."""
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _is_one_query(q: Tensor, k: Tensor) -> bool:
 
 
 def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, transposed: bool) -> Tensor:
-    """Attention of one query, as when a text is generated.  Reading keys and values bounds it: loops read them where they lie, so that heads which
+    """Attention of one query, as when a text is generated.  Reading keys and values bounds it: loops read them in place, so that heads which
     share them need no copies, and are fused with what makes the mask.  A query whose keys are all masked gives zeros."""
     scores = aten.sum.dim_IntList(widen(q) * widen(k), [3]) * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
     if bias is not None:

@@ -354,10 +354,8 @@ device_rule("_native_batch_norm_legit.no_stats")(
 device_rule("_native_batch_norm_legit_no_training")(
     lambda x, weight, bias, mean, var, momentum, eps: native_batch_norm(x, weight, bias, mean, var, False, momentum, eps))
 
-
-@device_rule("_native_batch_norm_legit_functional")
-def native_batch_norm_functional(x: Spec, weight, bias, mean: Spec, var: Spec, training: bool, momentum: float, eps: float) -> tuple:
-    return (*native_batch_norm(x, weight, bias, mean, var, training, momentum, eps), like(mean), like(var))
+device_rule("_native_batch_norm_legit_functional")(lambda x, weight, bias, mean, var, training, momentum, eps: (
+    *native_batch_norm(x, weight, bias, mean, var, training, momentum, eps), like(mean), like(var)))
 
 
 @device_rule("cudnn_batch_norm")
@@ -371,9 +369,8 @@ def batch_norm_with_update(x: Spec, weight, bias, mean, var, momentum: float, ep
     return (*native_batch_norm(x, weight, bias, mean, var, True, momentum, eps), fresh(x, (0,), torch.uint8))
 
 
-@device_rule("_batch_norm_with_update_functional")
-def batch_norm_with_update_functional(x: Spec, weight, bias, mean, var, momentum: float, eps: float) -> tuple[Spec, ...]:
-    return (*batch_norm_with_update(x, weight, bias, mean, var, momentum, eps), like(mean), like(var))
+device_rule("_batch_norm_with_update_functional")(lambda x, weight, bias, mean, var, momentum, eps: (
+    *batch_norm_with_update(x, weight, bias, mean, var, momentum, eps), like(mean), like(var)))
 
 
 @refuses("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional")

@@ -94,7 +94,7 @@ class Recording:
         self.rises: list[int] = []              # written inputs, each as often as its version rises
         self.stream = 0
         self.results: tuple = ()
-        self.fresh: list[int] = []              # those that lie in the graph's memory
+        self.fresh: list[int] = []              # those in the graph's memory
         self.source = getattr(call, "source", "")
 
     def __call__(self, *inputs: Any) -> tuple:

@@ -94,7 +94,7 @@ def dense_order(dims: Iterable[int], sizes: Sequence[Size], strides: Sequence[Si
 
 
 def is_dense(sizes: Sequence[Size], strides: Sequence[Size], same: Compare, less: Compare) -> bool:
-    """Non-overlapping and dense: some order of the dimensions is packed.  Whoever compares decides whether symbols are guarded; a size that may
+    """Non-overlapping and dense: some order of the dimensions is packed.  `same` and `less` decide whether symbols are guarded; a size that may
     be 0 is not asked for."""
     if any(type(size) is int and size == 0 for size in sizes):
         return True

@@ -238,7 +238,7 @@ class Unjoinable(Exception):
 
 
 class Undecided(LazyValue):
-    """What a branch on data leaves in a place of an object: only the run function knows which.  Whoever looks at it makes the branch a break."""
+    """What a branch on data leaves in a place of an object: only the run function knows which.  Reading it makes the branch a break."""
 
     def __init__(self, step: int, condition: Value, when_false: Value, when_true: Value):
         super().__init__(None, None)
@@ -306,7 +306,7 @@ class CallableObject(Value):
         return self.fn if isinstance(self.fn, types.MethodWrapperType) else ObjectKey(self.fn)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
-        """Bound builtins are equal that are made anew at each look: torch.Tensor.ndim.__get__."""
+        """A bound builtin is a new object at each lookup, equal to the last: torch.Tensor.ndim.__get__."""
         known = op in ("==", "!=") and isinstance(other, CallableObject)
         return m.fresh(m.run_real(OPERATORS[op], self.fn, other.fn)) if known else None     # type: ignore[attr-defined]
 

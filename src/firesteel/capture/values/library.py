@@ -92,7 +92,7 @@ REPLAY.add("refill", lambda e, target, data, name: f"{e.helper(refill)}({target}
 
 
 class DequeValue(ListValue):
-    """A collections.deque; a change of the user's fills it anew."""
+    """A collections.deque; a change of the user's is replayed by refilling it."""
 
     cls = collections.deque
 

@@ -294,7 +294,7 @@ def call_linearize(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 def value_and_derivative(m: Machine, name: str, args: Args, primals: tuple[Any, Any], leaves: list[Any],
                          differentiate: Callable[..., Any]) -> tuple[Value, Value]:
-    """The value and each call of the derivative run the function anew."""
+    """The value and each call of the derivative run the function again."""
     draws = m.world.draws
     body = Body(m, m.look(args[0]), args[1:], {}, leaves)
     if m.world.draws > draws:

@@ -325,7 +325,7 @@ class Walk:
         return result
 
     def used(self, node: Node) -> set[int] | None:
-        """Which of several results somebody reads; None where somebody takes them all."""
+        """Which of several results are read; None where a reader takes them all."""
         readers = [user for user in node.users if user in self.wanted]
         return {cast(int, user.args[1]) for user in readers} if all(user.target is operator.getitem for user in readers) else None
 
