@@ -3,7 +3,7 @@
     python bench/reference.py [--programs gpt,mlp] [--impl eager,torch,firesteel] [--json OUT] [--repeat 3]
 
 A row a program and mode: the first call with an empty cache (cold), the first call of a second process with that cache
-(warm), the steady state, graphs, kernels, fall-backs, stage times, peak memory.  Absolute times mean little on a noisy
+(warm), the steady state, graphs, kernels, fall-backs, stage times, peak memory of the warm process.  Absolute times mean little on a noisy
 machine, whose speed changes within minutes: for the steady state the processes of a row stay alive and take turns, a short
 window each, and the figure is the lower quartile of all of an implementation's steps.  Read the ratios of one run.
 """
@@ -177,7 +177,7 @@ def cold_and_warm(arguments: list, impl: str, lives: dict[str, Live]) -> dict:
         if impl != "eager" and "error" not in cold:
             live.close()
             live = lives[impl] = Live(__file__, arguments, cache)
-    return live.row if "error" in live.row else cold | {"cold": cold["first"], "warm": live.row["first"]}
+    return live.row if "error" in live.row else cold | {"cold": cold["first"], "warm": live.row["first"], "peak_mb": live.row["peak_mb"]}
 
 
 def summary(rows: list[dict]) -> dict:
@@ -190,12 +190,13 @@ def summary(rows: list[dict]) -> dict:
 
 def show(rows: list[dict]) -> str:
     lines = ["| program | cold: torch.compile / firesteel | warm: torch.compile / firesteel | steady: eager / torch.compile / firesteel "
-             "| graphs | kernels | library calls | fall-backs | peak MB: eager / firesteel |", "|---|---|---|---|---|---|---|---|---|"]
+             "| graphs | kernels | library calls | fall-backs | peak MB: eager / torch.compile / firesteel |", "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         e, t, f = (row.get(i, {}) for i in IMPLS)
+        peaks = " / ".join(f"{found.get('peak_mb', 0):.0f}" for found in (e, t, f))
         lines.append(f"| {row['program']} {row['mode']} | {_pair(t, f, 'cold', 1, 's')} | {_pair(t, f, 'warm', 1, 's')} | "
                      f"{_ms(e)} / {_ms(t)} / {_ms(f)} | {f.get('graphs', '-')} | {f.get('kernels', '-')} | {f.get('library_calls', '-')} | "
-                     f"{f.get('fallbacks', '-')} | {e.get('peak_mb', 0):.0f} / {f.get('peak_mb', 0):.0f} |")
+                     f"{f.get('fallbacks', '-')} | {peaks} |")
         lines += [f"|   error: {impl}: {row[impl]['error']} |" for impl in IMPLS if "error" in row.get(impl, {})]
     return "\n".join(lines)
 
