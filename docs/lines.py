@@ -56,7 +56,7 @@ FEATURES = {
     "packages": "shipping/archive shipping/caches shipping/info shipping/kinds shipping/load shipping/pack shipping/processors shipping/values",
     "dumps and replay": "dumps replay stages",
     "tools": "tools/bisect tools/cases tools/debug tools/doctor tools/explain tools/failures tools/report tools/scripts",
-    "drop-in": "dropin options support public watchers capture/flex capture/shape_specs graph/tracing_context",
+    "drop-in": "dropin options support public watchers capture/flex capture/shape_specs capture/replaced graph/tracing_context",
     "more of torch captured: forward-mode AD, hooks on saved tensors, scripted modules, nested tensors, optimisers": """capture/values/duals
         capture/values/saved_tensors capture/values/scripted capture/values/jagged graph/answers capture/polyfills_optim""",
     "kernels: CUDA graphs, measured warps, layouts, guard zones, sums, writes in place, optimiser steps": """runtime/graphs runtime/cubins

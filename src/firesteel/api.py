@@ -65,7 +65,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         return _compile_module(model, settings)
     if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
         return _with_first(_module_call(model.__self__, settings, model.__func__), model.__self__, model)
-    shares = not isolate_recompiles and shapes_spec is None and holds_floats(model)
+    shares = not isolate_recompiles and shapes_spec is None and any(type(held) is float for held in held_by(model))
     return _compile_closure(model, settings) if shares else compile_callable(model, settings)
 
 
@@ -152,10 +152,6 @@ def held_by(fn: Callable) -> list[Any]:
         return []
     cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
     return [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-
-
-def holds_floats(fn: Callable) -> bool:
-    return any(type(held) is float for held in held_by(fn))
 
 
 def call_closure(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
