@@ -91,3 +91,16 @@ def test_the_number_of_a_class_is_where_python_has_it():
         assert Changing.value == value and hasattr(Changing, "value")
         seen.append(number.value)
     assert len({*seen}) == 3 and 0 not in seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_a_forward_of_torch_replaced_behind_the_capture(backend, monkeypatch):
+    layer, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()), torch.randn(2, 3)
+    compiled = fs.compile(layer, backend=backend)
+    before = compiled(x)
+    plain = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: plain(self, x) + 1)
+    torch.testing.assert_close(compiled(x), layer(x))
+    monkeypatch.undo()
+    torch.testing.assert_close(compiled(x), before)
+    torch.testing.assert_close(layer(x), before)

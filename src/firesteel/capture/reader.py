@@ -34,6 +34,8 @@ from firesteel.capture.world import STATIC, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation
 from firesteel.sym.expr import free_symbols
 
+REPLACED = frozenset({"forward"})       # methods that programs replace in classes of torch
+
 
 class Reader(Machine):
     """Mutable; the base of SymbolicMachine."""
@@ -248,11 +250,12 @@ class Reader(Machine):
 
     def guard_class_attribute(self, cls: type, name: str, attribute: Any) -> None:
         """A method was found through a class, or through super() behind it: nobody has put another one there.  Classes of torch and
-        the standard library are fixed."""
+        the standard library are fixed, but for the methods that programs replace."""
         if mro_lookup(cls, name) is not attribute:
             cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
         base = next((c for c in cls.__mro__ if name in vars(c)), cls)
-        if not isinstance(self.same_object(base), LocalClass) and not builder.is_trusted_scope({"__name__": cls.__module__}):
+        fixed = name not in REPLACED and builder.is_trusted_scope({"__name__": cls.__module__})
+        if not isinstance(self.same_object(base), LocalClass) and not fixed:
             source: Source = Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name)
             if isinstance(attribute, classmethod):          # a read makes a new bound method
                 source = Attr(source, "__func__")
