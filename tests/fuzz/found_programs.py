@@ -340,3 +340,11 @@ def _write_by_strides_to_a_view_of_another_dtype(x):
     x.view(torch.int16).as_strided((2,), (3,), 7).fill_(6)
     x.view(torch.int64).as_strided((2,), (1,), 4).fill_(7)
     return x * 1
+
+
+@found("gradient behind a view that has no history any more", (((7, 9), (7, 2)), f32, "contiguous", "leaf"), (((7, 9), (7, 2)), f32, "contiguous", ""))
+def _gradient_behind_a_stale_view(x, y):
+    with torch.no_grad():
+        x.unbind(0)[0].add_(2)
+    w = y.detach().requires_grad_()
+    return torch.autograd.grad((w * w.sin()).sum(), w)[0] * y

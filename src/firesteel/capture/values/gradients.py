@@ -31,6 +31,7 @@ from firesteel.autograd.backwards import (
     late_after_hooks,
     late_gradient_hooks,
 )
+from firesteel.autograd.outcome import is_tracked
 from firesteel.autograd.seams import is_seam_function, retain_here
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
@@ -82,7 +83,7 @@ def cuts_history(nodes: list[torch.fx.Node]) -> bool:
         if node.op == "call_function" and is_seam_function(node.target) and node.target is not retain_here and tracked:
             return True
         val = node.meta.get("val")
-        tracked = tracked or isinstance(val, torch.Tensor) and val.grad_fn is not None
+        tracked = tracked or isinstance(val, torch.Tensor) and is_tracked(val)
     return False
 
 

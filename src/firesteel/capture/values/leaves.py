@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from firesteel.autograd.backwards import gradients, history_of, is_spent
+from firesteel.autograd.outcome import is_tracked
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Fixed
@@ -174,7 +175,7 @@ def refuse_turned(m: Machine, e: Emitter) -> None:
         if isinstance(val, torch.Tensor) and val.requires_grad:
             if id(val) in inside:
                 raise LeavesRegion(inside[id(val)].tensor, inside[id(val)].birth)
-            reached = [outside[id(leaf)] for leaf in history_of([val]).leaves if id(leaf) in outside and val.grad_fn is not None] if outside else []
+            reached = [outside[id(leaf)] for leaf in history_of([val]).leaves if id(leaf) in outside] if outside and is_tracked(val) else []
             if reached and not is_used_up(m, val):
                 for made in reached:
                     turn_at_once(m, e, made)
