@@ -696,7 +696,7 @@ def test_processes(tmp_path):
         return answers
     first = run(2)
     (second,), (other,) = run(PYTHONHASHSEED="1"), run(PYTHONHASHSEED="2")
-    assert first[0][1] == "True" and second[:2] == other[:2] == ["1", "False"] and second[2] == first[0][2]
+    assert "True" in (first[0][1], first[1][1]) and second[:2] == other[:2] == ["1", "False"] and second[2] == first[0][2]
     (tmp_path / "its_model.py").write_text(MODEL.replace("* RATE + 1", "* RATE + 2"))
     (changed,) = run()
     assert changed[:2] == ["0", "True"] and changed[2] != second[2]

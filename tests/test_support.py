@@ -25,7 +25,7 @@ def test_the_requirement_is_the_range_that_is_supported():
 @pytest.mark.parametrize("numpy, told", [
     ("import numpy; numpy.__version__ = '1.24.4'", "works with NumPy 1.25 and newer; this is 1.24.4: pip install 'numpy>=1.25'"),
     ("import sys, numpy; sys.modules['numpy'] = None", "needs NumPy, which cannot be imported"),
-    ("import numpy; numpy.random.default_rng = numpy.array", ""),       # NumPy 1 has a plain builtin there
+    ("import faulthandler, numpy; numpy.random.default_rng = faulthandler.is_enabled", ""),       # NumPy 1 has a plain builtin there
 ], ids=["old", "none", "1.x"])
 def test_numpy(numpy, told):
     done = subprocess.run([sys.executable, "-c", f"import torch; {numpy}; import firesteel as fs; fs.compile"], capture_output=True, text=True)

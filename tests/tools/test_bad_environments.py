@@ -183,7 +183,8 @@ def test_two_processes_on_one_cache(tmp_path):
 
 
 SLOW = """
-import time, torch, firesteel as fs
+import signal, time, torch, firesteel as fs
+signal.signal(signal.SIGINT, signal.default_int_handler)        # a process in the background may have been told to ignore it
 def slow(gm, inputs):
     print("compiling", flush=True)
     if not done:
