@@ -117,6 +117,20 @@ def take_transforms() -> Taken:
     return Taken(c.peek_interpreter_stack, c.pop_dynamic_layer_stack, c.push_dynamic_layer_stack, operator.itemgetter(slice(1, 2)))
 
 
+def is_stale(tensor: torch.Tensor) -> bool:
+    """Is it a view whose base was written since in a way that eager forbids?  Then to ask for its history is an error, then and here."""
+    try:
+        tensor.grad_fn  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Has autograd recorded how the tensor came about?  A view that was taken under no_grad requires grad but has no history."""
+    return tensor.requires_grad and not is_stale(tensor) and tensor.grad_fn is not None
+
+
 def has_history(tensor: torch.Tensor) -> bool:
     """Is it a result of an operator?  To ask that of a view taken under no_grad, whose base was written since with recording on, is an error; where
     nothing is recorded, eager does not ask."""

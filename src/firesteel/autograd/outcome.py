@@ -42,6 +42,7 @@ from firesteel.graph.wrappers import is_wrapper, parts_of
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, eq
 from firesteel.sym.symint import SYMBOLIC, from_sym
+from firesteel.torchstate import is_stale, is_tracked
 
 aten = torch.ops.aten
 Program = Callable[..., Sequence[Any]]
@@ -62,20 +63,6 @@ class Origin:
 
 
 # ---------------------------------------------------------------- what autograd knows of a tensor
-
-def is_stale(tensor: torch.Tensor) -> bool:
-    """Is it a view whose base was written since in a way that eager forbids?  Then to ask for its history is an error, then and here."""
-    try:
-        tensor.grad_fn  # noqa: B018
-    except RuntimeError:
-        return True
-    return False
-
-
-def is_tracked(tensor: torch.Tensor) -> bool:
-    """Has autograd recorded how the tensor came about?  A view that was taken under no_grad requires grad but has no history."""
-    return tensor.requires_grad and not is_stale(tensor) and tensor.grad_fn is not None
-
 
 def owner_of(tensor: torch.Tensor) -> Any:
     """The tensor whose history a view follows: its base, or itself where it is none (what detach gives is none)."""

@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from firesteel.autograd.backwards import ResultOfOperator
 from firesteel.autograd.branches import StateCall, compile_bodies, has_bodies, inside_bodies
-from firesteel.autograd.outcome import is_stale
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.autograd.symbols import environment
@@ -34,6 +33,7 @@ from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import from_sym
+from firesteel.torchstate import is_stale
 
 
 def is_seam(node: Node) -> bool:

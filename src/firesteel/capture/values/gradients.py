@@ -31,7 +31,6 @@ from firesteel.autograd.backwards import (
     late_after_hooks,
     late_gradient_hooks,
 )
-from firesteel.autograd.outcome import is_tracked
 from firesteel.autograd.seams import is_seam_function, retain_here
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
@@ -48,6 +47,7 @@ from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.capture.values.torch_states import StateQuery, guard_answer
 from firesteel.errors import Break
+from firesteel.torchstate import is_tracked
 
 
 # -- compiled autograd --------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from firesteel.autograd.backwards import gradients, history_of, is_spent
-from firesteel.autograd.outcome import is_tracked
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Fixed
@@ -29,6 +28,7 @@ from firesteel.capture.values.tensor import TENSOR_METHODS, TENSOR_STORES, Tenso
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
 from firesteel.records import dataclass
+from firesteel.torchstate import is_tracked
 
 
 @dataclass(frozen=True, eq=False)
