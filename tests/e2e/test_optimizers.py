@@ -98,11 +98,7 @@ def test_every_optimizer_steps_as_eager(name, foreach):
     fs.reset()
     mine, theirs = (getattr(torch.optim, name)(parameters(), lr=0.1, foreach=foreach) for _ in range(2))
     step = fs.compile(mine.step)
-    for n in range(7):      # RAdam changes its rule at the sixth
-        for optimizer in (mine, theirs):
-            set_step(optimizer, n)
-        step()
-        theirs.step()
+    step_both(step, mine, theirs, 7)        # RAdam changes its rule at the sixth
     for p, q in zip(mine.param_groups[0]["params"], theirs.param_groups[0]["params"]):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=2e-5)
 
@@ -110,6 +106,15 @@ def test_every_optimizer_steps_as_eager(name, foreach):
 ASKING: list[tuple[str, dict[str, Any]]] = [
     ("ASGD", {"t0": 3.0, "weight_decay": 0.1}), ("ASGD", {"maximize": True}), ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("RAdam", {"maximize": True}), ("Adafactor", {"weight_decay": 0.1}), ("Adafactor", {"maximize": True, "eps": (1e-4, 1e-2)})]
+
+
+def step_both(step, mine, theirs, count):
+    """Steps with equal gradients: `step` is the compiled one of `mine`."""
+    for n in range(count):
+        for optimizer in (mine, theirs):
+            set_step(optimizer, n)
+        step()
+        theirs.step()
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -122,11 +127,7 @@ def test_steps_that_ask_for_numbers_are_one_graph(name, settings, dtype, foreach
     made = [[torch.nn.Parameter(p.detach().to(dtype)) for p in parameters()] for _ in range(2)]
     mine, theirs = (getattr(torch.optim, name)(some, lr=0.1, foreach=foreach, **settings) for some in made)
     step = fs.compile(mine.step, fullgraph=True)
-    for n in range(9):
-        for optimizer in (mine, theirs):
-            set_step(optimizer, n)
-        step()
-        theirs.step()
+    step_both(step, mine, theirs, 9)
     for p, q in zip(*made):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
     ours, wanted = mine.state_dict()["state"], theirs.state_dict()["state"]
@@ -141,11 +142,7 @@ def test_adafactor_chooses_as_python_does(size):
     made = [[torch.nn.Parameter(torch.full((2, 3), size)), torch.nn.Parameter(torch.ones(3))] for _ in range(2)]
     mine, theirs = (torch.optim.Adafactor(some) for some in made)
     step = fs.compile(mine.step, fullgraph=True)
-    for n in range(3):
-        for optimizer in (mine, theirs):
-            set_step(optimizer, n)
-        step()
-        theirs.step()
+    step_both(step, mine, theirs, 3)
     torch.testing.assert_close(made[0], made[1], equal_nan=True)
 
 
