@@ -92,3 +92,46 @@ def test_alpha_that_is_written_later():
     fs.compile(fn)(x, t.clone()).sum().backward()
     fn(twin, t.clone()).sum().backward()
     torch.testing.assert_close(x.grad, twin.grad)
+
+
+# -- a literal that was written ---------------------------------------------------------------------------------------------
+def added(t, x):
+    t += 1
+
+
+def added_by_out(t, x):
+    torch.add(t, 1, out=t)
+
+
+def added_in_a_list(t, x):
+    torch._foreach_add_([t], 1)
+
+
+def moved(t, x):
+    t.set_(x.sum())
+
+
+def added_by_a_view(t, x):
+    t.view(1)[0] = 9
+
+
+def added_by_data(t, x):
+    t.data.mul_(4)
+
+
+def added_by_data_of_a_view(t, x):
+    t.view(1).data.mul_(4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "native"])
+@pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t * 2).item(), lambda t: 1.0 if t > 2.5 else -1.0], ids=["item", "of a product", "branch"])
+@pytest.mark.parametrize("write", [added, added_by_out, added_in_a_list, moved, added_by_a_view, added_by_data, added_by_data_of_a_view])
+def test_a_written_literal_is_read_anew(write, read, backend):
+    def fn(x):
+        t = torch.tensor(2.)
+        write(t, x)
+        return x * read(t), t
+    x = torch.ones(3)
+    for captured in (False, True):
+        with fs.config.patch(capture_scalar_outputs=captured):
+            torch.testing.assert_close(fs.compile(fn, backend=backend)(x), fn(x))

@@ -322,7 +322,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
     """An operator that changes the metadata of its argument: the tensor moves to another place."""
     target = args[0]
     spec = reshaped_spec(fact, args, kwargs)
-    before, place = target.spec, target.record
+    before, place, target.value = target.spec, target.record, None
     _keep_value(world, target, before)
     if fact.op is aten.set_.source_Tensor:
         source = args[1].record

@@ -31,6 +31,7 @@ class AbstractTensor(torch.Tensor):
     record: Any
     given: torch.Tensor | None = None           # as an example: the data that it has in every call, where that is known
     memory: AbstractTensor | None = None        # outside of the tracer: the tensor that lay there first, where this one is a view
+    has_data: bool = False                      # of the first tensor in a memory: x.data was asked of one
     bits: frozenset[Any] = frozenset()          # likewise: the operators of BITS whose bit eager's tensor has
     born: Any       # the graph node whose value this object is, while tracing
 
@@ -61,11 +62,17 @@ class AbstractTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
+        memory_of(self).has_data = True
         return DATA.__get__(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         self.world.set_data(self, value)
+
+    @property
+    def uncounted(self) -> bool:
+        """May writes raise no version, since they go through x.data?"""
+        return memory_of(self).has_data
 
     def requires_grad_(self, requires_grad: bool = True) -> AbstractTensor:
         self.world.leaves_made += requires_grad and not self.requires_grad

@@ -381,6 +381,7 @@ class TraceWorld(AbstractWorld):
         if overlapping(place, target):
             raise Unfollowable("overlapping_writes", "a self-overlapping tensor is written: each of its elements would be a value of its own")
         write(place, node, self.emit)
+        target.value = None
 
 
 def overlapping(place: Alias, target: AbstractTensor) -> bool:

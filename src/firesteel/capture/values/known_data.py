@@ -34,7 +34,7 @@ MODULES = {"_operator", "torch", "torch._C", "torch._C._VariableFunctions", None
 def known_data(m: Machine, value: Any) -> torch.Tensor | None:
     """The data of a TensorValue, or None."""
     found = known_of(m.record.known, value.node)
-    return found if isinstance(found, torch.Tensor) and not value.abstract._version else None
+    return found if isinstance(found, torch.Tensor) and not is_written(value.abstract) else None
 
 
 def known_of(known: dict[Node, Any], node: Node) -> Any:
@@ -78,8 +78,13 @@ def is_pure(node: Node) -> bool:
 
 
 def is_plain(node: Node) -> bool:
-    return all(isinstance(t, torch.Tensor) and not t._version and not t.requires_grad and t.layout is torch.strided
+    return all(isinstance(t, torch.Tensor) and not is_written(t) and not t.requires_grad and t.layout is torch.strided
                and all(type(size) is int for size in t.shape) and t.numel() <= LARGEST for t in tree_leaves(node.meta.get("val")))
+
+
+def is_written(t: torch.Tensor) -> bool:
+    """Perhaps: x.data, over the same memory, raises no version."""
+    return t._version > 0 or getattr(t, "uncounted", False)
 
 
 def described(found: Any) -> Any:
