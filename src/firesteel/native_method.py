@@ -9,6 +9,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+KERNEL, CONSTANT = "kernel", "constant"     # kinds of words
+
+
+class Word(int):
+    """A word of a launch that is another number in each process: an address, say.  It is written as (kind, name), and holds what it depends on."""
+
+    kind: str
+    name: Any
+    holds: Any
+
+    @classmethod
+    def of(cls, value: int, kind: str, name: Any, holds: Any = None) -> Word:
+        word = cls(value)
+        word.kind, word.name, word.holds = kind, name, holds
+        return word
+
+
 CompileText = Callable[[str, str], int]     # (LLVM text, function name) -> address
 
 

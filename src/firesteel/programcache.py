@@ -4,13 +4,13 @@ In: a captured graph and its example inputs.  Out: a `ProgramEntry` for `autogra
 their kernels, and the text of its backward graph, so that a second process traces, fuses, plans and prints nothing.  What always holds
  - The key holds all that decides: the graph's text, its inputs, the states of torch that tracing reads, settings, versions, the processor and
    the compiler's own sources.  No path, rank or address occurs in it.
- - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, has sizes that
-   only run time knows, or runs on a GPU.  `FIRESTEEL_LOGS=cache` says why.
+ - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, or has
+   sizes that only run time knows.  `FIRESTEEL_LOGS=cache` says why.
  - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is compiled.
  - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
-An entry is a line of JSON, then bytes: the host function's code and the kernels' object code.
+An entry is a line of JSON, then bytes: the host function's code, and the kernels' object code or cubins.
 """
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import io
 import json
 import marshal
 import os
@@ -41,11 +42,12 @@ from firesteel.config import config
 from firesteel.graph.abstract import is_bare_view
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.homes import LIBRARY_OPERATORS, is_in_package
+from firesteel.native_method import CONSTANT, KERNEL, Word
 from firesteel.records import dataclass
-from firesteel.runtime import cpu, diskcache
+from firesteel.runtime import cpu, cuda, diskcache
 from firesteel.stages import STAGES
 from firesteel.sym.env import ShapeEnv
-from firesteel.targets import CPU
+from firesteel.targets import CUDA, KINDS
 
 SUFFIX = ".program"
 OPERATORS = "torch.ops.firesteel."
@@ -71,7 +73,7 @@ def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None
 
 def known_entry(graph: str) -> DiskEntry:
     """The place of a captured graph without symbols, of which the text is known."""
-    return DiskEntry(ProgramKey(graph, fact_texts()), None)
+    return DiskEntry(key_of_text(graph), None)
 
 
 def check_asked() -> None:
@@ -104,7 +106,12 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
     text = dumps.graph_text(gm, hands_on=bool(gm.meta.get("hands_on")))
     inputs = "\n".join(map(input_text, example_inputs))
     check_text(text + inputs)
-    return ProgramKey(f"{text}{INPUTS}{inputs}", fact_texts())
+    return key_of_text(f"{text}{INPUTS}{inputs}")
+
+
+def key_of_text(graph: str) -> ProgramKey:
+    """With what GPUs decide, where the text names one."""
+    return ProgramKey(graph, fact_texts() | (cuda.facts() if CUDA in graph else {}))
 
 
 def fact_texts() -> dict[str, str]:
@@ -115,8 +122,8 @@ def input_text(value: Any) -> str:
     text = dumps.value_text(value)
     if not isinstance(value, torch.Tensor):
         return text
-    if type(value) is not AbstractTensor or value.given is not None or value.bits or value.device.type != CPU:
-        raise NotKept("an input is no plain tensor of the CPU")
+    if type(value) is not AbstractTensor or value.given is not None or value.bits or value.device.type not in KINDS:
+        raise NotKept("an input is no plain tensor of the CPU or a GPU")
     base = value._base if is_bare_view(value) else None
     return text if base is None else f"{text} a view of one that {'requires' if base.requires_grad else 'needs no'} grad"
 
@@ -305,21 +312,31 @@ def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     if not hasattr(call, "counts"):
         raise NotKept("torch runs it")
     own = {name: value for name, value in call.__globals__.items() if name not in hosted.SCOPE and name not in ("call", "__builtins__")}
-    launchers = {name: value for name, value in own.items() if isinstance(getattr(value, "__self__", None), hosted.LaunchRecipe)}
-    constants = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
-    others = {name: value for name, value in own.items() if name not in launchers and not isinstance(value, torch.dtype)}
+    recipes = {name: value.__self__.recipe for name, value in own.items() if isinstance(getattr(value, "__self__", None), hosted.LaunchRecipe)}
+    words = [word for recipe in recipes.values() for word in checked(recipe) if isinstance(word, Word)]
+    given = cuda.scope() if "flag" in own else {}
+    others = {name: value for name, value in own.items() if name not in recipes and name not in given and not isinstance(value, torch.dtype)}
     scope = text_of(others)
     check_text(scope)
-    symbols = {int(address): symbol for symbol, address in cpu.CODES.items()} if launchers else {}
-    launches = {name: launch_rows(value.__self__, symbols, constants) for name, value in launchers.items()}
-    codes = cpu.kept_codes(dict.fromkeys(row[0] for rows in launches.values() for row in rows))
-    if codes is None:
+    codes = cpu.kept_codes(dict.fromkeys(word.name for word in words if word.kind == KERNEL))
+    places = {number: place for place, number in enumerate(dict.fromkeys(word.name for word in words if word.kind in cuda.FINDERS))}
+    functions = importlib.import_module("firesteel.runtime.gpu").kept_functions(places) if places else []
+    if codes is None or functions is None:
         raise NotKept("a kernel of it is not in the cache")
     code = marshal.dumps(call.__code__)
-    head = {**about, "source": call.source, "boxed": call._boxed_call, "scope": scope, "launches": launches, "counts": call.counts,
+    head = {**about, "source": call.source, "boxed": call._boxed_call, "scope": scope, "counts": call.counts, "on_gpu": bool(given),
+            "launches": {name: hosted.cells(recipe, places) for name, recipe in recipes.items()},
             "dtypes": {name: str(value).removeprefix("torch.") for name, value in own.items() if isinstance(value, torch.dtype)}, "code": len(code),
-            "kernels": [(kept.symbol, kept.key.hex(), len(kept.code)) for kept in codes]}
-    return b"".join([json.dumps(head).encode(), b"\n", code, *(kept.code for kept in codes)])
+            "kernels": [(kept.symbol, kept.key.hex(), len(kept.code)) for kept in codes],
+            "functions": [{**facts, "size": len(cubin)} for facts, cubin in functions]}
+    return b"".join([json.dumps(head).encode(), b"\n", code, *(kept.code for kept in codes), *(cubin for _, cubin in functions)])
+
+
+def checked(recipe: list[int]) -> list[int]:
+    """A recipe whose kernels can be found again."""
+    if not all(isinstance(address, Word) for address in hosted.kernels_of(recipe)):
+        raise NotKept("a kernel of it was loaded otherwise")
+    return recipe
 
 
 def text_of(value: Any) -> str:
@@ -329,46 +346,33 @@ def text_of(value: Any) -> str:
     return text if not writer.lines else f"unreadable({writer.lines[0]!r})"
 
 
-def launch_rows(recipe: hosted.LaunchRecipe, symbols: Mapping[int, str], constants: Mapping[str, torch.Tensor]) -> list[Any]:
-    """A row a kernel: its symbol, then (slot, addend) of its arguments; the address of a constant by its name."""
-    places = {value.data_ptr(): name for name, value in constants.items()}
-    rows, at, words = [], 2, recipe.words
-    for _ in range(words[0]):
-        address, count = words[at:at + 2]
-        slots = [words[i:i + 2] for i in range(at + 2, at + 2 + 2 * count, 2)]
-        if address not in symbols or any(slot == -2 and addend not in places for slot, addend in slots):
-            raise NotKept("a kernel of it was loaded otherwise")
-        rows.append([symbols[address], [[slot, places[addend] if slot == -2 else addend] for slot, addend in slots]])
-        at += 2 + 2 * count
-    return rows
-
-
 def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
     """What is known beside a host function, and the function."""
     if OPERATORS.encode() in payload:
         importlib.import_module("firesteel.ops")        # with what defines operators of ours
     end = payload.index(b"\n")
     about = json.loads(payload[:end])
-    at = end + 1
-    code = marshal.loads(payload[at:at + about["code"]])
-    at += about["code"]
-    codes = []
-    for symbol, key, size in about["kernels"]:
-        codes.append(cpu.KeptCode(symbol, bytes.fromhex(key), payload[at:at + size]))
-        at += size
-    addresses = cpu.load_codes(codes)
-    scope = {**hosted.SCOPE, **eval(about["scope"], {**dumps.NAMES}), **{name: dumps.DTYPES[text] for name, text in about["dtypes"].items()}}
-    for name, rows in about["launches"].items():
-        scope[name] = hosted.launcher(recipe_of(rows, addresses, scope), cpu.compile_text)
+    pieces = io.BytesIO(payload[end + 1:])
+    code = marshal.loads(pieces.read(about["code"]))
+    addresses = cpu.load_codes([cpu.KeptCode(symbol, bytes.fromhex(key), pieces.read(size)) for symbol, key, size in about["kernels"]])
+    functions = [kept_function(facts, pieces.read(facts["size"])) for facts in about["functions"]]
+    scope = {**hosted.SCOPE, **(cuda.scope() if about["on_gpu"] else {}), **eval(about["scope"], {**dumps.NAMES}),
+             **{name: dumps.DTYPES[text] for name, text in about["dtypes"].items()}}
+
+    def word(cell: Any) -> int:
+        if isinstance(cell, int):
+            return cell
+        kind, name = cell
+        return addresses[name] if kind == KERNEL else scope[name].data_ptr() if kind == CONSTANT else cuda.found(cell, functions)
+    for name, cells in about["launches"].items():
+        scope[name] = hosted.launcher(list(map(word, cells)), cpu.compile_text)
     call = scope["call"] = types.FunctionType(code, scope)
     vars(call).update(source=about["source"], _boxed_call=about["boxed"], counts=about["counts"])
     return about, call
 
 
-def recipe_of(rows: Sequence[Any], addresses: Mapping[str, int], scope: Mapping[str, Any]) -> list[int]:
-    recipe = [len(rows), max(len(slots) for _, slots in rows)]
-    for symbol, slots in rows:
-        recipe += [addresses[symbol], len(slots)]
-        for slot, addend in slots:
-            recipe += [slot, scope[addend].data_ptr() if slot == -2 else addend]
-    return recipe
+def kept_function(facts: Mapping[str, Any], cubin: bytes) -> cuda.Function:
+    """A function of a GPU; its twin is compiled, or found in the cache, where it is needed."""
+    key = cuda.key_of(facts["function"], facts["warps"], True)
+    twin = lambda: importlib.import_module("firesteel.runtime.gpu").kept_twin(facts)
+    return cuda.loaded(cuda.device(facts["index"]), key, cuda.Binary(facts["name"], facts["shared"], cubin), twin)

@@ -9,7 +9,7 @@ import torch
 from firesteel.codegen import hosted
 from firesteel.codegen.triton import print_nest
 from firesteel.loops.ir import Buffer, Nest
-from firesteel.runtime import cpu, gpu
+from firesteel.runtime import cpu, cuda, gpu
 from firesteel.sym.expr import evaluate
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +46,7 @@ class Runner:
             recipe = [1, len(words) + 1, launch.address, len(words) + 1, *(part for word in words for part in (-2, word)), -1, 0]
             assert hosted.launcher(recipe, cpu.compile_text)() == 0
         torch.cuda.synchronize()
-        result, gpu.flag().word.value = gpu.flag().word.value, 0
+        result, cuda.flag().word.value = cuda.flag().word.value, 0
         return result
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import firesteel as fs
 from firesteel.loops.ir import Buffer, Extern, View
-from firesteel.runtime import gpu, graphs
+from firesteel.runtime import cuda, graphs
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -50,7 +50,7 @@ def recording(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", MadeUpGraph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **more: graph.capture(**more))
-    monkeypatch.setattr(gpu, "flag", lambda: SimpleNamespace(word=SimpleNamespace(value=0)))
+    monkeypatch.setattr(cuda, "flag", lambda: SimpleNamespace(word=SimpleNamespace(value=0)))
     monkeypatch.setattr(graphs, "on_gpu", lambda x: True)
     stream, host.plain = [7], 0
     buffers = {name: Buffer(name, "f32", (3,), (1,), "input", "cuda") for name in "xwc"}

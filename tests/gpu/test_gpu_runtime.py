@@ -13,7 +13,7 @@ from firesteel.codegen.triton import print_nest
 from firesteel.config import config
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, check_index, load
 from firesteel.loops.scalars import S, to
-from firesteel.runtime import cpu, cubins, diskcache, gpu
+from firesteel.runtime import cpu, cubins, cuda, diskcache, gpu
 from firesteel.sym.expr import symbol
 
 triton_only = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton (no GPU)")
@@ -34,7 +34,7 @@ class FakeDriver:
         def noted(name):
             return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda value: self.calls.append((name, value)) or 0)
         self.keep = [launch(launched), noted("push"), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda where: self.calls.append(("pop",)) or 0),
-                     gpu.TWIN(self.twin)]
+                     cuda.TWIN(self.twin)]
         self.table = (ctypes.c_int64 * 4)(*(ctypes.cast(f, ctypes.c_void_p).value for f in self.keep))
 
     def twin(self, number: int, shared) -> int:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import firesteel as fs
 from firesteel.codegen.triton import GpuKernel, Pass
 from firesteel.loops.ir import Buffer
-from firesteel.runtime import gpu, tuning
+from firesteel.runtime import cuda, gpu, tuning
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KERNEL = GpuKernel("relu", "k_1", "text", (Pass("k_1_0", 4, 2),), ("*fp32", "*fp32", "*i64"), ("x", "y"), (), (), False)
@@ -25,14 +25,15 @@ def plan(size):
 def clock(monkeypatch):
     """Milliseconds by warps, and the kernels that were loaded and measured."""
     made = SimpleNamespace(times={1: 3.0, 2: 2.0, 4: 1.0, 8: 1.5}, loaded=[], measured=[])
-    device = SimpleNamespace(index=0, load=lambda wanted: made.loaded.extend(one.warps for _, one, _ in wanted))
+    device = SimpleNamespace(index=0)
 
     def time(device, sizes, kernel):
         made.measured.append((kernel.symbol, kernel.passes[0].warps, tuple(sizes)))
         return made.times[kernel.passes[0].warps]
     for name, value in (("is_current_stream_capturing", lambda: False), ("current_device", lambda: 0), ("get_device_name", lambda index: "made up")):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(gpu, "device", lambda index: device)
+    monkeypatch.setattr(cuda, "device", lambda index: device)
+    monkeypatch.setattr(gpu, "load_functions", lambda device, wanted: made.loaded.extend(one.warps for _, one, _ in wanted))
     monkeypatch.setattr(tuning, "_time", time)
     monkeypatch.setattr(tuning, "_chosen", {})
     return made

@@ -60,7 +60,7 @@ def test_functions_constants_data_and_calls_between_files():
 def test_code_lives_as_long_as_an_address():
     address = elf.link(code_of(ADD), {})["one"]
     assert function(address)(0) == 1
-    assert address.memory is not None
+    assert address.holds is not None
 
 
 def test_nothing_is_writable_and_executable():

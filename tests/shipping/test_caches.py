@@ -65,7 +65,7 @@ def test_damage_and_strangers_are_refused(tmp_path, capsys):
         with pytest.raises(PackageError):
             caches.read_cache(torn)
         archive.write(torn, {}, {"graphs/forward.py": b"x"}, ())
-        with pytest.raises(PackageError, match="firesteel package 1"):
+        with pytest.raises(PackageError, match=archive.FORMAT):
             caches.read_cache(torn)
         archive.write(torn, {}, {"../x.o": b"x"}, (), caches.FORMAT)
         with pytest.raises(PackageError, match="no entry"):

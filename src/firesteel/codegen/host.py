@@ -30,17 +30,17 @@ from typing import Any
 
 import torch
 
-from firesteel.codegen.hosted import TITLES, ConstantAddress, HostCode, check_number, draw_normal, empty_cuda, flat, made
+from firesteel.codegen.hosted import TITLES, HostCode, check_number, draw_normal, empty_cuda, flat, made
 from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
-from firesteel.native_method import CompileText
+from firesteel.native_method import CONSTANT, CompileText, Word
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, row_major
 from firesteel.table import Table
 from firesteel.targets import CPU, has_arena, is_the_only_gpu
 
-Word = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
+Argument = int | Expr | str       # an argument of a kernel: a number, a size, or the source text of what each call computes
 
 
 def title(nest: Nest) -> str:
@@ -61,10 +61,10 @@ class DeviceLaunch(Launch):
     """A kernel of another device, run by a native function at `address`, which takes words before the buffers' addresses, then
     the addresses of scratch memory, symbols, and words at the end.  Launches of one nest share its scratch memory."""
     device: str = ""
-    before: tuple[Word, ...] = ()
+    before: tuple[Argument, ...] = ()
     scratch: tuple[Size, ...] = ()      # places in it, in bytes
     scratch_bytes: Size = 0
-    after: tuple[Word, ...] = ()
+    after: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class _Writer:
         before, after = ([self._word(w, frame) for w in words] for words in (launch.before, launch.after))
         return [*before, *addresses, *places, *symbols, *after]
 
-    def _word(self, word: Word, frame: dict[str, int]) -> tuple[int, int]:
+    def _word(self, word: Argument, frame: dict[str, int]) -> tuple[int, int]:
         return (-2, word) if isinstance(word, int) else (_slot(word if isinstance(word, str) else self._size(word), frame), 0)
 
     def _far_address(self, buffer: str, device: str, frame: dict[str, int]) -> tuple[int, int]:
@@ -354,9 +354,7 @@ class _Writer:
         place = self.places.get(buffer)
         if place is None:
             if self.buffers[buffer].kind == "constant":
-                constant = ConstantAddress(self.buffers[buffer].value.data_ptr())
-                constant.name = self._variable(buffer)
-                return -2, constant
+                return -2, Word.of(self.buffers[buffer].value.data_ptr(), CONSTANT, self._variable(buffer))
             return _slot(f"{self._variable(buffer)}.data_ptr()", frame), 0
         if isinstance(place, int):
             return _slot("arena.data_ptr()", frame), place

@@ -10,31 +10,26 @@ import math
 import re
 import struct
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from firesteel.artifacts import counters
 from firesteel.codegen.zones import Zones
-from firesteel.native_method import CompileText, native_method, with_fetches
+from firesteel.native_method import CompileText, Word, native_method, with_fetches
 from firesteel.records import dataclass
+from firesteel.targets import CUDA
 
 
 @dataclass(frozen=True)
 class HostCode:
-    """The text of a host function and what it names: objects, and the recipes of its launches.  Among a recipe's words addresses are ints of
-    classes of their own: of kernels, and of constants (`ConstantAddress`)."""
+    """The text of a host function and what it names: objects, and the recipes of its launches.  What differs between processes is a
+    `Word` among a recipe's words: addresses of kernels and of constants, and what belongs to a device."""
     source: str
     boxed: bool
     scope: dict[str, Any]
     recipes: dict[str, list[int]]
-
-
-class ConstantAddress(int):
-    """Where a constant's data are; `name` is its name in the scope."""
-
-    name: str
 
 
 def made(code: HostCode, compile_text: CompileText | None) -> Callable[..., tuple]:
@@ -114,6 +109,13 @@ _doors = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty = getattr(_doors, "_empty_strided_cpu", _empty_plain)               # 1.0 us against 1.4
 empty_cuda = getattr(_doors, "_empty_strided_cuda", None)                 # on the current device
 _reinterpret = getattr(_doors, "_reinterpret_tensor", _reinterpret_plain)  # 1.0 us against 1.7
+
+
+def memory_of_gpus() -> dict[str, Any]:
+    """What `empty_cuda` means where a process has several GPUs and the program was compiled where there was one."""
+    first = f"{CUDA}:0"
+    several = torch.cuda.device_count() > 1
+    return {"empty_cuda": lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=first)} if several else {}
 
 
 def check_number(condition: bool, message: str) -> None:
@@ -275,7 +277,7 @@ class LaunchRecipe(int):
     """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
 
     words: ctypes.Array
-    kernels: list[int]      # the kernels' addresses are objects that keep their code loaded
+    recipe: list[int]       # the kernels' addresses are objects that keep their code loaded
 
 
 def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..., int]:
@@ -285,8 +287,21 @@ def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..
         return _plain_launcher(recipe)
     words = (ctypes.c_int64 * len(recipe))(*recipe)
     own = LaunchRecipe(ctypes.addressof(words))
-    own.words, own.kernels = words, [word for word in recipe if type(word) is not int]
+    own.words, own.recipe = words, recipe
     return native_method("firesteel_launch", LAUNCHER, compile_text, own)
+
+
+def kernels_of(recipe: Sequence[int]) -> Iterator[int]:
+    """The addresses of its kernels."""
+    at = 2
+    for _ in range(recipe[0]):
+        yield recipe[at]
+        at += 2 + 2 * recipe[at + 1]
+
+
+def cells(recipe: Sequence[int], places: Mapping[Any, int]) -> list[Any]:
+    """A recipe as JSON, for other processes: a `Word` by its kind and its name, or the place that stands for the name."""
+    return [[word.kind, places.get(word.name, word.name)] if isinstance(word, Word) else word for word in recipe]
 
 
 def _plain_launcher(recipe: list[int]) -> Callable[..., int]:

@@ -1,6 +1,6 @@
 """LLVM text -> native code in this process: optimise, compile, cache, link.
 
-In: Kernels (or any LLVM text).  Out: `NativeAddress`es of functions, valid as long as one of these objects lives.
+In: Kernels (or any LLVM text).  Out: addresses of functions (`Word`), valid as long as one of these objects lives.
  - One text is compiled once in a process, and once for a machine where fs.config.cache_dir allows it: object code is kept
    under a digest of the text, the LLVM version, the processor's features and the settings that change code.
  - Several kernels are compiled at the same time (fs.config.compile_threads).
@@ -35,6 +35,7 @@ from firesteel.artifacts import counters, timed
 from firesteel.codegen.target import Target, llvm_binding, this_machine, vector_library
 from firesteel.config import config
 from firesteel.errors import PackageError
+from firesteel.native_method import KERNEL, Word
 from firesteel.runtime import elf, threads
 from firesteel.watchers import progress
 
@@ -49,23 +50,11 @@ class Library:
     """Functions that were linked together."""
 
 
-class NativeAddress(int):
-    """The address of a native function.  It holds the function's library."""
-
-    library: Library
-
-
 class KeptCode(NamedTuple):
     """Object code of a function, as the cache on disk has it."""
     symbol: str
     key: bytes      # digest of its key there
     code: bytes
-
-
-def _code(address: int, library: Library) -> NativeAddress:
-    code = NativeAddress(address)
-    code.library = library
-    return code
 
 
 CODES: dict[str, Any] = {}      # addresses of all that is loaded, by symbol, which has a digest of the text
@@ -86,7 +75,7 @@ class Jit:
         self.codes = CODES
         self.loaded: dict[weakref.ref[Library], Any] = {}       # llvmlite's object for each, which unloads it
         self.dead: list[weakref.ref[Library]] = []              # libraries that nobody holds any more
-        self.imports: dict[str, NativeAddress] = {}
+        self.imports: dict[str, Word] = {}
         self.machines: list[Any] = []       # target machines that nobody uses at the moment
         self.emit = _unlocked_emit(llvm)
         vector_library()                    # its functions are found among the process's symbols
@@ -153,7 +142,7 @@ class Jit:
             passes.run(module, builder)
             return self.emit(machine, module)
 
-    def link(self, codes: Sequence[tuple[str, bytes]], imports: Mapping[str, int], exports: Sequence[str] = ()) -> dict[str, NativeAddress]:
+    def link(self, codes: Sequence[tuple[str, bytes]], imports: Mapping[str, int], exports: Sequence[str] = ()) -> dict[str, Word]:
         """Loads object code; by symbol, of `exports` where they are not the codes' own symbols."""
         builder = self.llvm.JITLibraryBuilder().add_current_process()
         for name, address in imports.items():
@@ -165,19 +154,19 @@ class Jit:
             builder.export_symbol(symbol)
         tracker, library = builder.link(self.jit, f"library{next(self.names)}"), Library()
         self.loaded[weakref.ref(library, self.dead.append)] = tracker
-        return {symbol: _code(tracker[symbol], library) for symbol in exports}
+        return {symbol: Word.of(tracker[symbol], KERNEL, symbol, library) for symbol in exports}
 
     def unload(self) -> None:
         """Gives the memory of dead libraries back.  Not done where the last holder lets go: that may be any thread, at any line."""
         while self.dead:
             self.loaded.pop(self.dead.pop()).close()
 
-    def load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
+    def load(self, texts: Sequence[tuple[str, str]]) -> list[Word]:
         """The functions, in order."""
         found = [code for symbol, _ in texts if (code := self.codes.get(symbol)) is not None]
         return found if len(found) == len(texts) else transaction.aside(_lock.holding, self._load, texts)
 
-    def _link_new(self, new: dict[str, str]) -> dict[str, NativeAddress]:
+    def _link_new(self, new: dict[str, str]) -> dict[str, Word]:
         codes = self.compile(list(new.items()))
         try:
             return self.link(list(zip(new, codes)), self.imports)
@@ -190,7 +179,7 @@ class Jit:
         """Object code that was compiled before."""
         transaction.aside(_lock.holding, lambda: CODES.update(self.link(list(codes.items()), self.imports)))
 
-    def _load(self, texts: Sequence[tuple[str, str]]) -> list[NativeAddress]:
+    def _load(self, texts: Sequence[tuple[str, str]]) -> list[Word]:
         self.unload()
         new = {symbol: text for symbol, text in texts if symbol not in self.codes}
         if new:
@@ -355,7 +344,7 @@ def load_texts(texts: Sequence[tuple[str, str]]) -> list[Any]:
 
 # ---------------------------------------------------------------- what the rest of the house calls
 
-def load(kernels: Sequence[Kernel]) -> list[NativeAddress]:
+def load(kernels: Sequence[Kernel]) -> list[Word]:
     """The kernels' functions, compiled where they are new."""
     if not kernels:
         return []
@@ -395,7 +384,7 @@ def load_codes(codes: Sequence[KeptCode]) -> dict[str, Any]:
     return {kept.symbol: CODES[kept.symbol] for kept in codes}
 
 
-def compile_text(text: str, function: str) -> NativeAddress:
+def compile_text(text: str, function: str) -> Word:
     """A function in LLVM text written by others (the host's launcher)."""
     symbol = f"{function}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return load_texts([(symbol, text.replace(f"@{function}(", f"@{symbol}("))])[0]

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from firesteel.errors import PackageError
+from firesteel.native_method import KERNEL, Word
 from firesteel.records import dataclass
 from firesteel.table import Table
 
@@ -27,12 +28,6 @@ UNDEFINED, ABSOLUTE = 0, 0xFFF1                     # "sections" of symbols
 LOCAL, WEAK = 0, 2                                  # bindings of symbols
 X86_64, AARCH64 = 62, 183                           # ELF's numbers of processors
 LIBRARIES = ("libm.so.6", "libmvec.so.1")           # where functions are looked for that the process does not export
-
-
-class LinkedAddress(int):
-    """The address of a native function.  It holds the function's memory."""
-
-    memory: mmap.mmap
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,7 @@ HERE = {"x86_64": X86_64, "aarch64": AARCH64}.get(platform.machine(), 0)
 
 # ---------------------------------------------------------------- linking
 
-def link(files: Sequence[bytes], imports: Mapping[str, int], machine: int = HERE) -> dict[str, LinkedAddress]:
+def link(files: Sequence[bytes], imports: Mapping[str, int], machine: int = HERE) -> dict[str, Word]:
     """Loads the files together; their global functions by name."""
     objects = [ObjectFile(data, machine) for data in files]
     own_names = {symbol.name for file in objects for symbol in file.symbols if symbol.section != UNDEFINED and symbol.binding != LOCAL}
@@ -182,13 +177,7 @@ def link(files: Sequence[bytes], imports: Mapping[str, int], machine: int = HERE
             _fill(file, number, view, places)
             _relocate(file, number, view, base, places, known, reached, MACHINES[machine])
     _protect(base, end_of_code)
-    return {name: _held(address, memory) for name, address in own.items()}
-
-
-def _held(address: int, memory: mmap.mmap) -> LinkedAddress:
-    held = LinkedAddress(address)
-    held.memory = memory
-    return held
+    return {name: Word.of(address, KERNEL, name, memory) for name, address in own.items()}
 
 
 def _layout(objects: Sequence[ObjectFile], size_of_stubs: int) -> tuple[dict[tuple[int, int], int], int, int, int]:

@@ -26,7 +26,7 @@ from firesteel.artifacts import counters
 from firesteel.loops.group import keeps_order
 from firesteel.loops.ir import Expr, Extern, Given, View
 from firesteel.loops.plan import Plan, numbytes
-from firesteel.runtime import gpu
+from firesteel.runtime import cuda, gpu
 from firesteel.targets import on_gpu
 
 MOST_COPIED = 32 << 20          # bytes of results, and of inputs that move
@@ -164,8 +164,8 @@ class Recording:
         return {k: inputs[k]._version for k in self.written if not inputs[k].is_inference()}
 
     def _replay(self, inputs: Sequence[Any]) -> tuple:
-        if gpu.flag().word.value:
-            raise gpu.flag().take()
+        if cuda.flag().word.value:
+            raise cuda.flag().take()
         results = self._launch(inputs)
         if self.rises:
             torch.autograd.graph.increment_version([inputs[k] for k in self.rises])

@@ -20,7 +20,7 @@ from firesteel import artifacts
 from firesteel.artifacts import counters
 from firesteel.codegen.triton import GpuKernel
 from firesteel.loops.plan import Plan, numbytes
-from firesteel.runtime import diskcache, gpu
+from firesteel.runtime import cuda, diskcache, gpu
 
 MOST_WARPS = 16
 LAUNCHES, ROUNDS = 10, 3
@@ -34,11 +34,11 @@ def tuned(plan: Plan, kernels: Sequence[GpuKernel]) -> list[GpuKernel]:
     """The kernels with the best of their warps, equal ones measured once."""
     if torch.cuda.is_current_stream_capturing():
         return list(kernels)
-    device = gpu.device(torch.cuda.current_device())
+    device = cuda.device(torch.cuda.current_device())
     name = torch.cuda.get_device_name(device.index)
     measured = {_key(kernel, name): (kernel, sizes) for kernel in kernels if (sizes := _sizes(plan, kernel))}
     new = {key: found for key, found in measured.items() if _known(key) is None}
-    device.load([(candidate, candidate.passes[0], True) for kernel, _ in new.values() for candidate in candidates(kernel)])
+    gpu.load_functions(device, [(candidate, candidate.passes[0], True) for kernel, _ in new.values() for candidate in candidates(kernel)])
     for key, (kernel, sizes) in new.items():
         try:
             _keep(key, _best(kernel, functools.partial(_time, device, sizes)))
@@ -74,18 +74,18 @@ def _best(kernel: GpuKernel, time: Any) -> int:
     return best if times[best] < GAIN * times[first] else first
 
 
-def _time(device: gpu.Device, sizes: Sequence[int], kernel: GpuKernel) -> float:
+def _time(device: cuda.Device, sizes: Sequence[int], kernel: GpuKernel) -> float:
     """Milliseconds of a launch, the best round's."""
     memory = [torch.zeros(max(size, 16), dtype=torch.uint8, device=f"cuda:{device.index}") for size in sizes]
-    words = [ctypes.c_uint64(word) for word in (*(m.data_ptr() for m in memory), gpu.flag().address, 0, 0)]
+    words = [ctypes.c_uint64(word) for word in (*(m.data_ptr() for m in memory), cuda.flag().address, 0, 0)]
     places = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
     one = kernel.passes[0]
-    handle, shared = device.function(one, True)
+    handle, shared = device.loaded[gpu.key_of(one, True)]
     graph, start, end = torch.cuda.CUDAGraph(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device.index)        # the memory is zero
     with torch.cuda.stream(torch.cuda.Stream(device.index)):       # torch.cuda.graph would empty the allocator's cache
         stream = ctypes.c_void_p(torch.cuda.current_stream(device.index).cuda_stream)
-        launch = functools.partial(gpu.driver().call, "cuLaunchKernel", ctypes.c_void_p(handle), one.programs, 1, 1, 32 * one.warps, 1, 1, shared,
+        launch = functools.partial(cuda.driver().call, "cuLaunchKernel", ctypes.c_void_p(handle), one.programs, 1, 1, 32 * one.warps, 1, 1, shared,
                                    stream, places, None)
         launch()        # the driver loads a function at its first launch, which a capture may not do
         graph.capture_begin(capture_error_mode="thread_local")

@@ -16,7 +16,7 @@ def words(path: str | os.PathLike) -> str:
 def _lines(about: Mapping[str, Any]) -> Iterator[str]:
     made = ", ".join(f"{name} {version}" for name, version in about["made_by"].items())
     yield f"{about['of']}, for {about['kind']}, of a model in {'training' if about['training_mode'] else 'evaluation'} mode; made by {made}"
-    yield f"machine code for {', '.join(about['processors'])}"
+    yield f"machine code for {', '.join([*about['processors'], *about['architectures']])}"
     known = {row["leaf"]: row for row in about["inputs"] if "leaf" in row}
     leaves = [leaf for row in about["arguments"] for leaf in row["leaves"]]
     for number, leaf in enumerate(leaves):

@@ -23,24 +23,27 @@ from firesteel.autograd.alias import AliasPlan, overlaps
 from firesteel.autograd.edges import Dense, Tangent, is_transformed
 from firesteel.codegen import hosted
 from firesteel.errors import PackageError
-from firesteel.runtime import elf, threads
+from firesteel.native_method import CONSTANT, KERNEL
+from firesteel.runtime import cuda, elf, threads
 from firesteel.shipping.archive import Archive
 from firesteel.shipping.kinds import KINDS
-from firesteel.shipping.processors import best_of
+from firesteel.shipping.processors import best_architecture, best_of
 from firesteel.shipping.values import RECORDS, decode
-from firesteel.targets import in_use
+from firesteel.targets import CUDA, in_use
 
 for _cls in (alias.AliasPlan, alias.At, alias.AttachedView, alias.Constant, alias.DataOf, alias.Fresh, alias.InputItself, alias.RemadeView,
              alias.Replay, alias.ViewCall, alias.Write, Dense, Tangent):
     RECORDS.add(_cls.__name__, _cls)
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+ANY = ".any"        # in the name of machine code for addresses that are not aligned
 
 
 def load(path: str | os.PathLike, weights: Mapping[str, torch.Tensor] | None = None) -> LoadedProgram:
     """The program of a package.  `weights` is a state_dict that stands in for the package's own; a package without weights needs one."""
     with Archive(path) as archive:
         check_versions(archive.manifest)
+        check_devices(archive.manifest)
         return LoadedProgram(archive, weights)
 
 
@@ -52,6 +55,15 @@ def check_versions(manifest: Mapping[str, Any]) -> None:
         if release(version) != release(made):
             raise PackageError(f"The package was made with {name} {made}; this is {name} {version}.",
                                hint=f"Rebuild it, or use {name} {release(made)}.")
+
+
+def check_devices(manifest: Mapping[str, Any]) -> None:
+    rows = [*manifest["inputs"], *manifest["weights"], *manifest["constants"]]
+    for name in sorted({row["device"] for row in rows if "device" in row}):
+        where = torch.device(name)
+        count = torch.cuda.device_count() if where.type == CUDA else 1
+        if (where.index or 0) >= count:
+            raise PackageError(f"The package is for {name}, of which torch finds {count} here.", hint="Load it on a machine with that GPU.")
 
 
 def release(version: str) -> str:
@@ -76,18 +88,40 @@ def read_parts(archive: Archive, constants: Sequence[torch.Tensor]) -> dict[str,
     files = [name for name in archive.names(f"{folder}/") if name.endswith(".o") and not os.path.basename(name).startswith("launch")]
     imports = {**entry_points, "fs_wanted": threads.wanted_address()} if entry_points else {}
     code = elf.link([archive.data(name) for name in (f"{folder}/{launch}", *files)], imports)
-    return {part: read_host(archive, f"{folder}/{part}", code, constants) for part in archive.manifest["parts"]}
+    functions = read_functions(archive)
+    return {part: read_host(archive, f"{folder}/{part}", code, constants, functions) for part in archive.manifest["parts"]}
 
 
-def read_host(archive: Archive, name: str, code: Mapping[str, int], constants: Sequence[torch.Tensor]) -> Callable:
+def read_functions(archive: Archive) -> list[cuda.Function]:
+    """The kernels of GPUs, out of the code for their architectures."""
+    names = archive.manifest["architectures"]
+    return [read_function(archive, f"{best_architecture(names, cuda.device(index).capability)}/{number}", index)
+            for number, index in enumerate(archive.manifest["functions"])]
+
+
+def read_function(archive: Archive, stem: str, index: int) -> cuda.Function:
+    """With its twin, for addresses that are not aligned."""
+    own = cuda.device(index)
+    (key, binary), twin = (read_binary(archive, f"{stem}{end}") for end in ("", ANY))
+    return cuda.loaded(own, key, binary, lambda: own.known(*twin))
+
+
+def read_binary(archive: Archive, stem: str) -> tuple[tuple, cuda.Binary]:
+    """Machine code, and what it is known by."""
+    name, shared = json.loads(archive.data(f"{stem}.json"))
+    return (archive.manifest["members"][f"{stem}.cubin"],), cuda.Binary(name, shared, archive.data(f"{stem}.cubin"))
+
+
+def read_host(archive: Archive, name: str, code: Mapping[str, int], constants: Sequence[Any], functions: Sequence[cuda.Function]) -> Callable:
     about = json.loads(archive.data(f"{name}.json"))
-    scope = {key: decode(value, constants) for key, value in about["scope"].items()}
+    given = {**hosted.memory_of_gpus(), **cuda.scope()} if about["on_gpu"] else {}
+    scope = {**given, **{key: decode(value, constants) for key, value in about["scope"].items()}}
 
     def word(value: Any) -> int:
         if isinstance(value, int):
             return value
         kind, key = value
-        return code[key] if kind == "kernel" else scope[key].data_ptr()
+        return code[key] if kind == KERNEL else scope[key].data_ptr() if kind == CONSTANT else cuda.found(value, functions)
     recipes = {key: [word(value) for value in recipe] for key, recipe in about["recipes"].items()}
     return hosted.made(hosted.HostCode(archive.text(f"{name}.py"), about["boxed"], scope, recipes), lambda text, function: code[function])
 
@@ -99,7 +133,7 @@ def read_tensor(archive: Archive, about: Mapping[str, Any]) -> torch.Tensor:
     if made.untyped_storage().nbytes() != about["bytes"]:
         raise PackageError(f"The package says {about['bytes']} bytes for {about['names'][0]}, which takes {made.untyped_storage().nbytes()}.")
     archive.read_into(made.data_ptr(), about["offset"], about["bytes"])
-    return made
+    return made.to(about["device"])
 
 
 class Holder(torch.nn.Module):

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import dataclasses
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -35,26 +36,28 @@ from firesteel.autograd.partition import min_cut_partition
 from firesteel.autograd.segments import has_seams
 from firesteel.capture import marks
 from firesteel.codegen import host, llvm
-from firesteel.codegen.hosted import LAUNCHER, ConstantAddress, HostCode
+from firesteel.codegen.hosted import LAUNCHER, HostCode, cells
 from firesteel.errors import PackageError, UserError
 from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.functional import Unfollowable
 from firesteel.graph.layouts import channels_last
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.loops.plan import Plan, plan
+from firesteel.native_method import KERNEL, Word
 from firesteel.records import dataclass
-from firesteel.runtime import cpu, threads
+from firesteel.runtime import cpu, cuda, gpu, threads
 from firesteel.shipping import archive
-from firesteel.shipping.load import torch_state
-from firesteel.shipping.processors import PROCESSORS, best_of
+from firesteel.shipping.load import ANY, torch_state
+from firesteel.shipping.processors import PROCESSORS, best_of, capability_of
 from firesteel.shipping.values import encode
 from firesteel.sym.env import ShapeEnv
 from firesteel.sym.expr import Expr, python_text
 from firesteel.sym.node import free_symbols
 from firesteel.sym.symint import SYMBOLIC, from_sym
-from firesteel.targets import CPU, on_host
+from firesteel.targets import CPU, KINDS, on_host
 
 ALIGNED = 64        # bytes between the beginnings of two weights
+LAUNCH_ON_GPU = "fs_cuda_launch"
 Dynamic = bool | None | Mapping[str | int, Any]
 
 
@@ -64,7 +67,7 @@ def package(model: Callable, example_inputs: Sequence[Any], path: str | os.PathL
 
     With grad mode on, and something that requires a gradient, the package has the backward too.  `dynamic` names the sizes that may differ:
     {"x": {0: (1, 64), 1: True}}, by an argument's name or place, with a range or without; True: all.  `processors` are rows of
-    shipping/processors.py; this machine's best without.  `weights=False` leaves the parameters and buffers out."""
+    shipping/processors.py, and GPU architectures (`sm_90`); this machine's without.  `weights=False` leaves the parameters and buffers out."""
     if not callable(model):
         raise UserError(f"fs.package takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
     if not isinstance(example_inputs, (tuple, list)):
@@ -78,14 +81,15 @@ def package(model: Callable, example_inputs: Sequence[Any], path: str | os.PathL
 
 
 def checked_processors(names: Sequence[str] | None) -> list[str]:
-    if names is None:
-        return [best_of(list(PROCESSORS))]
-    if unknown := [name for name in names if name not in PROCESSORS]:
-        raise UserError(f"There is no processor {unknown[0]!r}.", hint=f"Use some of {', '.join(PROCESSORS)}.")
-    if foreign := [name for name in names if PROCESSORS[name].machine != platform.machine()]:
+    """With one for the host among them."""
+    names = list(dict.fromkeys(names or ()))
+    hosts = [name for name in names if capability_of(name) is None]
+    if unknown := [name for name in hosts if name not in PROCESSORS]:
+        raise UserError(f"There is no processor {unknown[0]!r}.", hint=f"Use some of {', '.join(PROCESSORS)}, or sm_90 for a GPU of capability 9.0.")
+    if foreign := [name for name in hosts if PROCESSORS[name].machine != platform.machine()]:
         raise UserError(f"Machine code for {foreign[0]!r} is made on {PROCESSORS[foreign[0]].machine}, not on {platform.machine()}.",
                         hint="Make the package there.")
-    return list(dict.fromkeys(names))
+    return names if hosts else [best_of(list(PROCESSORS)), *names]
 
 
 # ---------------------------------------------------------------- the call
@@ -281,8 +285,8 @@ class RecordedModel:
 
     def _compile_part(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
         program = stages.run("program", gm, example_inputs)
-        if pipeline.target_of(program) is not pipeline.TARGETS[CPU]:
-            raise PackageError("The program computes on another device than the CPU, for which packages have no code.", hint="Use fs.compile there.")
+        if pipeline.target_of(program) is None:
+            raise PackageError("The program computes on several kinds of devices, or on one without kernels.", hint="Use fs.compile there.")
         program = stages.run("fuse", stages.run("simplify", program))
         self.parts.append(PackagePart("backward" if self.parts else "forward", gm, stages.done("plan", plan(program), program)))
         return NotImplemented       # never called: what runs is made by load.py
@@ -290,23 +294,14 @@ class RecordedModel:
 
 # ---------------------------------------------------------------- what is written
 
-class KernelAddress(int):
-    """Where the kernel `name` will be."""
-
-    name: str
-
-
-def kernel_address(name: str) -> KernelAddress:
-    address = KernelAddress(0)
-    address.name = name
-    return address
-
-
 class Package:
     """The members of the file; a builder."""
 
     def __init__(self, taken: RecordedModel, processors: Sequence[str], store: bool):
-        self.taken, self.call, self.processors, self.store = taken, taken.call, processors, store
+        self.taken, self.call, self.store = taken, taken.call, store
+        self.processors = [name for name in processors if capability_of(name) is None]
+        self.architectures = [name for name in processors if capability_of(name) is not None]
+        self.functions: dict[int, int] = {}         # of GPUs: number in this process -> place in the package
         self.members: dict[str, bytes] = {}
         self.constants: list[torch.Tensor] = []
         self.pieces: list[Any] = []         # of weights.bin
@@ -324,13 +319,17 @@ class Package:
             self.members[f"plans/{part.name}.plan"] = dumps.records_text(part.plan).encode()
         for name in self.processors:
             self._write_code(name)
+        if self.functions:
+            self._write_functions()
         weights, inputs = self._inputs()
         plan = encode(dataclasses.replace(taken.plan, assemble=None), self.constants)       # type: ignore[arg-type]
         arguments, results = self._arguments(inputs), self._results()
         manifest = {
             "made_by": {"firesteel": firesteel.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "of": type(taken.model).__qualname__ if isinstance(taken.model, torch.nn.Module) else getattr(taken.model, "__qualname__", "a function"),
-            "kind": taken.kind, "training_mode": taken.training_mode, "processors": self.processors, "parts": [part.name for part in taken.parts],
+            "kind": taken.kind, "training_mode": taken.training_mode, "processors": self.processors,
+            "architectures": self.architectures if self.functions else [], "functions": [gpu.KNOWN[number][2].place for number in self.functions],
+            "parts": [part.name for part in taken.parts],
             "positional": self.call.positional, "arguments": arguments, "results": results, "inputs": inputs, "symbols": self._symbols(inputs),
             "conditions": self._conditions(inputs), "torch_state": torch_state(),
             "guards": [without_paths(str(guard)) for guard in taken.guards],
@@ -346,23 +345,46 @@ class Package:
         target = PROCESSORS[processor].target(processor)
         texts = {"launch": threads.LAUNCH, "launch_serial": threads.LAUNCH_SERIAL, "call": LAUNCHER}
         for part in self.taken.parts:
-            kernels = [llvm.print_nest(nest, part.plan.program.buffers, target) for nest in pipeline.nests_of(part.plan)]
-            texts |= {kernel.symbol: kernel.text for kernel in kernels}
-            launches = {k.name: host.Launch(kernel_address(k.symbol), k.buffers, k.symbols) for k in kernels}
-            self._write_host(f"{processor}/{part.name}", host.write(part.plan, launches))
+            code_target = pipeline.target_of(part.plan.program)
+            if code_target is pipeline.TARGETS[CPU]:
+                kernels = [llvm.print_nest(nest, part.plan.program.buffers, target) for nest in pipeline.nests_of(part.plan)]
+                texts |= {kernel.symbol: kernel.text for kernel in kernels}
+                launches = {k.name: host.Launch(Word.of(0, KERNEL, k.symbol), k.buffers, k.symbols) for k in kernels}
+                self._write_host(f"{processor}/{part.name}", host.write(part.plan, launches))
+            else:
+                texts[LAUNCH_ON_GPU] = cuda.LAUNCHER
+                self._write_host_of_gpu(f"{processor}/{part.name}", part.plan)
         for name, code in cpu.object_code(texts, target).items():
             self.members[f"{processor}/{name}.o"] = code
 
-    def _write_host(self, name: str, code: HostCode) -> None:
-        scope = {key: encode(value, self.constants) for key, value in code.scope.items()}
-        recipes = {key: [self._word(word) for word in recipe] for key, recipe in code.recipes.items()}
+    def _write_host(self, name: str, code: HostCode, given: Mapping[str, Any] | None = None) -> None:
+        """`given`: what loading puts into the scope, for a GPU."""
+        scope = {key: encode(value, self.constants) for key, value in code.scope.items() if key not in (given or {})}
+        recipes = {key: cells(recipe, self.functions) for key, recipe in code.recipes.items()}
         self.members[f"{name}.py"] = code.source.encode()
-        self.members[f"{name}.json"] = json.dumps({"boxed": code.boxed, "scope": scope, "recipes": recipes}).encode()
+        self.members[f"{name}.json"] = json.dumps({"boxed": code.boxed, "scope": scope, "recipes": recipes, "on_gpu": bool(given)}).encode()
 
-    def _word(self, word: int) -> Any:
-        if isinstance(word, KernelAddress):
-            return ["kernel", word.name]
-        return ["constant", word.name] if isinstance(word, ConstantAddress) else int(word)
+    def _write_host_of_gpu(self, name: str, plan: Plan) -> None:
+        """Its launches are those of this process; all that differs in another is a `Word` of theirs."""
+        target = pipeline.target_of(plan.program)
+        assert target is not None
+        launches, setup = target.load(plan, [target.print_nest(nest, plan.program.buffers) for nest in pipeline.nests_of(plan)])
+        launcher = Word.of(0, KERNEL, LAUNCH_ON_GPU)
+        moved = {nest: tuple(dataclasses.replace(launch, address=launcher) for launch in row) for nest, row in launches.items()}
+        code = host.write(plan, moved, setup)
+        numbers = (word.name for recipe in code.recipes.values() for word in recipe if isinstance(word, Word) and word.kind in cuda.FINDERS)
+        for number in numbers:
+            self.functions.setdefault(number, len(self.functions))
+        self._write_host(name, code, setup.scope)
+
+    def _write_functions(self) -> None:
+        """Machine code for each architecture: of every function for aligned addresses, and for any."""
+        known = [gpu.KNOWN[number] for number in self.functions]
+        self.architectures = self.architectures or sorted({f"sm_{cuda.device(function.place).capability}" for _, _, function in known})
+        for name, (aligned, end) in itertools.product(self.architectures, ((True, ""), (False, ANY))):
+            for number, binary in enumerate(gpu.binaries([(kernel, one, aligned, capability_of(name) or 0) for kernel, one, _ in known])):
+                self.members[f"{name}/{number}{end}.json"] = json.dumps([binary.name, binary.shared]).encode()
+                self.members[f"{name}/{number}{end}.cubin"] = binary.cubin
 
     # ------------------------------------------------------------ tensors
 
@@ -404,14 +426,15 @@ class Package:
 
     def _stored(self, names: list[str], tensor: torch.Tensor, stored: bool = True) -> dict[str, Any]:
         """The row of a tensor, whose bytes go behind those of the others."""
-        if not on_host(tensor) or tensor.layout is not torch.strided:
-            raise PackageError(f"{names[0]} is a {tensor.layout} tensor on {tensor.device}; packages hold dense ones in the memory of the host.")
+        device = tensor.device
+        if device.type not in KINDS or tensor.layout is not torch.strided:
+            raise PackageError(f"{names[0]} is a {tensor.layout} tensor on {device}; packages hold dense ones of the CPU or a GPU.")
         own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        if tensor.storage_offset() or own.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+        if not on_host(tensor) or tensor.storage_offset() or own.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
             tensor = own.copy_(tensor.detach())
         size = own.untyped_storage().nbytes()
         row = {"names": names, "dtype": encode(tensor.dtype, []), "shape": list(tensor.shape), "strides": list(tensor.stride()),
-               "offset": self.offset, "bytes": size}
+               "offset": self.offset, "bytes": size, "device": str(device)}
         if stored:
             padding = -size % ALIGNED
             self.pieces += [memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B") if size else b"", bytes(padding)]

@@ -1,7 +1,8 @@
 """Processors that packages can hold machine code for: a row a name, with what the processor must have.
 
 The levels of x86-64 are those that compilers and Linux distributions use; every AArch64 has what its row asks for.  What this machine has is
-read from the system, without LLVM.  Code is made for processors of this machine's kind.
+read from the system, without LLVM.  Code is made for processors of this machine's kind.  GPUs have architectures instead of rows: `sm_90` is that
+of compute capability 9.0.
 
     best_of(["x86-64-v3", "x86-64-v4"])     # the greatest that this machine runs
 """
@@ -68,4 +69,30 @@ def best_of(names: Sequence[str]) -> str:
         lacks = f": it lacks {', '.join(missing)}" if missing else ""
         raise PackageError(f"The package has machine code for {', '.join(names)}, which this processor does not run{lacks}.",
                            hint="Make the package with processors=[...] that name this one.")
+    return usable[-1]
+
+
+# ---------------------------------------------------------------- GPUs
+
+EXACT = 90      # from here on, machine code is for one architecture alone
+
+
+def capability_of(name: str) -> int | None:
+    """90 of sm_90; None of what is no architecture of a GPU."""
+    found = re.fullmatch(r"sm_(\d+)", name)
+    return int(found[1]) if found is not None else None
+
+
+def runs_on(name: str, capability: int) -> bool:
+    """Does a GPU of this capability run code for the architecture?  Later ones of a generation do; new generations have instructions of their own."""
+    made = capability_of(name)
+    return made == capability or made is not None and made < capability < EXACT and made // 10 == capability // 10
+
+
+def best_architecture(names: Sequence[str], capability: int) -> str:
+    """The greatest of the architectures whose code the GPU runs."""
+    usable = sorted((name for name in names if runs_on(name, capability)), key=lambda name: capability_of(name) or 0)
+    if not usable:
+        raise PackageError(f"The package has machine code for GPUs of the architecture {', '.join(names)}; this one is sm_{capability}.",
+                           hint=f'Make the package with processors=["sm_{capability}"].')
     return usable[-1]
