@@ -164,7 +164,8 @@ def _compile_closure(fn: Any, settings: dict) -> Callable:
     key = (fn.__code__, id(fn.__globals__), *(float if type(held) is float else (id(held), type(held)) for held in held_by(fn)), *settings.values())
     call = _closure_calls.pop(key, None)
     if call is None or any(len(region.entries) >= CROWDED for region in call.__firesteel_root__.all_regions()):
-        call = compile_callable(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__})
+        call = compile_callable(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__,
+                                               "names": ("fn", *entry.own_names(fn))})
     _closure_calls[key] = call
     if len(_closure_calls) > KEPT:
         del _closure_calls[next(iter(_closure_calls))]
@@ -236,6 +237,9 @@ def call_forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return forward(*args, **kwargs)
 
 
+METHODS = {call_module: "forward", call_forward: "forward"}      # whose arguments have the names that people see
+
+
 def class_forward(module: torch.nn.Module) -> Any:
     """The forward of the module's class.  The instance's own may be a wrapper that the user set around it: it must not be called by itself."""
     found = next(vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base))
@@ -266,7 +270,8 @@ def _module_call(original: torch.nn.Module, settings: dict, function: Callable) 
     call = calls.get(key)
     if call is None:
         boxed = isinstance(original, torch.fx.GraphModule) and original.meta.get("boxed", False)
-        named = {**settings, "name": settings["name"] or type(original).__qualname__}
+        shown = getattr(type(original), METHODS.get(function, function.__name__), function)
+        named = {**settings, "name": settings["name"] or type(original).__qualname__, "names": entry.own_names(shown)}
         call = calls[key] = compile_callable(function, named, steals=1 if boxed else None)
     original.__dict__.setdefault(CompiledCode.NAME, CompiledCode()).calls.add(call)
     return call
@@ -311,6 +316,7 @@ def steps_of(cls: type) -> list[str]:
 def call_step(name: str) -> Callable:
     def call_method(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(module, name)(*args, **kwargs)
+    call_method.__name__ = name
     return call_method
 
 

@@ -1,8 +1,9 @@
 """fs.explain: what became of a program, by the user's names and lines."""
+import pytest
 import torch
 
 import firesteel as fs
-from firesteel.tools.explain import collecting
+from firesteel.tools.explain import by_index, collecting
 
 
 def program(x, n):
@@ -64,6 +65,49 @@ def test_guards_of_a_module_are_folded_and_called_by_its_names():
     assert "picture is a float32 tensor (2, 4)" in page.guard_words and "self.scale == 2" in page.guard_words
     assert "10 parameters keep their shapes, dtypes and devices" in page.guard_words
     assert len(page.guard_words) < 8 < len(page.guards)
+
+
+def test_layers_are_rows_of_one():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.LayerNorm(4) for _ in range(5))
+
+        def forward(self, tokens):
+            for layer in self.layers:
+                tokens = layer(tokens @ tokens)
+            return tokens
+    with torch.no_grad():
+        page = fs.explain(Model())(torch.randn(4, 4))
+    assert page.guard_words[0] == "tokens is a float32 tensor (4, 4)" and "self.layers[0 to 4].eps == 1e-05" in page.guard_words
+    assert sum("eps" in row for row in page.specializations) == 5 and str(page).count(".eps == 1e-05: a number") == 1
+    kernels = str(page).split("\nkernels:\n")[1].split("\nlibrary calls:")[0]
+    assert len(page.kernels) == 5 and kernels.count("\n") == 0 and " and 2 more: " in kernels
+
+
+def test_rows_that_differ_in_an_index():
+    rows = [f"a[{i}].b[{j}].c == 2" for i in (0, 1, 3) for j in (1, 2, 3)]
+    assert by_index([*rows, "k == [3]", "k == [4]", "e[1] is 2", "e[2] is 3", "plain", "plain"]) == \
+        ["a[0, 1, 3].b[1 to 3].c == 2", "k == [3]", "k == [4]", "e[1] is 2", "e[2] is 3", "plain"]
+
+
+def test_names_and_keys_in_messages():
+    """A module's arguments by the names of its forward, in logs too; no elements of a tensor that is a key; a bad call is eager's error."""
+    class Model(torch.nn.Module):
+        def forward(self, tokens, **more):
+            return tokens * 2
+    model, table = fs.compile(Model()), {}
+    key = torch.randn(20, 20)
+    lookup = fs.compile(lambda table: table[key] * torch.ones(2))
+    with collecting() as found:
+        for n in (2, 3):
+            model(torch.ones(n))
+            table[key] = n
+            lookup(table)
+    assert [text.split(": ", 1)[1] for text in found().recompiles] == ["tokens has size 3 in dimension 0; it was 2", "table[a tensor (20, 20)] is 3; it was 2"]
+    for name in ("tokens", "self"):
+        with pytest.raises(TypeError, match=f"multiple values for argument '{name}'"):
+            model(torch.ones(2), **{name: 1})
 
 
 def test_fall_backs_are_told():

@@ -1,6 +1,5 @@
 """fs.report: one file with everything, which a browser shows."""
 import html
-import json
 import os
 import pathlib
 import re
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import firesteel as fs
+from firesteel.tools import report as tools_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -37,8 +37,7 @@ def report(tmp_path):
     fs.reset()
 
 
-def data_of(path):
-    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.DOTALL)[1])
+data_of = tools_report.read
 
 
 def test_everything_is_in_it(report):
@@ -51,6 +50,17 @@ def test_everything_is_in_it(report):
     assert node["places"][0]["file"] == __file__ and "gelu(y) + x" in data["sources"][__file__][str(node["places"][0]["line"])]
     assert all(plan["steps"] for plan in first["plans"]) and sum(b["bytes"] for plan in first["plans"] for b in plan["buffers"]) > 0
     assert any("is a float32 tensor (4, 8)" in word for word in first["words"]) and data["events"]
+
+
+def test_layers_are_written_once(tmp_path):
+    """A model ten times as deep has the same kernels and lines: its report is not ten times as large."""
+    sizes = []
+    for depth in (2, 20):
+        fs.reset()
+        fs.compile(torch.nn.Sequential(*(Model() for _ in range(depth))))(torch.randn(4, 8)).sum().backward()
+        sizes.append(fs.report(tmp_path / f"{depth}.html").stat().st_size)
+    fs.reset()
+    assert sizes[1] < 3 * sizes[0], sizes
 
 
 def test_of_inference_and_of_that_run_alone(tmp_path):

@@ -17,7 +17,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -339,7 +339,7 @@ class FunctionRegion(Region):
 
     def __init__(self, root: Root, positional: int, keywords: tuple[str, ...]):
         self.positional, self.keywords = positional, keywords
-        super().__init__(root, root.name, positional_names(root.fn, positional) + [f"{k}" for k in keywords])
+        super().__init__(root, root.name, [*positional_names(root.names, positional, keywords), *keywords])
         if root.spec is not None:
             self.policy = SymbolPolicy(False, specified=root.spec.of_call(self.arg_names, positional, keywords))
         self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
@@ -385,11 +385,15 @@ def code_of(fn: Callable[..., Any]) -> types.CodeType | None:
     return code if isinstance(code, types.CodeType) else None
 
 
-def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Names for the positional arguments: the function's own where they are known."""
+def own_names(fn: Callable[..., Any]) -> Sequence[str]:
+    """Of the positional arguments, where they are known."""
     code, skip = code_of(fn), int(isinstance(fn, (torch.nn.Module, types.MethodType)))
-    own = list(code.co_varnames[skip:code.co_argcount]) if code is not None else []
-    return [own[n] if n < len(own) else f"arg{n}" for n in range(count)]
+    return code.co_varnames[skip:code.co_argcount] if code is not None else ()
+
+
+def positional_names(own: Sequence[str], count: int, keywords: tuple[str, ...]) -> list[str]:
+    """The function's own; others for *args, and where a name would come twice (a bad call says it as a keyword, too)."""
+    return [own[n] if n < len(own) and own[n] not in (*keywords, *own[:n]) else f"arg{n}" for n in range(count)]
 
 
 class Continuation(Region):
@@ -488,10 +492,11 @@ class Root:
                  native_compiler: Callable[[], CompileText | None] = lambda: None, steals: int | None = None, name: str | None = None,
                  recompile_limit: int | None = None, first_backends: Mapping[str, Backend] = types.MappingProxyType({}),
                  code: types.CodeType | None = None, later: Callable[[Region, tuple[Any, ...]], bool] | None = None,
-                 kept: Callable[[], Any] = lambda: None, spec: ShapeSpec | None = None):
+                 kept: Callable[[], Any] = lambda: None, spec: ShapeSpec | None = None, names: Sequence[str] | None = None):
         self.fn, self.backend, self.fullgraph, self.dynamic, self.make_world = fn, backend, fullgraph, dynamic, make_world
         own = getattr(fn, "__module__", None) == "firesteel.api"        # that calls modules: one function for all of them
         self.code = code if own else code_of(fn)    # whose records of what changed are shared
+        self.names = own_names(fn) if names is None else names      # of arguments, for people
         self.steals = steals                        # the argument that is a list, which compiled code may empty
         self.native_compiler = native_compiler      # for guards; None while there is none
         self.name = name or getattr(fn, "__qualname__", None) or type(fn).__qualname__

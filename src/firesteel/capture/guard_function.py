@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from firesteel.capture import native_guards as native
-from firesteel.capture.guards import CONSTANT, KINDS, TENSOR, Guard, Writer, shown, tensor_checker
-from firesteel.capture.source import Constants, Local, Source, SourceWriter, build_function, identifier
+from firesteel.capture.guards import CONSTANT, KINDS, TENSOR, Guard, Writer, tensor_checker
+from firesteel.capture.source import Constants, Local, Source, SourceWriter, build_function, identifier, shown
 from firesteel.native_method import CompileText
 from firesteel.records import dataclass
 

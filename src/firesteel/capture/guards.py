@@ -29,7 +29,7 @@ import torch.nn.modules.module as module_internals
 
 from firesteel import targets
 from firesteel.capture import replaced
-from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal
+from firesteel.capture.source import MODULE_HOOKS, Source, SourceWriter, literal, shown
 from firesteel.records import dataclass
 from firesteel.sym.expr import python_text
 from firesteel.sym.guard import RANGE
@@ -110,15 +110,6 @@ KINDS: Table[Kind] = Table("guard kind", "capture/guards.py")
 STRUCTURE, CONSTANT, STATE, TENSOR, RELATION = range(5)     # the ranks
 
 
-def shown(value: Any, limit: int = 80) -> str:
-    if isinstance(value, type):
-        return value.__qualname__
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {tuple(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit - 3] + "..."
-
-
 def same_constant(a: Any, b: Any) -> bool:
     """Equal, of the same types all the way down; nan is nan, 0.0 is not -0.0."""
     if a is b:
@@ -162,7 +153,7 @@ KINDS.add("keys", Kind(STRUCTURE, lambda x, data, w: f"(*{x},) == {w.constant(tu
 KINDS.add("has_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} in {x}",
                           lambda name, data, now: f"{name} has no key {data!r} any more"))
 KINDS.add("no_key", Kind(STRUCTURE, lambda x, data, w: f"{w.constant(data)} not in {x}",
-                         lambda name, data, now: f"{name} has got the key {data!r}"))
+                         lambda name, data, now: f"{name} has got the key {shown(data)}"))
 KINDS.add("has_object", Kind(STRUCTURE, lambda x, data, w: f"{w.load(data)} in {x}",
                              lambda name, data, now: f"{name} has no key {data.name} any more", sources=lambda data: (data,)))
 KINDS.add("no_object", Kind(STRUCTURE, lambda x, data, w: f"{w.load(data)} not in {x}",

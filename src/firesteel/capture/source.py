@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
+import torch
+
 _set = object.__setattr__
 _PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis))
 
@@ -43,6 +45,16 @@ def literal(value: Any) -> str | None:
         items = [text for item in value if (text := literal(item)) is not None]
         return None if len(items) < len(value) else f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     return None
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value in a message: short, and without the elements of a tensor."""
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    text = f"[{', '.join(map(shown, value))}]" if type(value) is list else repr(value)
+    return text if len(text) <= limit else text[:limit - 3] + "..."
 
 
 class Constants:
@@ -287,8 +299,8 @@ class Item(Source):
         if isinstance(base, OwnDict):
             return f"{base.name}.{self.key}"
         if type(base) is Fixed and type(base.key) is dict:
-            return self.key if isinstance(self.key, str) else f"{base.name}[{self.key!r}]"
-        return f"{base.name}[{self.key!r}]"
+            return self.key if isinstance(self.key, str) else f"{base.name}[{shown(self.key)}]"
+        return f"{base.name}[{shown(self.key)}]"
 
 
 class OwnDict(Source):

@@ -156,34 +156,52 @@ def _renamed_nest(nest: Nest, names: dict[str, str]) -> Nest:
 
 def write_to_inputs(program: Program) -> Program:
     """Results that inputs receive, written there: what stays as it was is neither read nor written."""
+    uses = Uses(program)
     for b, x in program.into:
-        program = _written_to_input(program, x, b) or program
+        changed = _written_to_input(program, uses, x, b)
+        if changed is not None:
+            program, uses = changed, Uses(changed)
     return program
 
 
-def _written_to_input(program: Program, x: str, b: str) -> Program | None:
-    steps, given = program.steps, program.buffers[x]
-    writers = [number for number, step in enumerate(steps) if b in step.writes()]
-    if not writers or any(steps[number].nest is None for number in writers) or given.offset != 0 or any(x in step.writes() for step in steps):
-        return None
-    first = writers[0]
-    before, start, behind = list(steps[:first]), steps[first].nest, list(steps[first + 1:])
-    parts = None if start is None or any(x in step.reads() for step in behind) else _changed_part(start, x)
-    if parts is None or not _can_run_again([*parts, *behind], x, b) or _waits(parts, behind, given, start):
-        return None
-    return _with_names(program, [*before, *parts, *behind], {b: x})
+class Uses:
+    """Numbers of the steps that read and write each buffer, and of those that may fail: an optimiser's step has thousands of both."""
+
+    def __init__(self, program: Program):
+        self.readers: dict[str, list[int]] = {}
+        self.writers: dict[str, list[int]] = {}
+        self.failing: list[int] = []
+        for number, step in enumerate(program.steps):
+            for uses, buffers in ((self.readers, step.reads()), (self.writers, step.writes())):
+                for buffer in buffers:
+                    uses.setdefault(buffer, []).append(number)
+            if may_fail(step):
+                self.failing.append(number)
 
 
-def _waits(parts: list[ProgramStep], behind: list[ProgramStep], given: Buffer, start: Nest | None) -> bool:
+def _written_to_input(program: Program, uses: Uses, x: str, b: str) -> Program | None:
+    steps, given, writers = program.steps, program.buffers[x], uses.writers.get(b, [])
+    if not writers or any(steps[number].nest is None for number in writers) or given.offset != 0 or x in uses.writers:
+        return None
+    first, start = writers[0], steps[writers[0]].nest
+    parts = None if start is None or max(uses.readers.get(x, [-1])) > first else _changed_part(start, x)
+    if parts is None:
+        return None
+    failing = [*filter(may_fail, parts), *[steps[number] for number in uses.failing if number > first]]
+    if not _can_run_again(failing, parts, x, b) or _waits(failing, parts, given, start):
+        return None
+    return _with_names(program, [*steps[:first], *parts, *steps[first + 1:]], {b: x})
+
+
+def _waits(failing: list[ProgramStep], parts: list[ProgramStep], given: Buffer, start: Nest | None) -> bool:
     """Rule 7."""
     whole = any(part.nest and start and part.nest.axes == start.axes for part in parts)
-    return whole and given.device == CPU and not any(map(may_fail, (*parts, *behind)))
+    return whole and given.device == CPU and not failing
 
 
-def _can_run_again(steps: list[ProgramStep], x: str, b: str) -> bool:
-    """Rule 6."""
-    failing = [step for step in steps if may_fail(step)]
-    return not failing or all(x not in step.reads() for step in steps) and all(
+def _can_run_again(failing: list[ProgramStep], parts: list[ProgramStep], x: str, b: str) -> bool:
+    """Rule 6; no step behind the parts reads x (rule 5)."""
+    return not failing or all(x not in step.reads() for step in parts) and all(
         step.nest is not None and step.writes() == (b,) and b not in step.reads() for step in failing)
 
 

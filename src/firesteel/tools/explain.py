@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import html
-import inspect
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,11 @@ class KernelRecord:
     lines: tuple[str, ...]          # file:line in function
 
     def __str__(self) -> str:
-        return f"{self.phase} {self.name}: {', '.join(self.lines) or ', '.join(self.origin)}"
+        return f"{self.phase} {self.name}: {self.where}"
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self.lines) or ", ".join(self.origin)
 
 
 @dataclass
@@ -82,10 +86,10 @@ class Explanation:
         """Headings with their lines; the folded ones are short."""
         yield "breaks", counted(f"{b.reason}\n  at {b.location}\n  {b.source}\n  Hint: {b.hint}" for b in self.break_reasons)
         yield "recompiles", self.recompiles
-        yield "specialised", list(dict.fromkeys(self.specializations))
+        yield "specialised", by_index(self.specializations)
         yield "guards", self.guard_words
         yield "fall-backs", self.fallbacks
-        yield "kernels", counted(map(str, self.kernels))
+        yield "kernels", by_line(self.kernels)
         yield "library calls", counted(map(str, self.library_calls))
         times = sorted(self.compile_times.items(), key=lambda row: -row[1])
         yield f"time, {sum(self.compile_times.values()) * 1e3:.0f} ms in all", \
@@ -124,6 +128,43 @@ def counted(rows: Iterable[str]) -> list[str]:
             for row, count in collections.Counter(rows).items()]
 
 
+def by_line(steps: Iterable[KernelRecord], most: int = 3) -> list[str]:
+    """A row for the steps of one phase that compute the same lines: of layers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for step in steps:
+        found.setdefault((step.phase, step.where), []).append(step.name)
+    return [f"{phase} {', '.join(names[:most])}{f' and {len(names) - most} more' if len(names) > most else ''}: {where}"
+            f"{f' ({len(all_names)} times)' if len(all_names) > len(names) else ''}"
+            for (phase, where), all_names in found.items() for names in [list(dict.fromkeys(all_names))]]
+
+
+def by_index(rows: Iterable[str]) -> list[str]:
+    """Each row once; those whose names differ in one index as one: blocks[0 to 11].size == 6."""
+    for place in range(3):
+        found: dict[tuple[str, str], list[str]] = {}
+        for row in rows:
+            name = re.split(" == | is |: ", row, maxsplit=1)[0]
+            index = next(itertools.islice(INDEX.finditer(name), place, None), None)
+            start, end = index.span(1) if index else (len(row), len(row))
+            found.setdefault((row[:start], row[end:]), []).append(row[start:end])
+        rows = [before + ranges(dict.fromkeys(numbers)) + after for (before, after), numbers in found.items()]
+    return list(rows)
+
+
+INDEX = re.compile(r"\[(\d+(?:(?: to |, )\d+)*)\]")
+
+
+def ranges(numbers: Iterable[str]) -> str:
+    """0 to 3, 5"""
+    runs: list[list[str]] = []
+    for text in numbers:
+        if runs and text.isdigit() and runs[-1][-1].isdigit() and int(text) == int(runs[-1][-1]) + 1:
+            runs[-1].append(text)
+        else:
+            runs.append([text])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs)
+
+
 def folded(rows: Sequence[str]) -> list[str]:
     return [*rows[:SHOWN], f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN + 1 else list(rows)
 
@@ -136,15 +177,14 @@ def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
     root = root_region(fn)
     plain = getattr(fn, "_firesteel_original", getattr(fn, marks.COMPILED, fn))
     own = {} if root is None else {"backend": root.backend.__wrapped__, "fullgraph": root.fullgraph, "dynamic": root.dynamic}
-    names = own_names(plain)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        before = [f"{region.name}: {renamed(entry.reason, names)}" for region in (root.all_regions() if root is not None else ())
+        before = [f"{region.name}: {entry.reason}" for region in (root.all_regions() if root is not None else ())
                   for entry in region.entries[1:]]
         compiled = api.compile(plain, isolate_recompiles=True, **{**own, **settings})
         if root is not None:
             root_region(compiled).learn_from(root)
-        with (collected := collecting(names)):
+        with (collected := collecting()):
             compiled(*args, **kwargs)
             for compilation in collected.compilations:
                 compile_backwards(compilation)
@@ -171,9 +211,6 @@ def compile_backwards(compilation: Compilation) -> None:
 class collecting:
     """Inside, what is compiled is collected; then the function that it gave makes the Explanation."""
 
-    def __init__(self, names: Mapping[str, str] | None = None):
-        self.names = names or {}
-
     def __enter__(self) -> Callable[[], Explanation]:
         self.breaks, self.times = len(artifacts.breaks), artifacts.stage_times()
         self.counts = {group: counter.copy() for group, counter in artifacts.counters.items()}
@@ -187,18 +224,18 @@ class collecting:
     def explanation(self) -> Explanation:
         times = {stage: seconds - self.times.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
         counts = {group: counter - self.counts.get(group, collections.Counter()) for group, counter in artifacts.counters.items()}
-        return explanation_of(self.compilations, list(artifacts.breaks)[self.breaks:], times, counts, self.names)
+        return explanation_of(self.compilations, list(artifacts.breaks)[self.breaks:], times, counts)
 
 
 def explanation_of(compilations: Sequence[Compilation], breaks: list[artifacts.BreakRecord], times: dict[str, float],
-                   counts: Mapping[str, Mapping[str, int]], names: Mapping[str, str]) -> Explanation:
+                   counts: Mapping[str, Mapping[str, int]]) -> Explanation:
     graphs = [r.product for c in compilations for r in c.records if r.stage.name == "graph" and r.made_of is None]
     guards = [guard for c in compilations for r in c.records if r.stage.name == "captured" for guard in r.product.guard.guards]
-    special = [renamed(text, names) for guard in guards if (text := guard.specialization()) and not is_parameter(guard)]
+    special = [text for guard in guards if (text := guard.specialization()) and not is_parameter(guard)]
     steps = [step for c in compilations for step in steps_of(c)]
     return Explanation(graphs, list(map(str, guards)), breaks, times, sum(node.op in CALLS for gm in graphs for node in gm.graph.nodes), special,
-                       [renamed(text, names) for text in in_words(guards)],
-                       [f"{c.name}: {renamed(c.reason, names)}" for c in compilations if c.reason],
+                       in_words(guards),
+                       [f"{c.name}: {c.reason}" for c in compilations if c.reason],
                        fallbacks_of(counts), [k for is_kernel, k in steps if is_kernel], [k for is_kernel, k in steps if not is_kernel],
                        sum(map(saved_bytes, compilations)))
 
@@ -272,29 +309,17 @@ def bytes_of(node: Node) -> int:
 
 # ---------------------------------------------------------------- guards in words
 
-def own_names(fn: Callable) -> dict[str, str]:
-    """Names of arguments as captured -> as the user's forward calls them."""
-    if not isinstance(fn, torch.nn.Module):
-        return {}
-    own = list(inspect.signature(type(fn).forward).parameters)
-    return {"module": own[0] if own else "self", **{f"arg{n}": name for n, name in enumerate(own[1:], 1)}}
-
-
-def renamed(text: str, names: Mapping[str, str]) -> str:
-    return re.sub(r"\b(module|arg\d+)\b(?!\()", lambda found: names.get(found[1], found[1]), text)
-
-
 def is_parameter(guard: Guard) -> bool:
     return guard.kind == "tensor" and issubclass(guard.data.cls, torch.nn.Parameter)
 
 
 def in_words(guards: Sequence[Guard]) -> list[str]:
-    """The guards that a caller may run into, each a phrase; the rest counted."""
-    phrases = [(guard, phrase_of(guard)) for guard in guards]
+    """The guards that a caller may run into, each a phrase, those on tensors first; the rest counted."""
+    phrases = sorted([(guard, phrase_of(guard)) for guard in guards], key=lambda found: found[0].kind != "tensor")
     parameters = sum(map(is_parameter, guards))
     gradients = sum(phrase == NO_GRADIENT for _, phrase in phrases)
     rest = collections.Counter(root_of(guard) for guard, phrase in phrases if not phrase and not is_parameter(guard) and guard.source is not None)
-    return [*dict.fromkeys(phrase for _, phrase in phrases if phrase and phrase != NO_GRADIENT),
+    return [*by_index(phrase for _, phrase in phrases if phrase and phrase != NO_GRADIENT),
             *([f"{parameters} parameters keep their shapes, dtypes and devices"] if parameters else []),
             *([f"{gradients} parameters have no gradient yet (.grad is None)"] if gradients else []),
             *kept(rest)]
@@ -339,14 +364,18 @@ def tensor_in_words(guard: Guard) -> str:
         return ""
     facts = guard.data
     shape = ", ".join("any" if size is None else str(size) for size in facts.sizes)
-    return f"{guard.name} is a {str(facts.dtype).removeprefix('torch.')} tensor ({shape}){'' if on_host(facts) else f' on {facts.device}'}" \
+    return f"{guard.name} is {an(str(facts.dtype).removeprefix('torch.'))} tensor ({shape}){'' if on_host(facts) else f' on {facts.device}'}" \
            f"{' that needs a gradient' if facts.requires_grad else ''}"
+
+
+def an(noun: str) -> str:
+    return f"{'an' if noun.startswith('i') else 'a'} {noun}"
 
 
 def state_in_words(guard: Guard) -> str:
     values = dict(guard.data.values)
     states = {"gradients are": values.get("grad"), "autocast is": values.get("autocast")}
-    return ", ".join(f"{what} {'on' if on else 'off'}" for what, on in states.items()) + ", and so on with torch's states"
+    return ", ".join(f"{what} {'on' if on else 'off'}" for what, on in states.items()) + ", torch's other global settings are as they were"
 
 
 # kind of guard -> what it says; an empty phrase is folded

@@ -10,7 +10,10 @@ them side by side.
 from __future__ import annotations
 
 import atexit
+import base64
 import fcntl
+import functools
+import gzip
 import json
 import linecache
 import os
@@ -166,7 +169,7 @@ def with_lines(graph: GraphModule, again: GraphModule) -> None:
 
 def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Sequence[tuple[str, float, float, int]], times: dict[str, float],
           note: str) -> pathlib.Path:
-    page = explanation_of(compilations, list(artifacts.breaks), times, artifacts.counters, {})
+    page = explanation_of(compilations, list(artifacts.breaks), times, artifacts.counters)
     shown: dict[str, Any] = {
         "title": f"firesteel report: {len(compilations)} compilation(s)", "headline": page.headline(), "note": note,
         "events": timeline(events), "sections": [[name, rows] for name, rows in page.sections() if rows],
@@ -178,7 +181,7 @@ def write(path: pathlib.Path, compilations: Sequence[Compilation], events: Seque
 
 
 def fill(path: pathlib.Path, shown: dict[str, Any]) -> pathlib.Path:
-    text = json.dumps(shown, default=str).replace("</", "<\\/")
+    text = base64.b64encode(gzip.compress(json.dumps(shared(shown), default=str).encode(), mtime=0)).decode()
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         written.write_text(TEMPLATE.read_text(encoding="utf-8").replace("/*DATA*/", text), encoding="utf-8")
@@ -193,7 +196,32 @@ def fill(path: pathlib.Path, shown: dict[str, Any]) -> pathlib.Path:
 def read(path: pathlib.Path) -> dict[str, Any]:
     """What a report shows."""
     before, after = TEMPLATE.read_text(encoding="utf-8").split("/*DATA*/")
-    return json.loads(path.read_text(encoding="utf-8").removeprefix(before).removesuffix(after))
+    data = json.loads(gzip.decompress(base64.b64decode(path.read_text(encoding="utf-8").removeprefix(before).removesuffix(after))))
+    for thing in things(data["compilations"]):
+        thing.update({key: data["shared"][thing[key]] for key in SHARED if key in thing})
+    return data
+
+
+SHARED = ("places", "text")         # layers have the same lines and kernels: each value is written once, and things have its number
+
+
+def shared(shown: dict[str, Any]) -> dict[str, Any]:
+    """With the values of SHARED in a list of their own."""
+    numbers: dict[str, int] = {}
+
+    def with_numbers(thing: dict[str, Any]) -> dict[str, Any]:
+        return {key: numbers.setdefault(json.dumps(value), len(numbers)) if key in SHARED else value for key, value in thing.items()}
+
+    compilations = [{**c, "kernels": [*map(with_numbers, c["kernels"])],
+                     "graphs": [{**g, "nodes": [*map(with_numbers, g["nodes"])]} for g in c["graphs"]]} for c in shown["compilations"]]
+    return {**shown, "compilations": compilations, "shared": [json.loads(text) for text in numbers]}
+
+
+def things(compilations: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Nodes and kernels."""
+    for compilation in compilations:
+        for group in (*(graph["nodes"] for graph in compilation["graphs"]), compilation["kernels"]):
+            yield from group
 
 
 def facts(page: Explanation, shown: dict[str, Any]) -> dict[str, str]:
@@ -253,8 +281,13 @@ def code_of(node: Node) -> str:
 
 
 def places(node: Node) -> list[dict[str, Any]]:
+    return _places(node.meta.get("stack_trace"))
+
+
+@functools.cache
+def _places(trace: str | None) -> list[dict[str, Any]]:
     """Where a node comes from, the innermost place first; no place of ours."""
-    found = [place for place in places_of(node.meta.get("stack_trace")) if not place[0].startswith(OURS)]
+    found = [place for place in places_of(trace) if not place[0].startswith(OURS)]
     return [{"file": file, "line": line, "function": name} for file, line, name in reversed(found)]
 
 
@@ -263,8 +296,9 @@ def kernels_data(record: Record) -> Iterator[dict[str, Any]]:
     gm, nests = graph_of(record), pipeline.nests_of(record.made_of.product)
     nodes = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
     for nest, kernel in zip(nests, record.product):
+        found = {str(place): place for name in nest.origin if name in nodes for place in places(nodes[name])}
         yield {"name": nest.name, "phase": phase_of(record), "origin": list(lines_of(gm, nest.origin)) or list(nest.origin), "loops": str(nest),
-               "text": kernel.text, "places": [place for name in nest.origin if name in nodes for place in places(nodes[name])]}
+               "text": kernel.text, "places": [*found.values()]}
 
 
 def plan_data(phase: str, plan: Plan) -> dict[str, Any]:
@@ -298,8 +332,7 @@ ITEMSIZE = {"f64": 8, "i64": 8, "c64": 8, "c128": 16, "f32": 4, "i32": 4, "f16":
 def source_lines(shown: dict[str, Any]) -> dict[str, dict[int, str]]:
     """The lines around every place, by file."""
     found: dict[str, dict[int, str]] = {}
-    things = [thing for c in shown["compilations"] for group in (*(g["nodes"] for g in c["graphs"]), c["kernels"]) for thing in group]
-    for place in (place for thing in things for place in thing["places"]):
+    for place in (place for thing in things(shown["compilations"]) for place in thing["places"]):
         lines = found.setdefault(place["file"], {})
         for n in range(place["line"] - 2, place["line"] + 3):
             if n not in lines and (text := linecache.getline(place["file"], n)):
