@@ -348,3 +348,50 @@ def _gradient_behind_a_stale_view(x, y):
         x.unbind(0)[0].add_(2)
     w = y.detach().requires_grad_()
     return torch.autograd.grad((w * w.sin()).sum(), w)[0] * y
+
+
+@found("what a gradient inside of the forward computes too, computed again without one", (((9, 7), (3, 7)), f32, "contiguous", "inner"))
+def _gradient_inside_then_equal(x):
+    w = x.detach().requires_grad_()
+    inside = torch.autograd.grad((w * w.sin()).sum(), w)[0] * x
+    with torch.no_grad():
+        equal = x.cos()
+    return inside, x + equal
+
+
+@found("no results of an empty list of views", (((2, 17, 4, 4), (17, 0, 5, 5)), bf16, "contiguous", ""))
+def _no_views(x):
+    flat = x.sum(3).flatten()
+    return sum([row * 0.5 for row in flat.unbind(0)], flat.new_zeros(())), flat
+
+
+@found("view of an input that a later stretch gives a history", (((5, 16), (5, 16)), f32, "contiguous", ""), (((5, 16), (5, 16)), f64, "contiguous", "inner"))
+def _view_that_gets_a_history(x, y):
+    t = y * 2
+    turned = x.transpose(1, 1)
+    turned[..., 1:].add_(t.mean())
+    with torch.no_grad():
+        t[..., :1].add_(turned.mean())
+    return turned / t, turned, t
+
+
+@found("value without a history that the next stretch reads, then writes with one", (((4, 2), (4, 2)), f32, "contiguous", "leaf"), PLAIN_MATRIX)
+def _history_that_comes_later(x, y):
+    plain = y[:4] + 1
+    cut = x * 2
+    cut[0].add_(1)
+    early = plain * 2
+    plain.add_(x)
+    return early, cut, plain
+
+
+@found("the same through a view", (((4, 2), (4, 2)), f32, "contiguous", "leaf"), PLAIN_MATRIX)
+def _history_that_comes_later_through_a_view(x, y):
+    plain = y[:4] + 1
+    part = plain[1:]
+    cut = x * 2
+    cut[0].add_(1)
+    early = plain * 2
+    part.add_(x[1:])
+    cut[1].mul_(3)
+    return early, cut, plain * 3, part

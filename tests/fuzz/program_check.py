@@ -1,7 +1,8 @@
 """Runs a program by eager and compiled, and compares all that a caller can see of it.
 
 `check(program)` is None or a Difference.  Seen are: errors; each output's dtype, shape, strides, requires_grad and values; which outputs and inputs are the
-same object or share storage; the whole storage of each input afterwards; each leaf's gradient, or that there is none.
+same object or share storage; the whole storage of each input afterwards; each leaf's gradient, or that there is none; what comes of writing to the
+outputs with a gradient afterwards.
 
 Values may differ by what rounding explains (program_rounding.py).
 """
@@ -40,6 +41,8 @@ class Seen:
     relations: list
     storages: list[torch.Tensor]
     grads: list[torch.Tensor | None]
+    refused: list[str]
+    scale: torch.Tensor | None
 
 
 # ---------------------------------------------------------------- what is seen
@@ -86,6 +89,23 @@ def loss_of(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     return total
 
 
+def written(outputs: list[torch.Tensor], everything: list[torch.Tensor]) -> tuple[list[str], torch.Tensor | None]:
+    """Each output in turn scaled in place by one leaf: what refuses that, and the leaf's gradient.  A view of what it is a view of, under which mode of
+    autograd it was made, decides both."""
+    refused, scale = [], torch.tensor(1.25, requires_grad=True, device=everything[0].device)
+    for t in outputs:
+        try:
+            t.mul_(scale)
+            refused.append("")
+        except RuntimeError as error:
+            refused.append(str(error)[:60])
+    loss = loss_of(everything)
+    try:
+        return refused, None if loss is None else torch.autograd.grad(loss, scale, allow_unused=True)[0]
+    except RuntimeError:        # a value that a backward needs is gone
+        return refused, None
+
+
 def observe(function: Callable, made: list[Made], grad: bool = True) -> Seen:
     torch.manual_seed(0)
     args = [one.arg for one in made]
@@ -96,10 +116,13 @@ def observe(function: Callable, made: list[Made], grad: bool = True) -> Seen:
     looks, shared = [*map(look, outputs), *map(look, args)], relations(everything)
     values = [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in outputs]
     storages = [storage(t) for t in args]
-    loss = loss_of(list({id(t): t for t in everything}.values())) if grad else None
+    distinct = list({id(t): t for t in everything}.values())
+    loss = loss_of(distinct) if grad else None
     if loss is not None:
         loss.backward()
-    return Seen(values, looks, shared, storages, [one.leaf.grad if one.leaf is not None else None for one in made])
+    grads = [one.leaf.grad if one.leaf is not None else None for one in made]
+    refused, scale = written([t for t in tensors if t.is_floating_point()], distinct) if grad and distinct else ([], None)
+    return Seen(values, looks, shared, storages, grads, refused, scale)
 
 
 def close(got: Any, want: Any, explained: Explained, of: Callable[[Seen], Any]) -> str:
@@ -125,6 +148,10 @@ def compare(got: Seen, want: Seen, explained: Explained) -> Difference | None:
             return Difference(part, f"of {'output' if number < len(want.outputs) else 'input'} {number}: {a}, eager {b}")
     if got.relations != want.relations:
         return Difference("alias", f"{got.relations}, eager {want.relations}")
+    if got.refused != want.refused:
+        return Difference("refused write", f"{got.refused}, eager {want.refused}")
+    if want.scale is not None and (text := close(got.scale, want.scale, explained, lambda seen: seen.scale)):
+        return Difference("gradient of a later write", text)
     parts = [("value", "outputs"), ("written input", "storages"), ("gradient", "grads")]
     for kind, field in parts:
         for number, (a, b) in enumerate(zip(getattr(got, field), getattr(want, field))):

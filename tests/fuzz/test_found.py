@@ -416,3 +416,17 @@ def test_equals_eager(name, dynamic, device):
     inputs, program = FOUND[name]
     difference = check_functions(lambda i, where: make(inputs, i, where), program, dynamic=dynamic, device=device)
     assert difference is None, difference
+
+
+@pytest.mark.parametrize("program", [lambda x: x.transpose(0, 1), lambda x: (x.add_(1), x.view(-1))[1], lambda x: (x + 1).t(), lambda x: x.split(1)[0]])
+def test_a_view_may_be_written_with_a_gradient_though_no_input_had_one(program):
+    seen = []
+    for function in (program, fs.compile(program)):
+        x, w = torch.arange(6.0).view(2, 3), torch.tensor(2.0, requires_grad=True)
+        view = function(x)
+        try:
+            view.mul_(w)
+            seen.append((type(view.grad_fn).__name__, type(x.grad_fn).__name__))
+        except RuntimeError as error:
+            seen.append(str(error))
+    assert seen[1] == seen[0]

@@ -44,7 +44,7 @@ values is restored around it, by these rules.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -234,6 +234,14 @@ class AliasPlan:
             set_versions([(finished[k], version) for k, version in versions])
             return finished
         return finish
+
+    def is_made_without(self, tracked: Collection[int], result: Result) -> bool:
+        """Is a result made of forward outputs alone, none of which is in `tracked`?"""
+        if not isinstance(result, Replay):
+            return isinstance(result, Fresh) and result.value not in tracked
+        view = self.views[result.index]
+        attached = isinstance(view.call, AttachedView) and view.call.value in tracked
+        return view.own not in tracked and not attached and self.is_made_without(tracked, view.parent)
 
     def text_of(self, result: Result) -> str:
         """For people: how a result comes about, over InputItself.text and Fresh.text."""

@@ -216,9 +216,11 @@ def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], tur
 
 
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
-    """Marks which inputs of a captured graph are mutated such that they get a grad_fn."""
+    """Marks which inputs of a captured graph are mutated such that they get a grad_fn, and which results have none."""
     if graph is not None:
-        graph.meta["given_histories"] = [write.input for write in joint.plan.writes if write.how == "grad"]
+        plan, tracked = joint.plan, {tangent.value for tangent in joint.tangents}
+        graph.meta["given_histories"] = [write.input for write in plan.writes if write.how == "grad"]
+        graph.meta["untracked"] = [place for place, result in enumerate(plan.results) if plan.is_made_without(tracked, result)]
 
 
 def in_grad_mode(compiled: Callable, turns_on: bool, joint: Joint) -> Callable:

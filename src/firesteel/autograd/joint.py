@@ -94,7 +94,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
             leaves = [_as_taken(leaf, value) for leaf, value in zip(leaves, inputs)]
             values = [_as_made(world, leaf) if is_made and torch.is_grad_enabled() else leaf for leaf, is_made in zip(leaves, made)]
             world.taken = [value for value in values if type(value) is AbstractTensor and value.spec.offset != 0]
-            with torch.set_grad_enabled(recording and at_start):
+            with torch.set_grad_enabled(at_start):      # also where nothing requires a gradient: a result that is a view knows its mode
                 outcome = TraceOutcome(world, program, values, shown)
         if spends:
             put_back_flags(leaves, inputs)

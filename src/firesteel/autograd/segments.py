@@ -69,8 +69,8 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     parts = [part for part in with_states(with_bits(stretches(gm, cuts, seams))) if not all("state" in node.meta for node in part.nodes)]
     bind_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
-    tracked: set[Node] = set()
-    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), tracked) for part in parts]
+    histories = Histories()
+    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), histories) for part in parts]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = results_of(gm)
     last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
@@ -249,16 +249,38 @@ def bits_of(val: Any) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     return [FLIPS[op] for op in FLIPS if op in val.bits] if type(val) is AbstractTensor else []
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool, tracked: set[Node]) -> SegmentStep:
-    """A seam runs as it is, but for the bodies of branches.  `tracked`: what earlier stretches gave a history by a write; grows."""
+class Histories:
+    """What is known of nodes when a stretch begins: those that a write gave a history, and those that have none so far.  Capture's tensors know
+    only what they are when it ends."""
+
+    def __init__(self) -> None:
+        self.tracked: set[Node] = set()
+        self.untracked: set[Node] = set()
+
+    def add(self, stretch: Stretch, writes: list[Node], module: GraphModule) -> None:
+        """Adds what compiling the stretch has shown."""
+        written = [stretch.reads[place] for place in module.meta.get("given_histories", ())]
+        self.tracked.update(written)
+        self.untracked.update(writes[place] for place in module.meta.get("untracked", ()))
+        self.may_track(written)
+
+    def may_track(self, nodes: Iterable[Node]) -> None:
+        """Nothing is known any longer of what shares memory with these."""
+        memories = {id(memory_of(val)) for node in nodes for val in tensors_in(node.meta.get("val"))}
+        self.untracked = {node for node in self.untracked if memories.isdisjoint(id(memory_of(val)) for val in tensors_in(node.meta["val"]))}
+
+
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool, known: Histories) -> SegmentStep:
+    """A seam runs as it is, but for the bodies of branches."""
     if seam:
+        known.may_track(stretch.reads)
         return SeamStep(seam_module(stretch, writes, backend).forward, stretch, writes)
     flips = {node: found for node in stretch.reads if (found := bits(node))}
     literals = literals_read(stretch)
-    examples = [*(example(node, literals.get(node), node in tracked) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
+    examples = [*(example(node, literals.get(node), known) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
     module = as_module(stretch, writes, flips)
     compiled = backend(module, examples)
-    tracked.update(stretch.reads[place] for place in module.meta.get("given_histories", ()))
+    known.add(stretch, writes, module)
     return SegmentStep(compiled, stretch, writes, [(place, flips[node]) for place, node in enumerate(stretch.reads) if node in flips])
 
 
@@ -272,7 +294,7 @@ def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphMo
             return body.forward
         flips = {place: found for place, node in enumerate(inputs) if (found := bits_of(node.meta["val"]))}
         body = with_flips(body, flips) if flips else body
-        compiled = compile_in_segments(body, backend) if has_seams(body) else backend(body, [example(node, None, False) for node in inputs])
+        compiled = compile_in_segments(body, backend) if has_seams(body) else backend(body, [example(node, None, Histories()) for node in inputs])
         return (lambda *args: compiled(*flipped(args, flips.items()))) if flips else compiled
     bare = Stretch([], stretch.nodes, [])       # the bodies set the states of torch themselves
     bare.sizes = stretch.sizes
@@ -306,18 +328,21 @@ def literals_read(stretch: Stretch) -> dict[Node, torch.Tensor]:
     return {read: data for read, data in first.items() if data is not None}
 
 
-def example(node: Node, literal: torch.Tensor | None, tracked: bool) -> Any:
-    """The value of a node as a stretch reads it.  `tracked`: a write has given it a history.  A view that is stale when capture ends was not yet."""
+def example(node: Node, literal: torch.Tensor | None, histories: Histories) -> Any:
+    """The value of a node as a stretch reads it.  A view that is stale when capture ends was not yet."""
     val = node.meta["val"]
-    if type(val) is AbstractTensor and (tracked and not val.requires_grad or is_stale(val)):
+    if type(val) is not AbstractTensor:
+        return val
+    tracked, untracked = node in histories.tracked, node in histories.untracked
+    if not untracked and (tracked and not val.requires_grad or is_stale(val)):
         fresh = functools.partial(val.world.make, val.spec)
         with torch.enable_grad():
             return ResultOfOperator.apply(fresh().requires_grad_(True), fresh)
-    if literal is None or type(val) is not AbstractTensor:
+    if literal is None and not (untracked and (val.requires_grad or is_stale(val))):
         return val
     made = val.world.make(val.spec)
     made.given = literal
-    return made.requires_grad_(val.requires_grad)
+    return made.requires_grad_(val.requires_grad and not untracked)
 
 
 def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequence[Callable]]) -> GraphModule:

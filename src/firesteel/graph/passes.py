@@ -95,6 +95,8 @@ def merge_equal(graph: Graph) -> int:
             continue
         if node in outputs:
             outputs.add(first)
+        if node.meta.get("phase") == "forward":
+            first.meta["phase"] = "forward"     # a gradient asked for inside of the forward came first
         node.replace_all_uses_with(first)
         graph.erase_node(node)
         removed += 1

@@ -104,7 +104,7 @@ def _record_view(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
 def _as_in_graph(world: TraceWorld, fact: Facts, views: list[AbstractTensor], args: tuple, kwargs: dict, node: Any) -> list[AbstractTensor]:
     """The views as the graph has them: a value that replaced an input's content begins at another place of its storage than the input
     does, and one that was computed where eager sets a bit has strides of its own."""
-    if spec_of_node(node) == args[0].spec and not views[0].bits:
+    if spec_of_node(node) == args[0].spec and not any(view.bits for view in views):
         return views
     specs = call_rule(fact, (node.meta["val"], *args[1:]), kwargs)
     return [world.make(spec) for spec in (specs if type(specs) is list else [specs])]
