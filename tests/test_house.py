@@ -13,7 +13,7 @@ SRC = pathlib.Path(__file__).parent.parent / "src" / "firesteel"
 FILES = sorted(SRC.rglob("*.py"))
 
 # what each layer may import, besides itself
-BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "records", "watchers",
+BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "native_tensors", "records", "watchers",
         "support", "tracebacks"}
 # what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built
 CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches", "graph.build"}

@@ -13,7 +13,7 @@ from torch import nn
 from firesteel.capture import native_guards
 from firesteel.capture.guard_function import MachineCode, build_guards
 from firesteel.capture.guards import Guard, TensorFacts
-from firesteel.capture.source import Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Type
+from firesteel.capture.source import Attr, CellContents, Fixed, HiddenDict, Item, Local, Nth, OwnDict, Type
 from firesteel.runtime import cpu
 
 box = Local("box")
@@ -108,7 +108,7 @@ def test_keys_in_their_order():
 
 
 def test_every_check_is_of_a_kind_that_is_tested_here():
-    assert set(native_guards.CHECKS) == {*KINDS, "same", "no_hooks"}
+    assert set(native_guards.CHECKS) == {*KINDS, "same", "no_hooks", "has_object"}
 
 
 class Plain:
@@ -215,6 +215,54 @@ def test_descriptors_of_the_users_are_left_to_python():
     cls = type("Cls", (), {"d": Descriptor(), "c": classmethod(len), "p": property(len), "f": function, "__call__": function})
     made = native_guards.Steps(["box"], {"box": cls})
     assert [name for name in ("d", "c", "p", "f", "__call__", "__init__") if made.reads(Attr(box, name)) is not None] == ["p", "f", "__call__", "__init__"]
+
+
+class Key:
+    pass
+
+
+KEYS = [Key() for _ in range(4)]
+
+
+def numbered(cls, keys):
+    return cls([(key, [n]) for n, key in enumerate(keys)])
+
+
+@pytest.mark.parametrize("made", [dict, lambda pairs: collections.defaultdict(list, pairs)])
+def test_entries_by_objects(made):
+    """All of a dictionary are read in one pass; where its keys are others, or in another order, Python looks them up."""
+    sources = [*[Nth(inside, n) for n in range(3)], *[Item(inside, key) for key in KEYS[:3]]]
+    guards = [Guard(inside, "has_object", Item(box, "key")), Guard(Item(Item(inside, KEYS[2]), 0), "equals", 2)]
+    first = {"v": numbered(made, KEYS[:3]), "key": KEYS[1]}
+    machine, python = both(guards, sources, box=first)
+    assert machine(first) == python(first) == (*KEYS[:3], [0], [1], [2])
+    others = [numbered(cls, keys) for cls in (made, dict, collections.OrderedDict, Strange)
+              for keys in (KEYS[:3], KEYS, KEYS[:2], KEYS[1:], [KEYS[1], KEYS[0], KEYS[2]], [KEYS[3], *KEYS[:3]], [])]
+    for value, key in itertools.product([*others, None, [1, 2, 3]], [KEYS[1], KEYS[0], KEYS[3], 7, None]):
+        assert machine({"v": value, "key": key}) == python({"v": value, "key": key}), (value, key)
+    moved = collections.OrderedDict(numbered(dict, KEYS[:3]))
+    machine, python = both([*guards, Guard(Item(box, "key"), "type", Key)], sources, box={"v": moved, "key": KEYS[1]})
+    moved.move_to_end(KEYS[0])
+    assert machine({"v": moved, "key": KEYS[1]}) == python({"v": moved, "key": KEYS[1]}) is not None
+
+
+def test_gradients_of_parameters(monkeypatch):
+    held = {"p": nn.Parameter(torch.zeros(3)), "n": 1000001}
+    held["p"].grad = torch.ones(3)
+    guards = [Guard(Item(box, "n"), "equals", 1000001)]
+    machine, python = both(guards, [Attr(Item(box, "p"), "grad")], box=held)
+    (found,) = machine(held)
+    assert found is held["p"].grad
+    plain = torch.zeros(2, requires_grad=True)
+    for other in (nn.Parameter(torch.zeros(4)), plain, torch.zeros(1), held["p"], nn.Buffer(torch.zeros(2)), types.SimpleNamespace(grad=5), None):
+        mine, theirs = machine({"p": other, "n": 1000001}), python({"p": other, "n": 1000001})
+        assert mine == theirs and (mine is None or mine[0] is theirs[0]), other
+    count = sys.getrefcount(found)
+    for _ in range(100):
+        machine(held), machine({**held, "n": 2}), machine({**held, "n": 1.5})
+    assert sys.getrefcount(found) == count
+    monkeypatch.setattr(nn.Parameter, "grad", property(lambda p: 7), raising=False)
+    assert machine(held) == python(held) == (7,)
 
 
 def test_hooks_and_same_objects():

@@ -51,6 +51,7 @@ from typing import Any
 import torch
 
 from firesteel.graph.wrappers import is_wrapper, parts_of
+from firesteel.native_tensors import apart
 from firesteel.records import dataclass
 
 # ---------------------------------------------------------------- kinds of results
@@ -328,15 +329,31 @@ def raise_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:
 
 def raise_all(tensors: Sequence[torch.Tensor], by: int) -> None:
     """The same by one number, in a tenth of the time: an optimiser writes thousands."""
-    kept = [tensor for tensor in tensors if not tensor.is_inference()]
+    kept = [tensor for tensor in tensors if not tensor.is_inference()] if any(map(torch.Tensor.is_inference, tensors)) else tensors
     for _ in range(by):
         torch.autograd.graph.increment_version(kept)
 
 
+def unrecorded_writer(writes: Sequence[Write]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
+    """Rule 7 for the writes that autograd does not see, as a function of inputs and values; called with recording off."""
+    targets, found, counted = (items(numbers) for numbers in ([w.input for w in writes], [w.value for w in writes],
+                                                              [w.input for w in writes if w.how == "no_grad"]))
+
+    def write(inputs: Sequence[Any], values: Sequence[Any]) -> None:
+        if all(map(operator.is_, targets(inputs), found(values))):      # the graph wrote there itself
+            raise_all(counted(inputs), 1)
+        else:
+            write_unrecorded(writes, inputs, values)
+    return write
+
+
+def items(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    return operator.itemgetter(*numbers) if len(numbers) > 1 else lambda row: [row[k] for k in numbers]
+
+
 def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
-    """Rule 7 for the writes that autograd does not see; called with recording off."""
     there = [w for w in writes if values[w.value] is inputs[w.input]]
-    if there:       # the graph wrote there itself
+    if there:
         raise_all([inputs[w.input] for w in there if w.how == "no_grad"], 1)
         writes = [w for w in writes if values[w.value] is not inputs[w.input]] if len(there) < len(writes) else ()
     seen = [w for w in writes if w.how == "no_grad"]
@@ -361,13 +378,29 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _identity = operator.attrgetter("_cdata")
 
 
+def overlap_check(mutated: Sequence[int]) -> Callable[[Sequence[Any]], bool]:
+    """Rule 9 as a function of the inputs.  It runs at each call with writes, over all of an optimiser's tensors: machine code looks at many."""
+    made: list[Callable[..., bool]] = []
+
+    def check(inputs: Sequence[Any]) -> bool:
+        if len(inputs) < MANY:
+            return overlaps(inputs, mutated)
+        if not made:
+            made.append(apart(len(inputs)) or (lambda *inputs: _lie_apart(inputs)))
+        return not made[0](*inputs) and overlaps(inputs, mutated)
+    return check
+
+
+MANY = 16       # inputs: fewer are not worth another native function
+
+
 def overlaps(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     """Rule 9: does a mutated input share its storage with another input?"""
     return not _lie_apart(inputs) and _share(inputs, set(mutated))
 
 
 def _lie_apart(inputs: Sequence[Any]) -> bool:
-    """Have plain tensors a storage each, of torch's own?  This runs at every call that writes inputs, over all parameters of an optimiser."""
+    """Have plain tensors a storage each, of torch's own?"""
     others = set(map(type, inputs)) - _PLAIN
     if any(issubclass(kind, torch.Tensor) for kind in others):
         return False

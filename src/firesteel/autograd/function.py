@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 
 from firesteel import stages, transaction
 from firesteel.artifacts import counters
-from firesteel.autograd.alias import AliasPlan, overlaps, write_unrecorded
+from firesteel.autograd.alias import AliasPlan, overlap_check, unrecorded_writer
 from firesteel.autograd.arrived import backward_of
 from firesteel.autograd.edges import (
     Tangent,
@@ -151,12 +151,12 @@ def boxed_call(compiled: Compiled) -> Callable[[list], Sequence[Any]]:
 
 def guarded(plan: AliasPlan, run: Callable, eager: Callable) -> Callable:
     """Rule 9 of alias.py, for graphs that write to inputs."""
-    mutated = [w.input for w in plan.writes]
-    if not mutated:
+    overlaps = overlap_check([w.input for w in plan.writes])
+    if not plan.writes:
         return run
 
     def call(*inputs):
-        if overlaps(inputs, mutated):
+        if overlaps(inputs):
             counters["aot"]["overlapping_inputs"] += 1
             return tuple(eager(*inputs))
         return run(*inputs)
@@ -167,6 +167,7 @@ def inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
     """The callable for a graph without gradients.  Inputs may require grad all the same (the program detaches them, say), so
     the graph runs with recording off; views of inputs are replayed with the caller's mode."""
     forward, assemble, writes, finish = plain_call(forward), plan.assemble, plan.writes, plan.finish()
+    write = unrecorded_writer(writes)
     recording, record = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def run(*inputs):
@@ -178,7 +179,7 @@ def inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
         try:
             values = forward(*inputs)
             if writes:
-                write_unrecorded(writes, inputs, values)
+                write(inputs, values)
             if finish is not None:
                 values = finish(values)
         finally:
@@ -191,10 +192,10 @@ def inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
 def boxed_inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Callable:
     """The same as a function of one list, which it empties: inputs are freed while the graph runs, but for those that results are made of."""
     forward, assemble, writes, finish, kept = boxed_call(forward), plan.assemble, plan.writes, plan.finish(), plan.kept_inputs()
-    mutated = [w.input for w in writes]
+    overlaps, write = overlap_check([w.input for w in writes]), unrecorded_writer(writes)
 
     def run(box):
-        if is_transformed() or mutated and overlaps(box, mutated):
+        if is_transformed() or writes and overlaps(box):
             inputs = list(box)
             box.clear()
             return tuple(eager(*inputs))
@@ -204,7 +205,7 @@ def boxed_inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Call
         try:
             values = forward(box)
             if writes:
-                write_unrecorded(writes, inputs, values)
+                write(inputs, values)
             if finish is not None:
                 values = finish(values)
         finally:
@@ -248,6 +249,7 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
     """The autograd function of one graph.  Its forward returns the forward outputs that autograd must see: what only a write without
     recording reads is no part of the engine's graph."""
     forward, writes = plain_call(graph.forward), [w for w in graph.plan.writes if w.how != "grad"]
+    write = unrecorded_writer(writes)
     finish, recorded = graph.plan.finish(), sorted(graph.plan.recorded_values())
     count, tensors_end = graph.plan.num_values, graph.plan.num_values + graph.num_saved_tensors
     sizes, quiet, copied, draws_random = graph.num_saved_sizes, graph.non_differentiable, graph.copied, graph.draws_random
@@ -268,7 +270,7 @@ def make_function(graph: TrainingGraph) -> type[torch.autograd.Function]:
             results = forward(*inputs)
             values = list(results[:count])
             if writes:
-                write_unrecorded(writes, inputs, values)
+                write(inputs, values)
             if finish is not None:
                 values = finish(values)
             ctx.save_for_backward(*results[count:tensors_end])

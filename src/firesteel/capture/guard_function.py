@@ -161,16 +161,14 @@ class _Walked:
         self.steps, self.compile_text = native.Steps(arg_names, machine_code.arguments), machine_code.compile_text
         self.done = {n for n, guard in enumerate(guards) if not _concerns_argument(guard) and self.steps.check(guard)}
         self.worth_it = native.POSSIBLE and len(self.done) >= native.WORTH_IT
-        self.places: dict[Source, int] = {}
-        for source in [*returns, *[guard.place for guard in guards if guard.kind == "tensor"]]:
-            self._export(source)
-
-    def _export(self, source: Source) -> int:
-        return self.places.setdefault(source, len(self.places)) if self.steps.reads(source) is not None else -1
+        self.exports: list[Source] = []
 
     def take(self, sources: Iterable[Source]) -> dict[Source, int]:
         """The places of these, or of the last ones on the way to them that are read in machine code."""
-        return {step: place for source in sources for step in [self._last(source)] if step.base is not None and (place := self._export(step)) >= 0}
+        last = dict.fromkeys(self._last(source) for source in sources)
+        wanted = [source for source in last if source.base is not None and self.steps.reads(source) is not None]
+        self.exports += wanted
+        return {source: len(self.exports) - len(wanted) + n for n, source in enumerate(wanted)}
 
     def _last(self, source: Source) -> Source:
         while source.base is not None and self.steps.reads(source) is None:
@@ -178,14 +176,14 @@ class _Walked:
         return source
 
     def row(self, sources: Sequence[Source]) -> str:
-        """Text for a tuple of these sources, where they stand in a row; else nothing."""
-        places = [self.places.get(source, -1) for source in sources]
-        if not places or places != list(range(max(places[0], 0), places[0] + len(places))):
+        """Text for a tuple of these sources, where all are read in machine code; else nothing."""
+        if not sources or any(self.steps.reads(source) is None for source in sources):
             return ""
-        return f"found[{places[0]}:{places[-1] + 1}]"
+        self.exports += sources
+        return f"found[{len(self.exports) - len(sources)}:{len(self.exports)}]"
 
     def write(self, constants: Constants, arguments: str, otherwise: Callable[..., Any]) -> list[str]:
-        walk = self.steps.build(list(self.places), self.compile_text)
+        walk = self.steps.build(self.exports, self.compile_text)
         constants.bind(walk, "alive")       # as long as the function
         return [f"found = {constants.bind(walk.call, 'walk')}({arguments})", "if found is None: return None",
                 f"if found is False: return {constants.bind(otherwise, 'in_python')}({arguments})"]
@@ -200,8 +198,6 @@ class _Writing:
         self.emitter = SourceWriter(self.constants)
         self.body, self.writer = _Body(self.emitter, "None" if returns is not None else "False"), Writer(self.emitter)
         self.tensors = [guard for guard in guards if guard.kind == "tensor"]
-        if walk is not None:        # in the order in which they are handed over
-            self.tensors.sort(key=lambda guard: walk.places.get(guard.place, -1))
         self.checker = tensor_checker([guard.data for guard in self.tensors]) if self.tensors and not python_only else None
         done = walk.done if walk is not None else ()
         self.guards = [guard for n, guard in enumerate(guards) if n not in done and (guard.kind != "tensor" or self.checker is None)]

@@ -12,25 +12,28 @@ What always holds
 1. A step means what the Python text of its guard or source means.  Where the objects are not of the exact types that it was written for, the
    walk says "ask the Python text", so new sorts of objects cost time, not truth.
 2. No step runs code of the user's: dictionaries with constant keys, tuples, lists, cells, functions, classes, all of exact types.  So
-   references are borrowed until the walk is over.
+   references are borrowed until the walk is over, but for what a tensor makes when it is asked (GET).
 3. The values that a walk hands out are those that it checked.
+4. Entries of a dictionary whose keys are objects (an optimiser's states, by parameter) are read in one pass over it (NEXT), in the order they
+   had.  Where a key is another than it was (MEETS) the Python text looks it up.
 """
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import struct
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from firesteel.capture.guards import Guard
-from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, OwnDict, Source, Type, literal
+from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, Nth, OwnDict, Source, Type, literal
 from firesteel.native_method import CompileText, native_method, with_fetches
 from firesteel.records import dataclass
 from firesteel.table import Table
@@ -42,7 +45,7 @@ MOST = 1 << 14          # slots: they live on the C stack, and a step has 16 bit
 POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) == (16, 24, 8)
             and getattr(sys, "_is_gil_enabled", lambda: True)())
 
-END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR = range(14)
+END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR, NEXT, MEETS, GET = range(17)
 # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict, a method's function; a method's object
 TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24
 
@@ -61,6 +64,7 @@ declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare ptr @_PyObject_GetDictPtr(ptr)
 declare ptr @_PyType_Lookup(ptr, ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
+declare ptr @PyObject_GetAttr(ptr, ptr)
 
 define ptr @firesteel_walk(ptr %self, ptr %objects, i64 %count) {
 entry:
@@ -69,6 +73,9 @@ entry:
   %slots = alloca ptr, i64 %slot_count
   %position = alloca i64
   %key_at = alloca ptr
+  %owned = alloca ptr, i64 %slot_count
+  %owned_count = alloca i64
+  store i64 0, ptr %owned_count
   %exports = fetch i64, %head, ptr %head, i64 0, i32 1
   %types = fetch ptr, %head, ptr %head, i64 0, i32 4
   %functions = fetch ptr, %head, ptr %head, i64 0, i32 5
@@ -123,7 +130,10 @@ do:
                                i8 10, label %member
                                i8 11, label %found
                                i8 12, label %keys
-                               i8 13, label %attr ]
+                               i8 13, label %attr
+                               i8 14, label %next_entry
+                               i8 15, label %meets
+                               i8 16, label %get ]
 go_on:
   br label %step
 
@@ -134,8 +144,8 @@ read:
 own:
   %o_dict_at = call ptr @_PyObject_GetDictPtr(ptr %x)
   %o_none = icmp eq ptr %o_dict_at, null
-  br i1 %o_none, label %trouble, label %owned
-owned:
+  br i1 %o_none, label %trouble, label %owned_dict
+owned_dict:
   %o_value = load ptr, ptr %o_dict_at
   br label %found
 member:
@@ -158,8 +168,32 @@ attr_owned:
 attr_get:
   %d_value = call ptr @PyDict_GetItemWithError(ptr %d_dict, ptr %operand)
   br label %found
+get:
+  %g_value = call ptr @PyObject_GetAttr(ptr %x, ptr %operand)
+  %g_lost = icmp eq ptr %g_value, null
+  br i1 %g_lost, label %trouble, label %hold
+hold:
+  %g_count = load i64, ptr %owned_count
+  %g_at = getelementptr ptr, ptr %owned, i64 %g_count
+  store ptr %g_value, ptr %g_at
+  %g_after = add i64 %g_count, 1
+  store i64 %g_after, ptr %owned_count
+  br label %found
+next_entry:
+  %p_first = icmp ne ptr %operand, null
+  %p_position = load i64, ptr %position
+  %p_from = select i1 %p_first, i64 0, i64 %p_position
+  store i64 %p_from, ptr %position
+  %p_value_at = getelementptr ptr, ptr %out_slot_at, i64 1
+  %p_any = call i32 @PyDict_Next(ptr %x, ptr %position, ptr %out_slot_at, ptr %p_value_at)
+  %p_some = icmp ne i32 %p_any, 0
+  br i1 %p_some, label %go_on, label %unsure
+meets:
+  %y_other = load ptr, ptr %out_slot_at
+  %y_holds = icmp eq ptr %x, %y_other
+  br i1 %y_holds, label %go_on, label %unsure
 found:
-  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned], [%m_value, %member], [%d_value, %attr_get]
+  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned_dict], [%m_value, %member], [%d_value, %attr_get], [%g_value, %hold]
   %lost = icmp eq ptr %value, null
   br i1 %lost, label %trouble, label %keep
 keep:
@@ -261,7 +295,7 @@ exporting:
   %e_next = add i64 %e, 1
   br label %export
 done:
-  ret ptr %result
+  br label %release
 
 trouble:
   call void @PyErr_Clear()
@@ -277,7 +311,22 @@ answer:
   %said = load ptr, ptr %answer_at
   call void @Py_IncRef(ptr %said)
   call void @Py_DecRef(ptr %result)
-  ret ptr %said
+  br label %release
+release:
+  %returned = phi ptr [%result, %done], [%said, %answer]
+  %h_count = load i64, ptr %owned_count
+  br label %release_next
+release_next:
+  %h = phi i64 [0, %release], [%h_next, %releasing]
+  %h_more = icmp slt i64 %h, %h_count
+  br i1 %h_more, label %releasing, label %released
+releasing:
+  %h_object = fetch ptr, ptr, ptr %owned, i64 %h
+  call void @Py_DecRef(ptr %h_object)
+  %h_next = add i64 %h, 1
+  br label %release_next
+released:
+  ret ptr %returned
 }
 """)
 
@@ -330,8 +379,11 @@ _BY_INDEX: dict[type, str] = {tuple: "PyTuple_GetItem", list: "PyList_GetItem"}
 _OF_FUNCTION = {"__code__": "PyFunction_GetCode", "__defaults__": "PyFunction_GetDefaults", "__kwdefaults__": "PyFunction_GetKwDefaults",
                 "__closure__": "PyFunction_GetClosure"}
 _OF_METHOD = {"__func__": CONTENT_AT, "__self__": SECOND_AT}
-DICTS = (dict, OrderedDict)
+DICTS = (dict, OrderedDict, defaultdict)
+IN_ORDER = (dict, defaultdict)      # their own order is that of their memory
 MISSING = object()
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+GETTERS = {name: vars(torch._C.TensorBase)[name] for name in ("grad",)}     # attributes of tensors that are read without code of Python's
 SEEN_AS_THEY_ARE = (types.FunctionType, property, types.WrapperDescriptorType)      # descriptors that a class hands out themselves
 
 
@@ -367,6 +419,8 @@ def _attr(source: Attr, base: Any) -> Read | None:
         return Read(READ, None, _OF_FUNCTION[source.key]) if source.key in _OF_FUNCTION else None
     if type(base) is types.MethodType and source.key in _OF_METHOD:
         return Read(MEMBER, ctypes.c_void_p(_OF_METHOD[source.key]))
+    if type(base) in PLAIN_TENSORS:
+        return Read(GET, sys.intern(source.key)) if _find(type(base), source.key) is GETTERS.get(source.key, MISSING) is not MISSING else None
     if _is_plain(base):
         return Read(ATTR, sys.intern(source.key)) if _find(type(base), source.key) is MISSING and source.key in base.__dict__ else None
     meta = type(base)
@@ -440,6 +494,13 @@ def _check_same(steps: Steps, slot: int, data: Any, now: Any) -> bool:
     return other is not None and steps.add(SAME, slot, None, other)
 
 
+@CHECKS.row("has_object")
+def _check_has_object(steps: Steps, slot: int, data: Any, now: Any) -> bool:
+    key = steps.reads(data)
+    place = steps.key_slot(slot, now, steps.value(data)) if key is not None else None
+    return key is not None and place is not None and steps.add(MEETS, key, None, place)
+
+
 @CHECKS.row("no_hooks")
 def _check_no_hooks(steps: Steps, slot: int, data: Any, now: Any) -> bool:
     if type(now) is not dict or any(type(now[name]) not in DICTS for name in MODULE_HOOKS):
@@ -458,6 +519,8 @@ class Steps:
         self._types: dict[type, int] = {}
         self._slots: dict[Source, int | None] = {Local(name): n for n, name in enumerate(arg_names)}
         self._now: dict[Source, Any] = {Local(name): arguments[name] for name in arg_names}
+        self._entries: dict[int, tuple[int, dict[int, int]]] = {}       # of a dictionary by its slot: see _pass_over
+        self._getters: set[tuple[type, str]] = set()
 
     def check(self, guard: Guard) -> bool:
         """Makes steps of a guard; False where there are none for it."""
@@ -475,6 +538,10 @@ class Steps:
             self._slots[source] = self._read(source)
         return self._slots[source]
 
+    def value(self, source: Source) -> Any:
+        """Of a source that has a slot: what it is now."""
+        return self._now[source]
+
     def _read(self, source: Source) -> int | None:
         if self.count >= MOST:
             return None
@@ -484,16 +551,56 @@ class Steps:
             self.add(PUT, 0, source.key, slot)
             return slot
         base = self.reads(source.base) if source.base is not None else None
-        if base is None or type(source) not in READS:
+        if base is None:
             return None
         value = self._now[source.base]
-        how = READS[type(source)](source, value)
+        if type(value) in IN_ORDER and (type(source) is Nth or type(source) is Item and literal(source.key) is None):
+            return self._read_entry(source, base, value)
+        how = READS[type(source)](source, value) if type(source) in READS else None
         if how is None:
             return None
+        if how.op == GET:
+            self._check_getter(base, source.key, type(value))
         self._now[source] = source.step(value)
         slot = self.slot()
         self.add(how.op, base, how.operand, slot, function=how.function, of=type(value))
         return slot
+
+    def _read_entry(self, source: Source, base: int, value: dict) -> int | None:
+        """Rule 4: the key at a place, or the value of a key."""
+        first, places = self._pass_over(base, value)
+        place = source.key if type(source) is Nth else places.get(id(source.key), len(places))
+        if place >= len(places) or self.count >= MOST:
+            return None
+        self._now[source] = source.step(value)
+        if type(source) is Nth:
+            return first + 2 * place
+        self.add(MEETS, first + 2 * place, None, self.reads(Fixed(source.key)) or 0)
+        return first + 2 * place + 1
+
+    def _pass_over(self, base: int, value: dict) -> tuple[int, dict[int, int]]:
+        """Steps that read all entries, once: the slot of the first key, before its value's, the next key's and so on; places of keys by id."""
+        if base not in self._entries:
+            places = {id(key): place for place, key in enumerate(itertools.islice(value, max(MOST - self.count, 0) // 2))}
+            self._entries[base] = self.count, places
+            for place in range(len(places)):
+                self.add(NEXT, base, ctypes.c_void_p(int(place == 0)), self.slot(), of=type(value))
+                self.slot()
+        return self._entries[base]
+
+    def key_slot(self, base: int, value: dict, key: Any) -> int | None:
+        """Of a dictionary's key that is this object."""
+        first, places = self._pass_over(base, value) if type(value) in IN_ORDER else (0, {})
+        return first + 2 * places[id(key)] if id(key) in places else None
+
+    def _check_getter(self, base: int, name: str, cls: type) -> None:
+        """A class whose attribute the program has replaced since would run its code."""
+        if (cls, name) not in self._getters:
+            self._getters.add((cls, name))
+            type_slot, found = self.slot(), self.slot()
+            self.add(MEMBER, base, ctypes.c_void_p(TYPE_AT), type_slot, of=cls)
+            self.add(READ, type_slot, sys.intern(name), found, function="_PyType_Lookup")
+            self.add(MEETS, found, None, self.reads(Fixed(_find(cls, name))) or 0)
 
     def slot(self) -> int:
         self.count += 1

@@ -5,7 +5,7 @@ In: a Plan, and for each Nest a `Launch` (where the kernel is, which buffers and
 
 What always holds
  - Kernels in a row, with no library call between them, are one native call.  `launcher` makes it: a Python function in machine
-   code (METH_FASTCALL) that takes addresses and sizes as ints, lets the GIL go, and runs the kernels one after the other.
+   code (METH_FASTCALL) that takes tensors and sizes, lets the GIL go, and runs the kernels one after the other.
  - A kernel is `void k(int64* args)`: buffer addresses, then sizes, then the address of the error slot.
  - The function touches no global state, so threads may run it at the same time.
  - Autograd never sees inside: grad mode is off while it runs.
@@ -17,7 +17,7 @@ What always holds
     def call(x0, x1):
         s0 = x0.shape[0]
         b_y = empty((s0, 256), (256, 1), d_f32)
-        if run_0(x0.data_ptr(), x1.data_ptr(), b_y.data_ptr(), s0): raise index_error()    # y <- mul, add
+        if run_0(x0, x1, b_y, s0): raise index_error()    # y <- mul, add
         return (b_y,)
 """
 from __future__ import annotations
@@ -330,7 +330,7 @@ class _Writer:
         return [(launch, self._far_slots(launch, scratch, frame)) for launch in found]
 
     def _far_slots(self, launch: DeviceLaunch, scratch: str, frame: dict[str, int]) -> list[tuple[int, int]]:
-        places = [(_slot(f"{scratch}.data_ptr()", frame), place) if isinstance(place, int) else
+        places = [(_slot(scratch, frame), place) if isinstance(place, int) else
                   (_slot(f"{scratch}.data_ptr() + {self._size(place)}", frame), 0) for place in launch.scratch]
         addresses = [self._far_address(name, launch.device, frame) for name in launch.buffers]
         symbols = [self._value(s, frame) for s in launch.symbols]
@@ -347,7 +347,7 @@ class _Writer:
         if (buffer, device) not in self.moved:
             self.moved[buffer, device] = f"far_{len(self.moved)}"
             self.lines.append(f"{self.moved[buffer, device]} = {self._variable(buffer)}.to({device!r})")
-        return _slot(f"{self.moved[buffer, device]}.data_ptr()", frame), 0
+        return _slot(self.moved[buffer, device], frame), 0
 
     def _address(self, buffer: str, frame: dict[str, int]) -> tuple[int, int]:
         """(slot, addend) that give the buffer's address."""
@@ -355,9 +355,9 @@ class _Writer:
         if place is None:
             if self.buffers[buffer].kind == "constant":
                 return -2, Word.of(self.buffers[buffer].value.data_ptr(), CONSTANT, self._variable(buffer))
-            return _slot(f"{self._variable(buffer)}.data_ptr()", frame), 0
+            return _slot(self._variable(buffer), frame), 0
         if isinstance(place, int):
-            return _slot("arena.data_ptr()", frame), place
+            return _slot("arena", frame), place
         return _slot(f"arena.data_ptr() + {self._size(place)}", frame), 0
 
     def _value(self, symbol: str, frame: dict[str, int]) -> tuple[int, int]:

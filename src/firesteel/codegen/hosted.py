@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from firesteel import native_tensors
 from firesteel.artifacts import counters
 from firesteel.codegen.zones import Zones
 from firesteel.native_method import CompileText, Word, native_method, with_fetches
+from firesteel.native_tensors import ADDRESS_OF
 from firesteel.records import dataclass
 from firesteel.targets import CUDA
 
@@ -66,7 +68,7 @@ def in_ranges(run: Any, titles: Sequence[str]) -> Callable[..., int]:
     parts = [(f"firesteel {title}", plain) for title, plain in zip(titles, _one_by_one(words))] if words[0] == len(titles) else \
         [(f"firesteel {'; '.join(titles)}", run)]
 
-    def launch(*frame: int) -> int:
+    def launch(*frame: int | torch.Tensor) -> int:
         for title, part in parts:
             with torch._C._profiler._RecordFunctionFast(title):
                 code = part(*frame)
@@ -173,8 +175,7 @@ def as_word(value: int | float) -> int:
 # What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
 # of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
 # Behind a kernel that found an error none runs: it might write an input.
-LAUNCHER = with_fetches(r"""
-declare i64 @PyLong_AsLongLong(ptr)
+LAUNCHER = ADDRESS_OF + with_fetches(r"""
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
@@ -240,7 +241,9 @@ done:
 
 define ptr @firesteel_launch(ptr %self, ptr %objects, i64 %count) {
 entry:
-  %recipe = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %own = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %recipe = load ptr, ptr %own
+  %words = fetch ptr, ptr, ptr %own, i64 1
   %frame = alloca i64, i64 %count
   br label %next
 next:
@@ -249,7 +252,7 @@ next:
   br i1 %more, label %convert, label %ready
 convert:
   %object = fetch ptr, ptr, ptr %objects, i64 %i
-  %value = call i64 @PyLong_AsLongLong(ptr %object)
+  %value = call i64 @firesteel_address(ptr %words, ptr %object)
   %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
   br i1 %odd, label %ask, label %converted
 ask:
@@ -274,9 +277,11 @@ ready:
 
 
 class LaunchRecipe(int):
-    """The address of a recipe: the `self` of a launcher, so that what machine code points to lives as long as that."""
+    """The address of `own`, which has those of the recipe and of what is known of tensors: the `self` of a launcher, so that what machine code
+    points to lives as long as that."""
 
-    words: ctypes.Array
+    own: ctypes.Array
+    words: ctypes.Array     # the recipe
     recipe: list[int]       # the kernels' addresses are objects that keep their code loaded
 
 
@@ -286,8 +291,9 @@ def launcher(recipe: list[int], compile_text: CompileText | None) -> Callable[..
     if compile_text is None:
         return _plain_launcher(recipe)
     words = (ctypes.c_int64 * len(recipe))(*recipe)
-    own = LaunchRecipe(ctypes.addressof(words))
-    own.words, own.recipe = words, recipe
+    head = (ctypes.c_int64 * 2)(ctypes.addressof(words), ctypes.addressof(native_tensors.words()))
+    own = LaunchRecipe(ctypes.addressof(head))
+    own.own, own.words, own.recipe = head, words, recipe
     return native_method("firesteel_launch", LAUNCHER, compile_text, own)
 
 
@@ -313,8 +319,8 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
         kernels.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), slots))
         at += 2 + 2 * count
 
-    def run(*frame: int) -> int:
-        error = ctypes.c_int64(0)
+    def run(*given: int | torch.Tensor) -> int:
+        error, frame = ctypes.c_int64(0), [value if isinstance(value, int) else value.data_ptr() for value in given]
         for function, slots in kernels:
             values = [ctypes.addressof(error) if slot == -1 else addend if slot == -2 else frame[slot] + addend for slot, addend in slots]
             function((ctypes.c_int64 * len(values))(*values))

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import firesteel.runtime.diskcache as diskcache
-from firesteel import stages, transaction
+from firesteel import native_method, stages, transaction
 from firesteel.artifacts import counters, timed
 from firesteel.codegen.target import Target, llvm_binding, this_machine, vector_library
 from firesteel.config import config
@@ -403,3 +403,6 @@ def _object_code(made: Jit, texts: Mapping[str, str], target: Target) -> dict[st
 def compiler_at_hand() -> Callable[[str, str], int] | None:
     """`compile_text` in a process that has loaded native code already; None where that would cost the first call 100 ms."""
     return compile_text if _jits or CODES else None
+
+
+native_method.compilers.append(compiler_at_hand)

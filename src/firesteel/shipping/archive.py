@@ -24,7 +24,7 @@ from typing import Any
 from firesteel.errors import PackageError
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.bin"
-FORMAT = "firesteel package 2"
+FORMAT = "firesteel package 3"
 DIGEST = 64             # letters of a digest
 TEXTS = (".py", ".json", ".plan", ".txt")           # members that are worth packing
 WHEN = (1980, 1, 1, 0, 0, 0)                        # equal programs give equal files

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from firesteel.autograd.alias import AliasPlan, write_unrecorded
+from firesteel.autograd.alias import AliasPlan, unrecorded_writer
 from firesteel.autograd.edges import Tangent, casts, detaching, fit, in_all_places, keeps_graph, without_casting
 from firesteel.errors import PackageError
 from firesteel.table import Table
@@ -32,12 +32,12 @@ def quiet(host: Callable) -> Callable:
 @KINDS.row("inference")
 def inference(plan: AliasPlan, parts: Mapping[str, Callable], about: Mapping[str, Any]) -> Run:
     """Runs a forward graph and carries out the alias plan; gradients are not recorded."""
-    forward, finish, writes = quiet(parts["forward"]), plan.prepare().finish(), plan.writes
+    forward, finish, write = quiet(parts["forward"]), plan.prepare().finish(), unrecorded_writer(plan.writes)
 
     def run(inputs: Sequence[Any]) -> tuple:
         with torch.no_grad():
             values = forward(*inputs)
-            write_unrecorded(writes, inputs, values)
+            write(inputs, values)
             return plan.assemble(inputs, values if finish is None else finish(values))
     return run
 
@@ -54,7 +54,7 @@ def training(plan: AliasPlan, parts: Mapping[str, Callable], about: Mapping[str,
 
 
 def make_function(plan: AliasPlan, forward_host: Callable, backward_host: Callable, about: Mapping[str, Any]) -> type[torch.autograd.Function]:
-    finish, writes, recorded = plan.finish(), [w for w in plan.writes if w.how != "grad"], sorted(plan.recorded_values())
+    finish, write, recorded = plan.finish(), unrecorded_writer([w for w in plan.writes if w.how != "grad"]), sorted(plan.recorded_values())
     count, tensors_end = plan.num_values, plan.num_values + about["saved_tensors"]
     expected: Sequence[Tangent] = about["tangents"]
     places: Sequence[int | None] = about["gradients"]
@@ -64,7 +64,7 @@ def make_function(plan: AliasPlan, forward_host: Callable, backward_host: Callab
         def forward(ctx, *inputs):
             results = forward_host(*inputs)
             values = list(results[:count])
-            write_unrecorded(writes, inputs, values)
+            write(inputs, values)
             if finish is not None:
                 values = finish(values)
             ctx.save_for_backward(*results[count:tensors_end])
