@@ -64,6 +64,14 @@ def test_cache_is_shown_and_cleared(tmp_path, capsys):
         assert cli.main(["cache", "clear"]) == 0
 
 
+@pytest.mark.parametrize("file, told", [(__file__, "is no package of firesteel, or it is damaged (BadZipFile: "), ("no/such", "cannot be read: [Errno 2]")])
+def test_what_is_no_cache_to_import(file, told, tmp_path, capsys):
+    with fs.config.patch(cache_dir=str(tmp_path)):
+        assert cli.main(["cache", "import", file]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"firesteel: {file} {told}") and err.endswith(" Such files are written by firesteel cache export FILE.\n") and err.count("\n") == 1
+
+
 def test_report_lists_dumps(tmp_path, capsys):
     (tmp_path / "001-captured.py").write_text("a\nb\n")
     assert cli.main(["report", str(tmp_path)]) == 0
@@ -78,12 +86,14 @@ def test_bench_needs_a_checkout(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("argv, sentence", [
     (["compile"], "firesteel: There is no command 'compile'. Commands are doctor, explain,"),
-    (["cache", "burn"], "firesteel: There is no cache burn."),
-    (["explain"], "firesteel: explain takes a script."),
+    (["cache", "burn"], "firesteel: firesteel cache burn was not understood. Say cache show,"),
+    (["cache", "export"], "firesteel: firesteel cache export was not understood. Say cache show,"),
+    (["explain"], "firesteel: explain takes a script. Say firesteel explain SCRIPT"),
+    (["bisect"], "firesteel: bisect takes a script. Say firesteel bisect SCRIPT"),
     (["doctor", "nose"], "firesteel: doctor takes no arguments."),
-    (["cache", "clear", "old"], "firesteel: There is no cache clear old."),
-    (["report", "no/such/folder"], "firesteel: There are no stage dumps in no/such/folder."),
-    (["replay", "no/such/folder"], "firesteel: There is no dump of graph in no/such/folder."),
+    (["cache", "clear", "old"], "firesteel: firesteel cache clear old was not understood."),
+    (["report", "no/such/folder"], "firesteel: There are no stage dumps in 'no/such/folder'."),
+    (["replay", "no/such/folder"], "firesteel: There is no dump of graph in 'no/such/folder'."),
 ])
 def test_what_is_not_understood_is_one_sentence(argv, sentence, capsys):
     assert cli.main(argv) == 2

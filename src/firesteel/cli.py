@@ -39,12 +39,10 @@ def doctor(args: argparse.Namespace) -> int:
 
 @command("explain", "Runs a script and says what was captured, what broke and where the time went: explain SCRIPT [ARGUMENTS].")
 def explain(args: argparse.Namespace) -> int:
-    if args.target is None:
-        raise UserError("explain takes a script.", hint="firesteel explain SCRIPT [ARGUMENTS]")
     from firesteel.tools.explain import collecting
     from firesteel.tools.scripts import run_script
     with collecting() as found:
-        status = run_script([args.target, *args.rest])
+        status = run_script(script_of(args))
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"         # there may be no stdout
     print(str(found()).encode(encoding, "backslashreplace").decode(encoding))       # names of the program may be of another alphabet
     return status
@@ -53,7 +51,14 @@ def explain(args: argparse.Namespace) -> int:
 @command("bisect", "Finds the stage, or the fusion, that makes a script fail: bisect SCRIPT [ARGUMENTS].")
 def bisect(args: argparse.Namespace) -> int:
     from firesteel.tools.bisect import bisect as halve
-    return halve([args.target or "", *args.rest])
+    return halve(script_of(args))
+
+
+def script_of(args: argparse.Namespace) -> list[str]:
+    """Its path, and its arguments."""
+    if args.target is None:
+        raise UserError(f"{args.command} takes a script.", hint=f"Say firesteel {args.command} SCRIPT [ARGUMENTS].")
+    return [args.target, *args.rest]
 
 
 @command("bench", "Times the reference programs (from a checkout): bench [ARGUMENTS of bench/reference.py].")
@@ -70,7 +75,7 @@ def cache(args: argparse.Namespace) -> int:
     if args.target in ("export", "import") and len(args.rest) == 1:
         return _carry(args.target, args.rest[0])
     if args.target not in (None, "show", "clear") or args.rest:
-        raise UserError(f"There is no cache {' '.join([args.target or '', *args.rest])}.",
+        raise UserError(f"firesteel cache {' '.join([args.target, *args.rest])} was not understood.",
                         hint="Say cache show, cache clear, cache export FILE or cache import FILE.")
     if args.target == "clear":
         for suffix in diskcache.SUFFIXES:
@@ -88,8 +93,8 @@ def _carry(way: str, path: str) -> int:
     try:
         count, others = caches.read_cache(path)
     except (PackageError, OSError) as error:
-        print(f"firesteel: {error}", file=sys.stderr)
-        return 2
+        told = getattr(error, "reason", f"{path} cannot be read: {error}.")
+        raise UserError(told, hint="Such files are written by firesteel cache export FILE.") from None
     print(f"{count} entries read from {path}")
     for name, value in others.items():
         print(f"they were made with another {name}, {value!s:.80}: they are found where it is the same")
@@ -110,7 +115,7 @@ def report(args: argparse.Namespace) -> int:
     folder = pathlib.Path(args.target or config.dump_dir or ".")
     found = sorted(path for path in folder.rglob("[0-9]*-*.*") if path.is_file())
     if args.rest or not found:
-        raise UserError(f"There are no stage dumps in {' '.join([str(folder), *args.rest])}.",
+        raise UserError(f"There are no stage dumps in {' '.join([str(folder), *args.rest])!r}.",
                         hint="They are written with FIRESTEEL_DUMP_DIR; fs.report and FIRESTEEL_REPORT write a page to look at.")
     for path in found:
         print(f"{path.relative_to(folder)!s:40} {len(path.read_text().splitlines()):6} lines")

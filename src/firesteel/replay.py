@@ -171,7 +171,7 @@ def replay(folder: pathlib.Path, start: str = "graph", end: str = LAST, write: C
     dumped = dumps_in(folder)
     found = [dump for dump in dumped if dump.stage == start and (start != "graph" or dump.made_of == "-")]
     if not found:
-        raise UserError(f"There is no dump of {start} in {folder}.", hint="Dumps are written with FIRESTEEL_DUMP_DIR.")
+        raise UserError(f"There is no dump of {start} in {str(folder)!r}.", hint="Dumps are written with FIRESTEEL_DUMP_DIR.")
     good = [replay_one(dump, end, {other.text for other in dumped if other.path.parent == dump.path.parent}, write) for dump in found]
     return all(good)
 

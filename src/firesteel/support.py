@@ -40,4 +40,7 @@ def check_numpy() -> None:
         raise ImportError(f"firesteel works with NumPy {wanted} and newer; this is {version}: pip install 'numpy>={wanted}'")
 
 
+if not hasattr(torch, "__version__"):
+    where = getattr(torch, "__file__", None) or list(torch.__path__)
+    raise ImportError(f"the torch that Python found is not PyTorch but {where}: rename it, or pip install torch")
 check_torch(torch.__version__)

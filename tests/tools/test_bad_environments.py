@@ -154,6 +154,25 @@ def test_the_doctor_says_what_is_missing(blocked):
     assert "is no folder" in done.stdout and "Set FIRESTEEL_CACHE_DIR to a folder that you can write" in done.stdout
 
 
+def test_no_executable_memory():
+    """What systemd and SELinux forbid, by prctl(PR_SET_MDWE): no failure of the compiler, and the rest of the program goes on."""
+    asked = "import ctypes, sys\nif ctypes.CDLL(None).prctl(65, 1, 0, 0, 0): sys.exit(77)"
+    code = "import torch, firesteel as fs\nfor n in (2, 3):\n    try: fs.compile(torch.sin)(torch.ones(n))\n    except fs.errors.UserError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", f"{asked}\n{code}\nprint(fs.compile(torch.sin, backend='aot_eager')(torch.zeros(1)))"], text=True,
+                          capture_output=True, timeout=300, env=environment())
+    if done.returncode == 77:
+        pytest.skip("an older kernel")
+    assert done.returncode == 0 and done.stdout.count("Kernels of the CPU need executable memory, which the system refuses: ") == 2, done
+    assert "firesteel itself" not in done.stdout and done.stdout.endswith("tensor([0.])\n"), done      # LLVM itself writes a line to stderr
+
+
+def test_another_torch_is_in_the_way(tmp_path):
+    (tmp_path / "torch.py").write_text("x = 1")
+    done = subprocess.run([sys.executable, "-c", "import firesteel"], text=True, capture_output=True, cwd=tmp_path, env=environment())
+    told = f"ImportError: the torch that Python found is not PyTorch but {tmp_path / 'torch.py'}: rename it, or pip install torch\n"
+    assert done.returncode == 1 and done.stderr.endswith(told), done.stderr
+
+
 # ---------------------------------------------------------------- settings
 
 @pytest.mark.parametrize("name, value, told", [

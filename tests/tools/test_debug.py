@@ -70,6 +70,19 @@ def test_a_wrong_gradient_is_of_the_backward(sabotaged):
     assert one.failure.phase == "backward" and "relu" in one.operator
 
 
+def test_a_normalisation_before_it_is_not_blamed(sabotaged):
+    """For tangents of ones its gradients are rounding errors alone, in which any two programs differ."""
+    sabotaged(aten.erf.default, LOWERINGS[aten.tanh.default])
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+    def f(x):
+        y = second(first(x).sigmoid())
+        return y.erf().sum(0)
+    (one,) = fs.debug.compare(f)(torch.randn(4, 8, requires_grad=True)).differences
+    assert one.operator == "Tensor.erf" and one.failure.phase == "forward"
+
+
 def test_two_graphs_and_a_failing_compiler(sabotaged):
     sabotaged(aten.tanh.default, raising)
 

@@ -20,6 +20,7 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
+import mmap
 import os
 import platform
 import re
@@ -34,7 +35,7 @@ from firesteel import native_method, stages, transaction
 from firesteel.artifacts import counters, timed
 from firesteel.codegen.target import Target, llvm_binding, this_machine, vector_library
 from firesteel.config import config
-from firesteel.errors import PackageError
+from firesteel.errors import PackageError, UserError
 from firesteel.native_method import KERNEL, Word
 from firesteel.runtime import elf, threads
 from firesteel.watchers import progress
@@ -152,7 +153,11 @@ class Jit:
             builder.add_object_img(code)
         for symbol in exports:
             builder.export_symbol(symbol)
-        tracker, library = builder.link(self.jit, f"library{next(self.names)}"), Library()
+        try:
+            tracker, library = builder.link(self.jit, f"library{next(self.names)}"), Library()
+        except RuntimeError:
+            check_memory()
+            raise
         self.loaded[weakref.ref(library, self.dead.append)] = tracker
         return {symbol: Word.of(tracker[symbol], KERNEL, symbol, library) for symbol in exports}
 
@@ -170,6 +175,8 @@ class Jit:
         codes = self.compile(list(new.items()))
         try:
             return self.link(list(zip(new, codes)), self.imports)
+        except UserError:
+            raise
         except RuntimeError:        # object code out of the cache may not fit this process: it is compiled again, once
             for text in new.values():
                 diskcache.kernels().forget(_key(text))
@@ -185,6 +192,15 @@ class Jit:
         if new:
             self.codes.update(self._link_new(new))
         return [self.codes[symbol] for symbol, _ in texts]
+
+
+def check_memory() -> None:
+    """LLVM does not say that the system refused it, which is no failure of ours."""
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+    except OSError as error:
+        raise UserError(f"Kernels of the CPU need executable memory, which the system refuses: {error}.",
+                        hint='Allow it (systemd: MemoryDenyWriteExecute=no; SELinux: execmem); backend="aot_eager" needs none.') from None
 
 
 _jits: list[Jit] = []
