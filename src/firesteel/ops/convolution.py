@@ -5,17 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from firesteel.graph.rules.base import check, each
 from firesteel.graph.rules.refusals import within
 from firesteel.graph.sizes import must_match, same
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_contiguous, suggests_channels_last
-from firesteel.ops.block import device_rule, operator, refuses, shape
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, shape
 from firesteel.ops.matmul import one_dtype
 from firesteel.ops.pooling import pooled
 from firesteel.sym.expr import product
 from firesteel.targets import on_gpu
 
+aten = torch.ops.aten
 operator("convolution.* convolution_backward.* _convolution.* conv1d.* conv2d.* conv3d.* mkldnn_convolution.* "
          "cudnn_convolution.* conv_* slow_conv* _slow_conv*", library=True)
 
@@ -90,6 +92,24 @@ def refuse_convolution(x: Spec, weight: Spec, bias: Spec | None, stride: Any, pa
         check(len(bias.shape) == 1, "expected bias to be 1-dimensional")
         must_match(bias.shape[0], wanted, f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {wanted} elements")
         check(bias.dtype is x.dtype or transposed or len(weight.shape) > 4, f"Input type ({x.dtype}) and bias type ({bias.dtype}) should be the same")
+
+
+@decomposition("convolution")
+def decompose_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    """Without its bias on a GPU, whose library adds it by a kernel of its own, to a result that is rounded already: ours add it on the way."""
+    if bias is None or not on_gpu(x) or how[-1] != 1 or bias.dtype is not x.dtype:
+        return NotImplemented
+    return aten.add.Tensor(aten.convolution.default(x, weight, None, *how), aten.view.default(bias, [-1, *[1] * (weight.dim() - 2)]))
+
+
+@decomposition("convolution_backward")
+def decompose_convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> Any:
+    """The gradient of a bias as the sum that eager's is, on a GPU."""
+    *settings, mask = how
+    if not mask[2] or not on_gpu(grad) or settings[-1] != 1:
+        return NotImplemented
+    others = aten.convolution_backward.default(grad, x, weight, None, *settings, [*mask[:2], False])[:2] if any(mask[:2]) else (None, None)
+    return *others, aten.sum.dim_IntList(grad, [d for d in range(grad.dim()) if d != 1])
 
 
 @device_rule("convolution_backward")
