@@ -155,7 +155,7 @@ def compiler(impl: str, mode: str) -> Callable:
     if impl == "eager":
         return lambda fn: fn
     import firesteel as fs
-    return lambda fn: fs.compile(fn, mode="reduce-overhead" if impl == "firesteel-best" and mode == "infer" else None)
+    return lambda fn: fs.compile(fn, mode="reduce-overhead" if impl == "firesteel-best" else None)
 
 
 def steady(step, seconds: float, sync) -> float:

@@ -19,7 +19,7 @@ import torch.fx
 
 from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
-from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, is_ours, lookup_backend, native, with_keywords
+from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, expect_kernels, is_ours, lookup_backend, native, with_keywords
 from firesteel.capture import entry, marks
 from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.config import config
@@ -56,6 +56,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     wanted = wants_recording(mode, options), wants_tuning(mode, options)
     if chosen is native:
         chosen = FOR_GPU[wanted] if any(wanted) and CUDA in in_use() else native
+        if torch.cuda.is_initialized():     # the first call will want a GPU's kernels
+            expect_kernels()
     elif not is_ours(chosen):
         chosen = with_keywords(chosen, mode, options)
     settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,

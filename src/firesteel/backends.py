@@ -52,15 +52,14 @@ def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
 
 
 class GpuBackend:
-    """`native` with what a mode asks for on a GPU: inference recorded as CUDA graphs, writes to inputs included; choices that are measured."""
+    """`native` with what a mode asks for on a GPU: programs recorded as CUDA graphs, inference with its writes to inputs; measured choices."""
 
     def __init__(self, recorded: bool, tuned: bool):
-        self.compiler = functools.partial(pipeline.compile_native, tuned=tuned)
-        inference = functools.partial(self.compiler, recorded=True)
-        self.more: dict[str, Any] = {"inference_compiler": inference, "keep_inference_input_mutations": True} if recorded else {}
+        self.recorded, self.compiler = recorded, functools.partial(pipeline.compile_native, recorded=recorded, tuned=tuned)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        return _native(gm, example_inputs, self.compiler, **self.more) if _on_gpu(example_inputs) else native(gm, example_inputs)
+        return _native(gm, example_inputs, self.compiler, keep_inference_input_mutations=self.recorded) if _on_gpu(example_inputs) \
+            else native(gm, example_inputs)
 
 
 FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((False, True), repeat=2)}        # (recorded, tuned): one of each
@@ -70,9 +69,12 @@ def _on_gpu(inputs: Sequence[Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and on_gpu(x) for x in inputs)
 
 
+expect_kernels = pipeline.later("runtime.gpu", "expect_kernels")
+
+
 def _native(gm: torch.fx.GraphModule, example_inputs: list, compiler: Callable = pipeline.compile_native, **more: Any) -> Callable:
     if _on_gpu(example_inputs):
-        pipeline.later("runtime.gpu", "expect_kernels")()
+        expect_kernels()
     return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(compiler), **more)
 
 

@@ -8,6 +8,7 @@ break, a seam or a tensor that needs no gradient decides there which come next, 
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import operator
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch.fx
 
 from firesteel import artifacts, stages
 from firesteel.artifacts import counters
+from firesteel.autograd.edges import casts
 from firesteel.autograd.joint import Joint, trace_program
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.capture.record import Recorder
@@ -46,19 +48,52 @@ def later(module: str, name: str) -> Callable[..., Any]:
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool = False, tuned: bool = False) -> Callable[..., tuple]:
     """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with small kernels side by side, and each program one
     CUDA graph where that is safe and pays.  `tuned`: with choices that are measured."""
+    made = gm.meta.pop("printed", None) or print_graph(gm, example_inputs, recorded)
+    if made is None:
+        return _run_by_torch(gm)
+    plan, target = made.plan, _known_target(made.plan.program)
+    kernels = target.tune(plan, made.kernels) if tuned else made.kernels
+    if target.begin(plan, kernels) and "then" in gm.meta:
+        _print_next(gm.meta.pop("then"), plan, recorded)
+    call = stages.run("host", plan, kernels)
+    call.counts = made.counts
+    return later("runtime.graphs", "recorded")(plan, call, gm.meta.get("lent", ())) if recorded else call
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A graph of which all is made but machine code."""
+    plan: Plan
+    kernels: list[Any]
+    counts: dict[str, int]
+
+
+def print_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], recorded: bool) -> Printed | None:
+    """None for a graph that torch runs."""
     before = {name: counters["native"][name] for name in COUNTED}
     product = stages.run("program", gm, example_inputs)
     target = target_of(product)
     if target is None:
-        return _run_by_torch(gm)
+        return None
     for name in LOOP_STAGES:
         product = stages.run(name, product)
     kernels = stages.run("kernels", product)
-    for change in [target.gather] * recorded + [target.tune] * tuned:
-        kernels = change(product, kernels)
-    call = stages.run("host", product, kernels)
-    call.counts = {name: counters["native"][name] - count for name, count in before.items()}
-    return later("runtime.graphs", "recorded")(product, call) if recorded else call
+    if recorded:
+        kernels = target.gather(product, kernels)
+    return Printed(product, kernels, {name: counters["native"][name] - count for name, count in before.items()})
+
+
+def _print_next(gm: torch.fx.GraphModule, before: Plan, recorded: bool) -> None:
+    """Prints the backward of a graph whose kernels are being compiled, and has its own compiled behind them: they will be needed soon.  Not where
+    sizes are symbols, about which it must ask nothing before the guards are made, nor where stages are kept in their order.  What fails will fail
+    again when the backward is compiled."""
+    if before.program.symbols or stages.current() is not None or casts():
+        return
+    with contextlib.suppress(Exception), torch.no_grad():
+        made = print_graph(gm, [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")], recorded)
+        if made is not None:
+            gm.meta["printed"] = made
+            _known_target(made.plan.program).begin(made.plan, made.kernels)
 
 
 COUNTED = ("kernels", "distinct_kernels", "library_calls", "fallbacks")     # counters of a program, not of its compilation
@@ -76,6 +111,7 @@ class CodeTarget:
     zone: int = 0           # bytes of guard zones, where verifiers run
     gather: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels      # to fewer launches
     tune: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels        # by measurement
+    begin: Callable[[Plan, list[Any]], bool] = lambda plan, kernels: False      # has kernels compiled while this process goes on; are there any?
 
 
 def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
@@ -85,16 +121,27 @@ def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], A
 
 def _load_for_cuda(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
     from firesteel.runtime import gpu
-    buffers = plan.program.buffers
-    devices = {nest.name: buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)}
+    devices = _devices(plan)
     launches: dict[str, Any] = dict.fromkeys(devices, ())       # of those that another's launch runs too
     return launches | gpu.load([(kernel, devices[kernel.name]) for kernel in kernels]), gpu.setup(list(devices.values()))
+
+
+def _devices(plan: Plan) -> dict[str, str]:
+    """Where each nest runs."""
+    buffers = plan.program.buffers
+    return {nest.name: buffers[next(s.buffer for phase in nest.phases for s in phase.stores)].device for nest in nests_of(plan)}
+
+
+def _begin_for_cuda(plan: Plan, kernels: Sequence[Any]) -> bool:
+    from firesteel.runtime import gpu
+    devices = _devices(plan)
+    return gpu.compile_ahead([(kernel, devices[kernel.name]) for kernel in kernels])
 
 
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
 TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side"),
-                             tune=later("runtime.tuning", "tuned")))
+                             tune=later("runtime.tuning", "tuned"), begin=_begin_for_cuda))
 
 
 def target_of(program: Program) -> CodeTarget | None:

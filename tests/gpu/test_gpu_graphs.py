@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,19 @@ def host(x, w, cache):
     return (x * w,)
 
 
+def boxed_host(box):
+    """y = x * w, w itself and as a column; the inputs are given away."""
+    x, w, cache = box
+    box.clear()
+    return *host(x, w, cache), w, w[:, None]
+
+
+def program_of(boxed: bool, outputs: tuple) -> SimpleNamespace:
+    buffers = {name: Buffer(name, "f32", (3,), (1,), "input", "cuda") for name in "xwc"}
+    return SimpleNamespace(program=SimpleNamespace(inputs=("x", "w", "c"), buffers=buffers, steps=[SimpleNamespace(writes=lambda: ("c", "y"))],
+                                                   outputs=outputs, boxed=boxed))
+
+
 @pytest.fixture
 def recording(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -53,11 +67,27 @@ def recording(monkeypatch):
     monkeypatch.setattr(cuda, "flag", lambda: SimpleNamespace(word=SimpleNamespace(value=0)))
     monkeypatch.setattr(graphs, "on_gpu", lambda x: True)
     stream, host.plain = [7], 0
-    buffers = {name: Buffer(name, "f32", (3,), (1,), "input", "cuda") for name in "xwc"}
-    program = SimpleNamespace(inputs=("x", "w", "c"), buffers=buffers, steps=[SimpleNamespace(writes=lambda: ("c", "y"))])
-    made = graphs.Recording(SimpleNamespace(program=program), host)
+    made = graphs.Recording(program_of(False, (whole("y"),)), host)
     made.streams = stream
     return made
+
+
+def whole(buffer):
+    return View(buffer, (3,), (1,), 0, "f32")
+
+
+@pytest.fixture
+def lending(recording):
+    """The same with a result that is lent, and two that are an input; it takes a list."""
+    return graphs.Recording(program_of(True, (whole("y"), whole("w"), View("w", (3, 1), (1, 1), 0, "f32"))), boxed_host, frozenset({0, 1, 2}))
+
+
+def lend(lending, x, w, cache):
+    box, version = [x, w, cache], cache._version
+    y, same, column = lending(box)
+    assert not box and torch.equal(y, x * w) and same is w and torch.equal(column, w[:, None]) and column.data_ptr() == w.data_ptr()
+    assert cache._version == version + 1
+    return y
 
 
 def check(recording, x, w, cache):
@@ -133,12 +163,51 @@ def test_another_stream_runs_the_host_function(recording):
     assert host.plain == before + 1
 
 
+def test_a_lent_result_lies_in_the_graphs_memory(lending):
+    w, cache, places = torch.randn(3), torch.zeros(3), set()
+    for _ in range(6):
+        y = lend(lending, torch.randn(3), w, cache)
+        places.add(y.data_ptr())
+        assert y._version == 0
+        y.add_(1)
+        del y
+    assert lending.replays == 4 and host.plain == graphs.WARM_CALLS and lending.results[0].data_ptr() in places
+
+
+def test_what_is_lent_and_in_use_is_not_overwritten(lending):
+    w, cache, kept = torch.randn(3), torch.zeros(3), []
+    for _ in range(6):
+        x = torch.randn(3)
+        kept.append((x, lend(lending, x, w, cache)[1:]))        # a view holds it too
+    assert lending.replays == 1
+    for x, y in kept:
+        assert torch.equal(y, (x * w)[1:])
+    kept.clear()
+    lend(lending, x, w, cache)
+    assert lending.replays == 2
+
+
+def test_inputs_that_lie_elsewhere_for_a_call_leave_the_graph(lending):
+    x, w, caches = torch.randn(3), torch.randn(3), [torch.zeros(3), torch.zeros(3)]
+    for _ in range(4):
+        lend(lending, x, w, caches[0])
+    for _ in range(graphs.MOST_WAITED + 3):
+        lend(lending, x, w, caches[1])
+        lend(lending, x, w, caches[0])
+    assert lending.recordings == 1 and lending.replays == 2 + graphs.MOST_WAITED + 3
+
+
+def test_results_that_share_memory_are_lent_together():
+    plan = program_of(True, (whole("y"), None, whole("z"), View("y", (1,), (1,), 0, "f32")))
+    assert graphs._with_aliases(plan, [3]) == {0, 3}
+
+
 @pytest.mark.parametrize("dropout,nothing", [((), True), ((0.0,), True), ((0.1,), False)])
-def test_attention_that_drops_nothing_is_not_random(dropout, nothing):
+def test_attention_thatdrops_nothing_is_not_random(dropout, nothing):
     tensors = [View(name, (2, 4, 8, 64), (2048, 512, 64, 1), 0, "bf16") for name in "qkv"]
     target = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    assert graphs._drops_nothing(Extern("attention", ("y",), target, (*tensors, None, False, *dropout))) is nothing
-    assert not graphs._drops_nothing(Extern("draw", ("y",), torch.ops.aten.rand_like.default, tuple(tensors[:1])))
+    assert graphs.drops_nothing(Extern("attention", ("y",), target, (*tensors, None, False, *dropout))) is nothing
+    assert not graphs.drops_nothing(Extern("draw", ("y",), torch.ops.aten.rand_like.default, tuple(tensors[:1])))
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -186,15 +255,76 @@ def test_random_numbers_are_not_recorded():
     assert not fs.counters["native"]["replays"] and not torch.equal(results[-1], results[-2])
 
 
+def layers(width=8):
+    """Enough steps to be recorded; normalisation writes its statistics."""
+    parts = [part for _ in range(3) for part in (torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.GELU())]
+    return torch.nn.Sequential(*parts, torch.nn.Linear(width, width)).cuda()
+
+
+def twins():
+    torch.manual_seed(0)
+    ours = layers()
+    theirs = copy.deepcopy(ours)
+    return ours, theirs, fs.compile(ours, mode="reduce-overhead")
+
+
+def same(ours, theirs):
+    for a, b in zip((*ours.parameters(), *ours.buffers()), (*theirs.parameters(), *theirs.buffers())):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def replayed():
+    return fs.counters["native"]["replays"]
+
+
 @gpu_only
-def test_training_in_this_mode_equals_eager():
+@pytest.mark.parametrize("to_none", [True, False])
+def test_training_in_this_mode_equals_eager(to_none):
     fs.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)).cuda()
-    compiled = fs.compile(model, mode="reduce-overhead")
-    for _ in range(5):
-        x, gradients = torch.randn(4, 8, device="cuda"), []
-        for fn in (compiled, model):
+    ours, theirs, compiled = twins()
+    optimisers = [torch.optim.SGD(model.parameters(), 0.05, momentum=0.9) for model in (ours, theirs)]
+    outs = []
+    for _ in range(12):
+        x = torch.randn(4, 8, device="cuda")
+        for fn, optimiser in zip((compiled, theirs), optimisers):
+            optimiser.zero_grad(set_to_none=to_none)
+            out = fn(x)
+            outs.append(out.detach())
+            out.square().sum().backward()
+            optimiser.step()
+        same(ours, theirs)
+    for got, want in zip(outs[::2], outs[1::2]):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    assert replayed() >= (12 if to_none else 6), replayed()
+
+
+@gpu_only
+def test_two_forwards_before_their_backwards_keep_what_each_saved():
+    fs.reset()
+    ours, theirs, compiled = twins()
+    for _ in range(8):
+        batches = [torch.randn(4, 8, device="cuda") for _ in range(2)]
+        for model, fn in ((ours, compiled), (theirs, theirs)):
+            model.zero_grad()
+            first, second = [fn(x).square().sum() for x in batches]
+            second.backward()
+            first.backward(retain_graph=True)
+            first.backward()
+        same(ours, theirs)
+        torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in theirs.parameters()], rtol=1e-3, atol=1e-3)
+    assert replayed()
+
+
+@gpu_only
+def test_gradients_that_are_kept_stay_what_they_are():
+    fs.reset()
+    ours, theirs, compiled = twins()
+    kept = []
+    for _ in range(8):
+        x = torch.randn(4, 8, device="cuda")
+        for model, fn in ((ours, compiled), (theirs, theirs)):
             model.zero_grad()
             fn(x).square().sum().backward()
-            gradients.append([p.grad.clone() for p in model.parameters()])
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+            kept.append([p.grad for p in model.parameters()])
+    for got, want in zip(kept[::2], kept[1::2]):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,3 +152,27 @@ def test_views_that_are_not_aligned():
     x, y = torch.randn(1001), torch.empty(1000)
     gpu_nests.run(*pointwise(lambda v: S.mul(v, 2.0), buffer("y", y), buffer("x", x[1:])), {"x": x[1:], "y": y})
     assert torch.equal(y, x[1:] * 2)
+
+
+# ---------------------------------------------------------------- kernels compiled ahead
+
+def test_what_is_compiled_ahead_is_compiled_once(monkeypatch):
+    asked = []
+
+    def begin(jobs):
+        asked.extend(job["function"] for job in jobs)
+        made = [Future() for _ in jobs]
+        for job, future in zip(jobs, made):
+            future.set_result((job["function"], 0, b"code"))
+        return made
+    monkeypatch.setattr(gpu.cubins, "begin", begin)
+    monkeypatch.setattr(gpu.cuda, "device", lambda index: SimpleNamespace(capability=90, loaded={}))
+    monkeypatch.setattr(gpu, "device_index", lambda where: 0)
+    monkeypatch.setattr(gpu, "_launcher", lambda: None)
+    monkeypatch.setattr(gpu.cuda, "flag", lambda: None)
+    x, y = torch.randn(1000), torch.empty(1000)
+    kernel = print_nest(*pointwise(lambda v: S.mul(v, 2.0), buffer("y", y), buffer("x", x)))
+    wanted = [(kernel, kernel.passes[0], True, 90)]
+    assert gpu.compile_ahead([(kernel, "cuda")]) and gpu.compile_ahead([(kernel, "cuda")])
+    assert [binary.cubin for binary in gpu.binaries(wanted * 2)] == [b"code"] * 2 and len(asked) == 1
+    assert not gpu._ahead and gpu.binaries(wanted) and len(asked) == 2

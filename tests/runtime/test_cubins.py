@@ -30,48 +30,52 @@ def workers(tmp_path, monkeypatch):
         cubins.workers.idle.get().end()
 
 
+def compiled(jobs):
+    return [made.result() for made in cubins.begin(jobs)]
+
+
 def test_each_job_gets_its_answer_and_workers_share_them(workers):
     jobs = [{"name": str(k), "seconds": 0.01} for k in range(20)]
-    made = cubins.compile_all(jobs)
+    made = compiled(jobs)
     assert [name for name, _, _ in made] == [str(k) for k in range(20)] and {code for _, _, code in made} == {b"code"}
     assert workers.count == 3 and len({pid for _, pid, _ in made}) == 3
 
 
 def test_nothing_to_compile_starts_nothing(workers):
-    assert cubins.compile_all([]) == [] and not workers.count
+    assert compiled([]) == [] and not workers.count
 
 
 def test_a_job_whose_worker_dies_is_compiled_here_and_others_go_on(workers, caplog):
     caplog.set_level("INFO", "firesteel")
     jobs = [{"name": "a"}, {"name": "b", "exit": 1, "function": "b_0"}, *({"name": str(k)} for k in range(6))]
-    made = {name: code for name, _, code in cubins.compile_all(jobs)}
+    made = {name: code for name, _, code in compiled(jobs)}
     assert made.pop("b") == b"here" and set(made.values()) == {b"code"} and len(made) == 7
     assert [record.getMessage() for record in caplog.records] == ["no process to compile b_0: it is compiled in this one"]
 
 
 def test_a_worker_that_ended_is_replaced(workers):
-    (first,) = cubins.compile_all([{"name": "a"}])
+    (first,) = compiled([{"name": "a"}])
     worker = workers.idle.get()
     worker.process.kill()
     worker.process.wait()
     workers.idle.put(worker)
-    (second,) = cubins.compile_all([{"name": "a"}])
+    (second,) = compiled([{"name": "a"}])
     assert second[1] not in (0, first[1]) and workers.count == 1
 
 
 def test_what_triton_refuses_is_an_error_here(workers):
     with pytest.raises(RuntimeError, match="no such type"):
-        cubins.compile_all([{"name": "a", "error": "no such type"}])
-    assert cubins.compile_all([{"name": "b"}])[0][2] == b"code"
+        compiled([{"name": "a", "error": "no such type"}])
+    assert compiled([{"name": "b"}])[0][2] == b"code"
 
 
 def test_where_no_process_can_be_started_this_one_compiles(workers, monkeypatch):
     monkeypatch.setattr(cubins.sys, "executable", "/nowhere/python")
-    assert cubins.compile_all([{"name": "a", "function": "a"}, {"name": "b", "function": "b"}]) == [("a", 0, b"here"), ("b", 0, b"here")]
+    assert compiled([{"name": "a", "function": "a"}, {"name": "b", "function": "b"}]) == [("a", 0, b"here"), ("b", 0, b"here")]
 
 
 def test_a_fork_has_no_workers(workers):
-    cubins.compile_all([{"name": "a"}])
+    compiled([{"name": "a"}])
     kept = workers.idle.get()
     workers.clear()
     assert not workers.count and workers.idle.empty()

@@ -334,11 +334,14 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
     stages.done("forward", fw, joint)
     stages.done("backward", bw, joint)
     saved = results_of(fw)[joint.num_fwd_outputs:]
+    fw.meta["lent"] = [*range(joint.num_fwd_outputs, len(results_of(fw))), *joint.plan.written_alone()]
     sizes = sum(is_size(node) for node in saved)
     numbers = [k for k, tangent in enumerate(joint.tangents) for _ in range(width(tangent.pack))]
     reaches, packs = reached_by_tangents(bw, numbers, joint, gradients), None
+    fw.meta["then"] = bw
     with timed("compile_forward"):
         forward = made = compilers.forward(fw, inputs[:count])
+    fw.meta.pop("then", None)
     if packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), packing)
         gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
@@ -380,6 +383,7 @@ def _compile_part(compilers: Compilers, compilation: stages.Compilation | None, 
 
 
 def _compile_plain_backward(bw: GraphModule, compilers: Compilers, entry: ProgramEntry | None = None) -> Callable:
+    bw.meta["lent"] = range(len(results_of(bw)))
     with timed("compile_backward"):
         inputs = [node.meta["val"] for node in bw.graph.nodes if node.op == "placeholder"]
         try:

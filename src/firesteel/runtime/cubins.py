@@ -7,7 +7,7 @@ worker is ready in a tenth of a second.  What always holds:
  - A job whose worker dies is compiled in this process, and logged.  A text that Triton refuses is the same RuntimeError from both.
  - Jobs and results are lines of JSON.
 
-    workers.start(4); compile_all([job, ...])
+    workers.start(4); [made.result() for made in begin([job, ...])]
 """
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 IDLE = 60
@@ -197,13 +198,27 @@ workers = Workers()
 os.register_at_fork(after_in_child=workers.clear)       # those it knows of are its parent's
 
 
-def compile_all(jobs: Sequence[Job]) -> list[Made]:
-    """All of them, side by side."""
-    if not jobs:
-        return []
-    from firesteel.transaction import side_by_side  # not for a worker
-    workers.start(len(jobs))
-    return side_by_side(workers.compiled, list(jobs), min(len(jobs), workers.count))
+def begin(jobs: Sequence[Job]) -> list[Future[Made]]:
+    """Has all of them compiled side by side, and waits for none, unless there is no other process."""
+    if jobs:
+        workers.start(len(jobs))
+    return [_begun(job) for job in jobs]
+
+
+def _begun(job: Job) -> Future[Made]:
+    made: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(workers.compiled(job))
+        except BaseException as error:
+            made.set_exception(error)
+    if workers.count:
+        with contextlib.suppress(RuntimeError):     # Python, which ends, starts no thread any more
+            threading.Thread(target=run, daemon=True).start()       # waits for a worker
+            return made
+    run()
+    return made
 
 
 if __name__ == "__main__":

@@ -11,15 +11,17 @@ In: GpuKernels (codegen/triton.py).  Out: launches for the host function; cuda.p
 """
 from __future__ import annotations
 
-import itertools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 import firesteel.runtime.diskcache as diskcache
 from firesteel.artifacts import counters, timed
+from firesteel.codegen import hosted
 from firesteel.codegen.host import DeviceLaunch, Setup
 from firesteel.codegen.triton import GpuKernel, Pass
 from firesteel.codegen.triton_ops import HELPER_NAMES, HELPERS
@@ -55,8 +57,8 @@ def _cache_key(kernel: GpuKernel, one: Pass, aligned: bool, capability: int) -> 
     return repr((_VERSION, kernel.text, kernel.signature, one.function, one.warps, aligned, capability, cuda.triton_version(), config.code_key()))
 
 
-def _from_cache(wanted: Wanted) -> Binary | None:
-    found = diskcache.kernels(".cubin").get(_cache_key(*wanted))
+def _from_cache(key: str) -> Binary | None:
+    found = diskcache.kernels(".cubin").get(key)
     if found is None:
         return None
     head, _, cubin = found.partition(b"\n")
@@ -66,19 +68,48 @@ def _from_cache(wanted: Wanted) -> Binary | None:
 
 def binaries(wanted: Sequence[Wanted]) -> list[Binary]:
     """Out of the disk cache, or compiled."""
-    found = {place: _from_cache(one) for place, one in enumerate(wanted)}
-    missing = [place for place, binary in found.items() if binary is None]
-    counters["native"]["cache_hits"] += len(wanted) - len(missing)
-    made = cubins.compile_all([_job(*wanted[place]) for place in missing])
-    counters["native"]["compiled"] += len(made)
-    for place, binary in zip(missing, itertools.starmap(Binary, made)):
-        diskcache.kernels(".cubin").put(_cache_key(*wanted[place]), json.dumps([binary.name, binary.shared]).encode() + b"\n" + binary.cubin)
-        found[place] = binary
-    return [binary for binary in found.values() if binary is not None]
+    keys = [_cache_key(*one) for one in wanted]
+    found = {key: None if key in _ahead else _from_cache(key) for key in keys}
+    missing = [key for key, binary in found.items() if binary is None]
+    counters["native"]["cache_hits"] += len(found) - len(missing)
+    begun = _begin(dict(zip(keys, wanted)), missing)
+    for key in missing:
+        _ahead.pop(key, None)
+        found[key] = binary = Binary(*begun[key].result())
+        diskcache.kernels(".cubin").put(key, json.dumps([binary.name, binary.shared]).encode() + b"\n" + binary.cubin)
+    counters["native"]["compiled"] += len(missing)
+    return [one for key in keys if (one := found[key]) is not None]
+
+
+_ahead: dict[str, Future[cubins.Made]] = {}     # by `_cache_key`: what is being compiled
+os.register_at_fork(after_in_child=_ahead.clear)
+
+
+def _begin(wanted: Mapping[str, Wanted], keys: Sequence[str]) -> dict[str, Future[cubins.Made]]:
+    """What is not being compiled yet begins to be."""
+    running = {key: made for key in keys if (made := _ahead.get(key)) is not None}
+    new = [key for key in keys if key not in running]
+    begun = dict(zip(new, cubins.begin([_job(*wanted[key]) for key in new])))
+    _ahead.update(begun)
+    return running | begun
+
+
+def compile_ahead(kernels: Sequence[tuple[GpuKernel, str]]) -> bool:
+    """Has kernels compiled that will be loaded later.  Is there one?"""
+    owners = [(kernel, cuda.device(device_index(where))) for kernel, where in kernels]
+    asked = {_cache_key(*wanted): wanted for kernel, own in owners for one in kernel.passes if key_of(one, True) not in own.loaded
+             for wanted in [(kernel, one, True, own.capability)]}
+    kept = diskcache.kernels(".cubin")
+    begun = _begin(asked, [key for key in asked if kept.get(key) is None])
+    if begun:       # what a launch needs takes a while too
+        _launcher()
+        hosted.launcher([0, 1], cpu.compile_text)
+        cuda.flag()
+    return bool(begun)
 
 
 def expect_kernels() -> None:
-    """Starts Triton's processes while graphs are traced, where nothing was ever compiled: they take a tenth of a second to load."""
+    """Starts Triton's processes before the first call, where nothing was ever compiled: they take some tenths of a second to load."""
     if diskcache.kernels(".cubin").is_empty():
         cubins.workers.start(EXPECTED)
 
@@ -183,7 +214,7 @@ def kept_functions(numbers: Iterable[int]) -> list[tuple[dict[str, Any], bytes]]
     """What makes functions again, and their machine code, out of the cache on disk; None where one is not there."""
     found = []
     for kernel, one, function in map(KNOWN.__getitem__, numbers):
-        binary = _from_cache((kernel, one, True, cuda.device(function.place).capability))
+        binary = _from_cache(_cache_key(kernel, one, True, cuda.device(function.place).capability))
         if binary is None:
             return None
         about = {"symbol": kernel.symbol, "text": kernel.text, "signature": kernel.signature, "title": kernel.title, "function": one.function,
