@@ -29,7 +29,7 @@ from firesteel.capture.resume import HANDLED, HANDLED_AGAIN, VALUE
 from firesteel.capture.resume import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
-from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, OpaqueValue, Value
+from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, LazyValue, OpaqueValue, Value
 from firesteel.capture.values.class_objects import ClassValue, is_plain
 from firesteel.capture.values.const import BARE, CONSTANT_TYPE_SET, NONE, ConstValue, UnusedConstant, is_constant_object
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, SizeValue, SliceValue, TupleValue
@@ -168,7 +168,7 @@ def wrap_with_bit(m: Machine, obj: torch.Tensor, source: Source, flip: Callable[
     """A tensor whose conjugate or negative bit is set: kernels read memory, so the graph is given a view without the bit, and flips it
     first of all: the tensor had its bit, and its history, before a grad mode was set."""
     with torch.set_grad_enabled(m.states.initial.get(("grad",), torch.is_grad_enabled())):
-        memory = m.look(m.lazy(without_bit(obj), Call(source, without_bit)))
+        memory = m.look(LazyValue(without_bit(obj), Call(source, without_bit)))
         assert isinstance(memory, TensorValue), memory
         abstract = run_abstract(m, flip, [memory.abstract], {}, flip)
     m.guard(Guard(source, "tensor", TensorFacts.of(obj, *guarded_dimensions(obj, memory.abstract))))
@@ -236,7 +236,7 @@ def wrap_wrapper(m: Machine, obj: torch.Tensor, source: Source) -> Value:
 
 # -- containers ---------------------------------------------------------------------------------------------------------
 def lazy_items(m: Machine, obj: Any, source: Source) -> list[Value]:
-    return [m.lazy(item, Item(source, i)) for i, item in enumerate(obj)]
+    return [LazyValue(item, Item(source, i)) for i, item in enumerate(obj)]
 
 
 @WRAPPERS.row(tuple)
@@ -276,7 +276,7 @@ def wrap_namedtuple(m: Machine, obj: Any, source: Source) -> Value:
         return wrap_object(m, obj, source)
     guard(m, source, "type", type(obj))
     if type(obj).__getitem__ is not tuple.__getitem__:
-        items = [m.lazy(item, NativeItem(source, (tuple, i))) for i, item in enumerate(tuple.__iter__(obj))]
+        items: list[Value] = [LazyValue(item, NativeItem(source, (tuple, i))) for i, item in enumerate(tuple.__iter__(obj))]
         return NamedTupleValue(type(obj), items, source, obj)
     return NamedTupleValue(type(obj), lazy_items(m, obj, source), source, obj)
 
@@ -285,14 +285,14 @@ def wrap_dict(m: Machine, obj: dict, source: Source) -> Value:
     """The keys are guarded when they are asked for."""
     entries = lazy_entries(m, obj, source)
     factory = getattr(obj, "default_factory", None)
-    made = m.look(m.lazy(factory, Attr(source, "default_factory"))) if factory is not None else None
+    made = m.look(LazyValue(factory, Attr(source, "default_factory"))) if factory is not None else None
     return DictValue(entries, source, obj, type(obj), made)
 
 
 def lazy_entries(m: Machine, obj: Any, source: Source, fixed: bool = False) -> dict[Any, tuple[Value, Value]]:
     guard(m, source, "type", type(obj))
     keys = [known_key(m, key, source, i) for i, key in enumerate(obj)]
-    return {value.hash_key(m): (value, m.lazy(item, Fixed(item) if fixed else Item(source, key)))
+    return {value.hash_key(m): (value, LazyValue(item, Fixed(item) if fixed else Item(source, key)))
             for value, (key, item) in zip(keys, obj.items())}
 
 
@@ -303,7 +303,7 @@ def known_key(m: Machine, key: Any, source: Source, index: int) -> Value:
         return m.fresh(tuple(key))
     if isinstance(key, type):
         return ClassValue(key)
-    return m.look(m.lazy(key, Nth(source, index)))
+    return m.look(LazyValue(key, Nth(source, index)))
 
 
 WRAPPERS.row(dict, collections.OrderedDict, collections.defaultdict)(wrap_dict)
@@ -343,7 +343,7 @@ def elements(m: Machine, obj: Any, source: Source) -> dict[Any, Value]:
 
 @WRAPPERS.row(slice)
 def wrap_slice(m: Machine, obj: slice, source: Source) -> Value:
-    parts = [m.look(m.lazy(getattr(obj, name), Attr(source, name))) for name in ("start", "stop", "step")]
+    parts = [m.look(LazyValue(getattr(obj, name), Attr(source, name))) for name in ("start", "stop", "step")]
     guard(m, source, "type", slice)
     return SliceValue(*parts)
 
@@ -436,9 +436,9 @@ def wrap_partial(m: Machine, obj: functools.partial, source: Source) -> Value:
     guard(m, source, "type", functools.partial)
     guard(m, Attr(source, "args"), "length", len(obj.args))
     guard(m, Attr(source, "keywords"), "keys", tuple(obj.keywords))
-    fn = m.lazy(obj.func, Attr(source, "func"))
+    fn = LazyValue(obj.func, Attr(source, "func"))
     args = lazy_items(m, obj.args, Attr(source, "args"))
-    kwargs = {k: m.lazy(v, Item(Attr(source, "keywords"), k)) for k, v in obj.keywords.items()}
+    kwargs: dict[str, Value] = {k: LazyValue(v, Item(Attr(source, "keywords"), k)) for k, v in obj.keywords.items()}
     return PartialValue(functools.partial, fn, args, kwargs, source, obj)
 
 
@@ -510,7 +510,7 @@ def wrap_generator(m: Machine, obj: Any, source: Source) -> Value:
 
 
 def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tuple[Any, ...]) -> Any:
-    given = iter([m.lazy(value, Item(Call(generator.source, values_of), n)) for n, value in enumerate(values)])
+    given = iter([LazyValue(value, Item(Call(generator.source, values_of), n)) for n, value in enumerate(values)])
     slots = {name: as_cell(m, next(given)) for name in spec.slots}
     frame = Frame(spec.code, spec.scope, slots, pc=spec.index)
     frame.stack = [*stack_values(m, spec.stack, given), NONE]
@@ -549,14 +549,14 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
         return NativeObject(type(obj), base, SetValue(elements(m, PART[part](obj), native), source, obj, part), obj, source)
     if issubclass(base, list):
         guard(m, native, "length", list.__len__(obj))
-        items = [m.lazy(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
+        items: list[Value] = [LazyValue(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
         return NativeObject(type(obj), base, ListValue(items, source, obj), obj, source)
     keys = list(dict.keys(obj))
     if not all(map(is_constant_object, keys)):
         return opaque(m, obj, source)
     guard(m, native, "keys", tuple(keys))
     entries: dict[Any, tuple[Value, Value]] = {
-        key: (ConstValue(key), m.lazy(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
+        key: (ConstValue(key), LazyValue(dict.__getitem__(obj, key), NativeItem(source, (dict, key)))) for key in keys}
     return NativeObject(type(obj), base, NativeEntries(entries, source, obj, base), obj, source)
 
 

@@ -22,7 +22,7 @@ from firesteel.capture.builder import BASES, WRAPPERS, guard, guarded, opaque, w
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Call, Fixed, Item, Source
 from firesteel.capture.values.arrays import ArrayValue
-from firesteel.capture.values.base import FixedObject, Value
+from firesteel.capture.values.base import FixedObject, LazyValue, Value
 from firesteel.capture.values.class_objects import AliasValue
 from firesteel.capture.values.contexts import AUTOCAST_PARTS, AUTOCASTS, ExitValue, ModeExit, context_of
 from firesteel.capture.values.hooks import RealHandle
@@ -84,7 +84,7 @@ def wrap_getter(m: Machine, obj: Any, source: Source) -> Value:
 def wrap_weak_reference(m: Machine, obj: Any, source: Source) -> Value:
     """Its referent is read in each call."""
     guard(m, source, "type", weakref.ReferenceType)
-    return WeakReference(m.lazy(obj(), Call(source, referent)), source, obj)
+    return WeakReference(LazyValue(obj(), Call(source, referent)), source, obj)
 
 
 wrap_iterator = guarded("type", RealIterator)
@@ -96,7 +96,7 @@ def iterator_parts(m: Machine, obj: Any, source: Source) -> list[Value]:
     guard(m, source, "type", type(obj))
     parts = parts_of(obj)
     guard(m, Call(source, parts_of), "length", len(parts))
-    return [m.look(m.lazy(part, Item(Call(source, parts_of), i))) for i, part in enumerate(parts)]
+    return [m.look(LazyValue(part, Item(Call(source, parts_of), i))) for i, part in enumerate(parts)]
 
 
 @WRAPPERS.row(zip)

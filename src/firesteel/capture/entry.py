@@ -370,7 +370,7 @@ class UnderModes(Region):
         super().__init__(region.root, region.name, [*region.arg_names, "torch_function_modes"])
 
     def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
-        m.modes.entered = m.modes.outer = tuple(m.look(mode) for mode in m.iterate(m.look(values[-1])))
+        m.modes.entered = m.modes.outer = tuple(m.look(mode) for mode in m.look(values[-1]).iterate(m))
         return self.region.start(m, values[:-1])
 
     def step(self, inputs: tuple[Any, ...], in_range: bool = False) -> Any:

@@ -294,9 +294,6 @@ class SymbolicMachine(Reader):
     def join(self, frame: Frame, instr: Instr) -> bool:
         return joins.join(self, frame, instr, frame.stack[-1])
 
-    def truth_now(self, value: Value) -> bool:
-        return value.truth(self)
-
     def next_now(self, iterator: Value) -> Value | None:
         item = iterator.next(self)
         return None if item is None else self.look(item)
@@ -342,7 +339,7 @@ class SymbolicMachine(Reader):
         return result
 
     def unary(self, op: str, a: Value) -> Value:
-        return ConstValue(not self.truth_now(a)) if op == "not" else a.unary(self, op)
+        return ConstValue(not a.truth(self)) if op == "not" else a.unary(self, op)
 
     def identical(self, a: Value, b: Value) -> bool:
         """a is b"""
@@ -361,10 +358,7 @@ class SymbolicMachine(Reader):
 
     def equal(self, a: Value, b: Value) -> bool:
         """a == b as list.index and `in` ask it."""
-        return self.identical(a, b) or self.truth_now(self.compare("==", a, b))
-
-    def iterate(self, value: Value) -> list[Value]:
-        return value.iterate(self)
+        return self.identical(a, b) or self.compare("==", a, b).truth(self)
 
     def iterate_over(self, owner: Value) -> Value:
         if isinstance(owner, Sequence):

@@ -33,9 +33,15 @@ Handler = Callable[["Machine", "Frame", Instr], None]
 OPCODES: Table[Handler] = Table("instruction", "capture/opcodes.py")
 
 
-@OPCODES.row("NOP", "RESUME")
-def op_nothing(m: Machine, f: Frame, i: Instr) -> None:
-    pass
+def then_drop(count: int, act: Handler) -> Handler:
+    """An instruction that acts on the topmost items of the stack, and leaves nothing of them."""
+    def run(m: Machine, f: Frame, i: Instr) -> None:
+        act(m, f, i)
+        del f.stack[-count:]
+    return run
+
+
+OPCODES.row("NOP", "RESUME")(lambda m, f, i: None)
 
 
 # -- the stack ----------------------------------------------------------------------------------------------------------
@@ -101,32 +107,15 @@ def op_load_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.append(value)
 
 
-@OPCODES.row("STORE_DEREF")
-def op_store_deref(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots[i.argval].set(m, f.stack[-1])       # type: ignore[attr-defined]  # a cell
-    f.stack.pop()
-
-
+OPCODES.row("STORE_DEREF")(then_drop(1, lambda m, f, i: f.slots[i.argval].set(m, f.stack[-1])))     # type: ignore[attr-defined]  # a cell
 OPCODES.row("LOAD_GLOBAL")(lambda m, f, i: f.stack.append(m.read_global(f.scope, i.argval)))
-
-
-@OPCODES.row("STORE_GLOBAL")
-def op_store_global(m: Machine, f: Frame, i: Instr) -> None:
-    m.store_global(f.scope, i.argval, f.stack[-1])
-    f.stack.pop()
-
-
+OPCODES.row("STORE_GLOBAL")(then_drop(1, lambda m, f, i: m.store_global(f.scope, i.argval, f.stack[-1])))
 OPCODES.row("LOAD_ASSERTION_ERROR")(lambda m, f, i: f.stack.append(ClassValue(AssertionError)))
 
 
 # -- attributes and items -----------------------------------------------------------------------------------------------
 OPCODES.row("LOAD_ATTR")(lambda m, f, i: f.finish(1, f.stack[-1].getattr(m, i.argval)))
-
-
-@OPCODES.row("LOAD_SUPER_ATTR")
-def op_load_super_attr(m: Machine, f: Frame, i: Instr) -> None:
-    owner = SuperValue(f.stack[-2].constant(), m.look(f.stack[-1]))
-    f.finish(3, owner.getattr(m, i.argval))
+OPCODES.row("LOAD_SUPER_ATTR")(lambda m, f, i: f.finish(3, SuperValue(f.stack[-2].constant(), m.look(f.stack[-1])).getattr(m, i.argval)))
 
 
 @OPCODES.row("STORE_ATTR")
@@ -151,27 +140,14 @@ def op_delete_attr(m: Machine, f: Frame, i: Instr) -> None:
 
 
 OPCODES.row("BINARY_SUBSCR")(lambda m, f, i: f.finish(2, f.stack[-2].getitem(m, f.stack[-1])))
-
-
-@OPCODES.row("STORE_SUBSCR")
-def op_store_subscr(m: Machine, f: Frame, i: Instr) -> None:
-    value, owner, key = f.stack[-3:]
-    owner.setitem(m, key, value)
-    del f.stack[-3:]
-
-
-@OPCODES.row("DELETE_SUBSCR")
-def op_delete_subscr(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack[-2].delitem(m, f.stack[-1])
-    del f.stack[-2:]
+OPCODES.row("STORE_SUBSCR")(then_drop(3, lambda m, f, i: f.stack[-2].setitem(m, f.stack[-1], f.stack[-3])))
+OPCODES.row("DELETE_SUBSCR")(then_drop(2, lambda m, f, i: f.stack[-2].delitem(m, f.stack[-1])))
 
 
 # -- operators ----------------------------------------------------------------------------------------------------------
 UNARY = {"UNARY_NEGATIVE": "-", "UNARY_POSITIVE": "+", "UNARY_INVERT": "~", "UNARY_NOT": "not"}
 OPCODES.row(*UNARY)(lambda m, f, i: f.finish(1, m.unary(UNARY[i.opname], f.stack[-1])))
-
-
-OPCODES.row("TO_BOOL")(lambda m, f, i: f.finish(1, boolean(m.truth_now(f.stack[-1]))))
+OPCODES.row("TO_BOOL")(lambda m, f, i: f.finish(1, boolean(f.stack[-1].truth(m))))
 
 
 @OPCODES.row("BINARY_OP")
@@ -183,12 +159,7 @@ def op_binary_op(m: Machine, f: Frame, i: Instr) -> None:
 
 OPCODES.row("COMPARE_OP")(lambda m, f, i: f.finish(2, m.compare(i.argval, f.stack[-2], f.stack[-1])))
 OPCODES.row("IS_OP")(lambda m, f, i: f.finish(2, boolean(m.identical(f.stack[-2], f.stack[-1]) != bool(i.arg))))
-
-
-@OPCODES.row("CONTAINS_OP")
-def op_contains_op(m: Machine, f: Frame, i: Instr) -> None:
-    found = f.stack[-1].contains(m, f.stack[-2])
-    f.finish(2, boolean(m.truth_now(found) != bool(i.arg)))
+OPCODES.row("CONTAINS_OP")(lambda m, f, i: f.finish(2, boolean(f.stack[-1].contains(m, f.stack[-2]).truth(m) != bool(i.arg))))
 
 
 # -- building -----------------------------------------------------------------------------------------------------------
@@ -215,33 +186,11 @@ def op_build_const_key_map(m: Machine, f: Frame, i: Instr) -> None:
 
 
 OPCODES.row("BUILD_STRING")(lambda m, f, i: f.finish(i.arg, ConstValue("".join(part.constant() for part in take(f, i.arg)))))
-
-
-@OPCODES.row("BUILD_SLICE")
-def op_build_slice(m: Machine, f: Frame, i: Instr) -> None:
-    parts = take(f, i.arg)
-    f.finish(i.arg, SliceValue(*parts, *[NONE] * (3 - i.arg)))
-
-
-def _into(add: Callable[..., Any], m: Machine, f: Frame, i: Instr) -> None:
-    add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})
-    f.stack.pop()
-
-
+OPCODES.row("BUILD_SLICE")(lambda m, f, i: f.finish(i.arg, SliceValue(*take(f, i.arg), *[NONE] * (3 - i.arg))))
 for _name, _add in {"LIST_APPEND": list_append, "SET_ADD": set_add, "SET_UPDATE": set_update, "DICT_UPDATE": dict_update}.items():
-    OPCODES.add(_name, functools.partial(_into, _add))
-
-
-@OPCODES.row("MAP_ADD")
-def op_map_add(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack[-2 - i.arg].setitem(m, f.stack[-2], f.stack[-1])
-    del f.stack[-2:]
-
-
-@OPCODES.row("LIST_EXTEND")
-def op_list_extend(m: Machine, f: Frame, i: Instr) -> None:
-    f.stack[-1 - i.arg].inplace(m, "+", f.stack[-1])
-    f.stack.pop()
+    OPCODES.add(_name, then_drop(1, lambda m, f, i, add=_add: add(m, f.stack[-1 - i.arg], [f.stack[-1]], {})))      # type: ignore[misc]
+OPCODES.row("MAP_ADD")(then_drop(2, lambda m, f, i: f.stack[-2 - i.arg].setitem(m, f.stack[-2], f.stack[-1])))
+OPCODES.row("LIST_EXTEND")(then_drop(1, lambda m, f, i: f.stack[-1 - i.arg].inplace(m, "+", f.stack[-1])))
 
 
 @OPCODES.row("DICT_MERGE")
@@ -255,14 +204,12 @@ def op_dict_merge(m: Machine, f: Frame, i: Instr) -> None:
     f.stack.pop()
 
 
-@OPCODES.row("LIST_TO_TUPLE")
-def op_list_to_tuple(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, TupleValue(list(f.stack[-1].items)))        # type: ignore[attr-defined]  # a list
+OPCODES.row("LIST_TO_TUPLE")(lambda m, f, i: f.finish(1, TupleValue(list(f.stack[-1].items))))      # type: ignore[attr-defined]  # a list
 
 
 @OPCODES.row("UNPACK_SEQUENCE")
 def op_unpack_sequence(m: Machine, f: Frame, i: Instr) -> None:
-    items = m.iterate(f.stack[-1])
+    items = f.stack[-1].iterate(m)
     if len(items) != i.arg:
         few = len(items) < i.arg
         text = f"not enough values to unpack (expected {i.arg}, got {len(items)})" if few else f"too many values to unpack (expected {i.arg})"
@@ -275,7 +222,7 @@ def op_unpack_sequence(m: Machine, f: Frame, i: Instr) -> None:
 @OPCODES.row("UNPACK_EX")
 def op_unpack_ex(m: Machine, f: Frame, i: Instr) -> None:
     before, after = i.argval
-    items = [m.look(item) for item in m.iterate(f.stack[-1])]
+    items = [m.look(item) for item in f.stack[-1].iterate(m)]
     if len(items) < before + after:
         raise m.raise_real(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})"))
     middle = len(items) - after
@@ -284,11 +231,8 @@ def op_unpack_ex(m: Machine, f: Frame, i: Instr) -> None:
 
 
 # -- text ---------------------------------------------------------------------------------------------------------------
-@OPCODES.row("CONVERT_VALUE")
-def op_convert_value(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, CALLS[i.argval](m, [f.stack[-1]], {}) if i.argval in CALLS else fold(m, i.argval, m.known(f.stack[-1])))
-
-
+OPCODES.row("CONVERT_VALUE")(
+    lambda m, f, i: f.finish(1, CALLS[i.argval](m, [f.stack[-1]], {}) if i.argval in CALLS else fold(m, i.argval, m.known(f.stack[-1]))))
 OPCODES.row("FORMAT_SIMPLE")(lambda m, f, i: f.finish(1, CALLS[format](m, [f.stack[-1]], {})))
 OPCODES.row("FORMAT_WITH_SPEC")(lambda m, f, i: f.finish(2, CALLS[format](m, f.stack[-2:], {})))
 
@@ -331,7 +275,7 @@ def spread_parts(m: Machine, f: Frame, i: Instr) -> tuple[Value, list[Value], di
     """Function, arguments, keywords of a CALL_FUNCTION_EX, and how many items it takes."""
     named = i.arg & 1
     kwargs = {m.known(k): m.look(v) for k, v in pairs_of(m, f.stack[-1])} if named else {}
-    args = [m.look(item) for item in m.iterate(f.stack[-1 - named])]
+    args = [m.look(item) for item in f.stack[-1 - named].iterate(m)]
     fn, first = callee(*f.stack[-3 - named:len(f.stack) - 1 - named])
     return fn, first + args, kwargs, 3 + named
 
@@ -360,7 +304,7 @@ def op_jump(m: Machine, f: Frame, i: Instr) -> None:
 
 def _jump_if(wanted: bool, m: Machine, f: Frame, i: Instr) -> None:
     try:
-        answer = m.truth_now(f.stack[-1])
+        answer = f.stack[-1].truth(m)
     except Break as stop:
         if stop.kind != "data_branch" or not m.join(f, i):
             raise

@@ -13,7 +13,7 @@ import torch
 from firesteel.capture.frames import Frame
 from firesteel.capture.instr import Instr
 from firesteel.capture.meanings import CALLS
-from firesteel.capture.opcodes import OPCODES, is_none
+from firesteel.capture.opcodes import OPCODES, is_none, then_drop
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import PENDING, HandledValue, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
@@ -54,11 +54,7 @@ def op_delete_fast(m: Machine, f: Frame, i: Instr) -> None:
         let_go(m, old, lambda: f.slots.update({i.argval: old}))
 
 
-@OPCODES.row("DELETE_DEREF")
-def op_delete_deref(m: Machine, f: Frame, i: Instr) -> None:
-    f.slots[i.argval].set(m, None)      # type: ignore[attr-defined]  # a cell
-
-
+OPCODES.row("DELETE_DEREF")(lambda m, f, i: f.slots[i.argval].set(m, None))     # type: ignore[attr-defined]  # a cell
 OPCODES.row("DELETE_GLOBAL")(lambda m, f, i: m.store_global(f.scope, i.argval, None))
 
 
@@ -80,7 +76,7 @@ def op_match_sequence(m: Machine, f: Frame, i: Instr) -> None:
 @OPCODES.row("MATCH_KEYS")
 def op_match_keys(m: Machine, f: Frame, i: Instr) -> None:
     subject, keys = f.stack[-2:]
-    found = [match_key(m, subject, m.look(key)) for key in m.iterate(keys)]
+    found = [match_key(m, subject, m.look(key)) for key in keys.iterate(m)]
     f.stack.append(NONE if any(value is None for value in found) else TupleValue(found))        # type: ignore[arg-type]  # no None among them
 
 
@@ -98,7 +94,7 @@ MISSING_KEY = object()
 @OPCODES.row("MATCH_CLASS")
 def op_match_class(m: Machine, f: Frame, i: Instr) -> None:
     subject, cls, names = f.stack[-3:]
-    if not m.truth_now(CALLS[isinstance](m, [subject, cls], {})):
+    if not CALLS[isinstance](m, [subject, cls], {}).truth(m):
         f.finish(3, NONE)
         return
     found = match_attributes(m, subject, cls, i.arg, m.known(names))
@@ -130,16 +126,8 @@ def namespace_of(f: Frame) -> DictValue:
     return f.namespace
 
 
-@OPCODES.row("LOAD_NAME")
-def op_load_name(m: Machine, f: Frame, i: Instr) -> None:
-    found = namespace_of(f).find(m, ConstValue(i.argval))
-    f.stack.append(found if found is not None else m.read_global(f.scope, i.argval))
-
-
-@OPCODES.row("STORE_NAME")
-def op_store_name(m: Machine, f: Frame, i: Instr) -> None:
-    namespace_of(f).setitem(m, ConstValue(i.argval), f.stack[-1])
-    f.stack.pop()
+OPCODES.row("LOAD_NAME")(lambda m, f, i: f.stack.append(namespace_of(f).find(m, ConstValue(i.argval)) or m.read_global(f.scope, i.argval)))
+OPCODES.row("STORE_NAME")(then_drop(1, lambda m, f, i: namespace_of(f).setitem(m, ConstValue(i.argval), f.stack[-1])))
 
 
 @OPCODES.row("DELETE_NAME")
@@ -160,9 +148,8 @@ def op_load_from_dict_or_deref(m: Machine, f: Frame, i: Instr) -> None:
     f.finish(1, found)
 
 
-@OPCODES.row("LOAD_FROM_DICT_OR_GLOBALS")
-def op_load_from_dict_or_globals(m: Machine, f: Frame, i: Instr) -> None:
-    f.finish(1, f.stack[-1].find(m, ConstValue(i.argval)) or m.read_global(f.scope, i.argval))      # type: ignore[attr-defined]  # a dict
+OPCODES.row("LOAD_FROM_DICT_OR_GLOBALS")(
+    lambda m, f, i: f.finish(1, f.stack[-1].find(m, ConstValue(i.argval)) or m.read_global(f.scope, i.argval)))     # type: ignore[attr-defined]
 
 
 @OPCODES.row("SETUP_ANNOTATIONS")
@@ -181,7 +168,7 @@ def op_check_eg_match(m: Machine, f: Frame, i: Instr) -> None:
         m.handling = match
 
 
-OPCODES.row("PREP_RERAISE_STAR")(lambda m, f, i: f.finish(2, prepare_reraise(m, f.stack[-2], m.iterate(f.stack[-1]))))
+OPCODES.row("PREP_RERAISE_STAR")(lambda m, f, i: f.finish(2, prepare_reraise(m, f.stack[-2], f.stack[-1].iterate(m))))
 
 
 # -- yield from ---------------------------------------------------------------------------------------------------------

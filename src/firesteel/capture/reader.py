@@ -52,11 +52,7 @@ class Reader(Machine):
         self._names: set[str] = set()
         self._scopes: dict[int, ScopeValue] = {}
 
-
     # -- looking at objects ----------------------------------------------------------------------------------------
-    def lazy(self, obj: Any, source: Source) -> Value:
-        return LazyValue(obj, source)
-
     def look(self, value: Value) -> Value:
         """The value, wrapped and guarded if nobody has looked at it yet."""
         return self._looked_at(value) if isinstance(value, LazyValue) else value

@@ -449,7 +449,7 @@ for _name in (*FUNCTIONS, *MAKERS):
 def method_numpy(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     if args or set(kwargs) - {"force"}:
         raise Break("numpy", name="Tensor.numpy")
-    if kwargs and m.truth_now(m.look(kwargs["force"])):
+    if kwargs and m.look(kwargs["force"]).truth(m):
         tensor = tensor if not tensor.abstract.requires_grad else call_graph(m, "call_method", "detach", [tensor], {})      # type: ignore[assignment]
     abstract = tensor.abstract
     plain = tensor.python_type() in (torch.Tensor, torch.nn.Parameter) and not abstract.is_conj() and not abstract.is_neg()

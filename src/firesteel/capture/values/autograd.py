@@ -249,7 +249,7 @@ class Trial:
             raise Break("autograd_function", name="a backward with set_materialize_grads(False)")
         own = self.cls.vjp if self.cls.backward is BASE.backward else self.cls.backward
         result = m.look(m.call_now(m.constant_object(own), [context, *given], {}))
-        found = [m.look(item) for item in m.iterate(result)] if isinstance(result, SequenceValue) else [result]
+        found = [m.look(item) for item in result.iterate(m)] if isinstance(result, SequenceValue) else [result]
         missing = found[len(self.args):]
         usable = all(isinstance(g, TensorValue) and isinstance(a, TensorValue) or g.is_constant() and g.constant() is None
                      for g, a in zip(found, self.args))
@@ -272,7 +272,7 @@ class Trial:
         self.forward = as_module("Forward", self.inputs, forward, results)
         self.backward = as_module("Backward", [*(node for node, _ in sorted(behind.items(), key=operator.itemgetter(1))), *read],
                                   [node for node in backward if node not in behind], wanted)
-        marked = {name: [m.look(value) for value in m.iterate(self._attribute(m, context, name))] for name in ("saved_tensors", "dirty", "constant")}
+        marked = {name: [m.look(value) for value in self._attribute(m, context, name).iterate(m)] for name in ("saved_tensors", "dirty", "constant")}
         saved, constant = ([value.as_arg(m)[0] for value in marked[name]] for name in ("saved_tensors", "constant"))
         places = [ValueRef.of(node, self.inputs, results, node in saved) for node in read]
         tensors = [value for value in self.args if isinstance(value, TensorValue)]

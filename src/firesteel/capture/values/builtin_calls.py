@@ -67,7 +67,7 @@ def call_isinstance(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     for cls in classes:
         check = mro_lookup(type(cls), "__instancecheck__")
         if isinstance(check, types.FunctionType) and check.__module__ not in ("abc", "typing", "torch.nn.parameter"):
-            if m.truth_now(m.call_now(m.constant_object(check), [m.constant_object(cls), args[0]], {})):
+            if m.call_now(m.constant_object(check), [m.constant_object(cls), args[0]], {}).truth(m):
                 return boolean(True)
             classes = tuple(c for c in classes if c is not cls)
     if obj is not None and not isinstance(args[0], (TensorValue, SymNumber)):
@@ -97,7 +97,7 @@ def follows(m: Machine, value: Value, protocol: Any) -> bool:
         return True
     names = getattr(protocol, "__protocol_attrs__", None) or typing._get_protocol_attrs(protocol)      # type: ignore[attr-defined]  # Python 3.11
     for name in sorted(names):
-        if not m.truth_now(m.finish_now(CALLS[hasattr](m, [value, ConstValue(name)], {}))):
+        if not m.finish_now(CALLS[hasattr](m, [value, ConstValue(name)], {})).truth(m):
             return False
         if callable(getattr(protocol, name, None)) and is_none(m.finish_now(value.getattr(m, name))):
             return False
@@ -222,7 +222,7 @@ def call_bool(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return boolean(False)
     if isinstance(args[0], TensorValue) and known_data(m, args[0]) is None:
         raise Break("data_scalar", name="bool()")
-    return boolean(m.truth_now(args[0]))
+    return boolean(args[0].truth(m))
 
 
 @CALLS.row(abs)
@@ -251,7 +251,7 @@ def call_pow(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _extreme(fn: Callable[..., Any], op: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    items = [m.look(i) for i in (m.iterate(args[0]) if len(args) == 1 else args)]
+    items = [m.look(i) for i in (args[0].iterate(m) if len(args) == 1 else args)]
     key = kwargs.get("key")
     if not items:
         if "default" in kwargs:
@@ -265,7 +265,7 @@ def _extreme(fn: Callable[..., Any], op: str, m: Machine, args: Args, kwargs: Kw
         larger = m.compare(op, keys[i], keys[best])
         if keys is items and isinstance(larger, TensorValue) and known_data(m, larger) is None:      # branches on data, which may be joined
             return m.constant_object(EXTREMES[fn]).call(m, items[best:best + 1] + items[i:], {})
-        if m.truth_now(larger):
+        if larger.truth(m):
             best = i
     return items[best]
 
@@ -284,7 +284,7 @@ CALLS.add(min, functools.partial(_extreme, min, "<"))
 @CALLS.row(sum)
 def call_sum(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     total = args[1] if len(args) > 1 else kwargs.get("start", ConstValue(0))
-    for item in m.iterate(args[0]):
+    for item in args[0].iterate(m):
         total = m.binary("+", total, m.look(item))
     return total
 
@@ -293,7 +293,7 @@ def _first_that_is(wanted: bool, m: Machine, args: Args, kwargs: Kwargs) -> Valu
     """any looks for a true item, all for a false one."""
     iterator = args[0].iterator(m)
     while (item := m.next_now(iterator)) is not None:
-        if m.truth_now(item) == wanted:
+        if item.truth(m) == wanted:
             return boolean(wanted)
     return boolean(not wanted)
 
@@ -303,17 +303,17 @@ CALLS.add(all, functools.partial(_first_that_is, False))
 
 
 # -- containers ---------------------------------------------------------------------------------------------------------
-CALLS.row(list)(lambda m, args, kwargs: ListValue(list(m.iterate(args[0])) if args else []))
+CALLS.row(list)(lambda m, args, kwargs: ListValue(list(args[0].iterate(m)) if args else []))
 
 
 @CALLS.row(tuple)
 def call_tuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args and type(args[0]) is TupleValue:
         return args[0]
-    return TupleValue(list(m.iterate(args[0])) if args else [])
+    return TupleValue(list(args[0].iterate(m)) if args else [])
 
 
-CALLS.row(torch.Size)(lambda m, args, kwargs: SizeValue([m.look(item) for item in m.iterate(args[0])] if args else []))
+CALLS.row(torch.Size)(lambda m, args, kwargs: SizeValue([m.look(item) for item in args[0].iterate(m)] if args else []))
 
 
 def _makes_dict(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
@@ -335,8 +335,8 @@ def call_defaultdict(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return made
 
 
-CALLS.row(set)(lambda m, args, kwargs: SetValue.of(m, m.iterate(args[0]) if args else []))
-CALLS.row(frozenset)(lambda m, args, kwargs: SetValue.of(m, m.iterate(args[0]) if args else [], frozenset))
+CALLS.row(set)(lambda m, args, kwargs: SetValue.of(m, args[0].iterate(m) if args else []))
+CALLS.row(frozenset)(lambda m, args, kwargs: SetValue.of(m, args[0].iterate(m) if args else [], frozenset))
 
 
 @CALLS.row(slice)
@@ -351,7 +351,7 @@ def call_range(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return fold(m, range, *map(m.known, numbers))
 
 
-CALLS.row(sorted)(lambda m, args, kwargs: ListValue(sorted_items(m, m.iterate(args[0]), kwargs)))
+CALLS.row(sorted)(lambda m, args, kwargs: ListValue(sorted_items(m, args[0].iterate(m), kwargs)))
 
 
 @CALLS.row(reversed)
@@ -360,7 +360,7 @@ def call_reversed(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         method = args[0].method(m, "__reversed__")
         if method is not None:
             return method.call(m, [], {})
-    return m.iterate_over(TupleValue(m.iterate(args[0])[::-1]))
+    return m.iterate_over(TupleValue(args[0].iterate(m)[::-1]))
 
 
 # -- iterators ----------------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ for _symbol, _fn in IN_PLACE.items():
 
 QUESTIONS: dict[Any, Callable[..., bool]] = {       # what instructions ask for programs that do not call these
     operator.is_: lambda m, a, b: m.identical(a, b), operator.is_not: lambda m, a, b: not m.identical(a, b),
-    operator.truth: lambda m, a: m.truth_now(a), operator.contains: lambda m, a, b: m.truth_now(a.contains(m, b))}
+    operator.truth: lambda m, a: a.truth(m), operator.contains: lambda m, a, b: a.contains(m, b).truth(m)}
 for _fn, _decide in QUESTIONS.items():
     CALLS.add(_fn, lambda m, args, kwargs, decide=_decide: boolean(decide(m, *args)))
 

@@ -43,12 +43,12 @@ def call_checkpoint(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
     rest = {name: value for name, value in kwargs.items() if name not in options}
     context_fn = real_callable(m, options.pop("context_fn")) if "context_fn" in options else PLAIN
-    if "debug" in options and m.truth_now(options["debug"]):
+    if "debug" in options and options["debug"].truth(m):
         raise Break("region", text="checkpoint with debug=True")
     given = options.get("use_reentrant", NONE)
     if given is NONE:
         say(m, "torch.utils.checkpoint.checkpoint was called without use_reentrant: True is taken.")
-    if given is NONE or m.truth_now(given):
+    if given is NONE or given.truth(m):
         if rest or context_fn is not PLAIN:
             raise Break("region", text="a reentrant checkpoint with keyword arguments")
         if not any(map(needs_gradient, args[1:])):

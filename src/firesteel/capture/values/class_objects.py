@@ -105,7 +105,7 @@ class ClassValue(Value):
     def iterate(self, m: Machine) -> list[Value]:
         given = self._by_metaclass(m, "__iter__")
         if given is not None:
-            return m.iterate(given)
+            return given.iterate(m)
         return [fresh(m, member) for member in self.cls]
 
     def iterator(self, m: Machine) -> Value:
@@ -117,7 +117,7 @@ class ClassValue(Value):
     def contains(self, m: Machine, item: Value) -> Value:
         given = self._by_metaclass(m, "__contains__", item)
         if given is not None:
-            return boolean(m.truth_now(given))
+            return boolean(given.truth(m))
         return boolean(item.constant() in self.cls)
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
@@ -174,7 +174,7 @@ def instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     if mro_lookup(type(cls), "__call__") is dict:       # a TypedDict, also of typing_extensions
         return CALLS[dict](m, args, kwargs)
     if cls.__module__ == "torch.return_types" and len(args) == 1:
-        return NamedTupleValue(cls, m.iterate(args[0]))
+        return NamedTupleValue(cls, args[0].iterate(m))
     for special in INSTANTIATE.values():
         if (made := special(m, cls, args, kwargs)) is not None:
             return made

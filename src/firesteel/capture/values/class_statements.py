@@ -101,7 +101,7 @@ def entries_of(m: Machine, name: str, namespace: Value) -> dict[str, Value]:
 
 def make_class_of(m: Machine, name: Value, bases: Value, namespace: Value) -> Value:
     """type(name, bases, namespace)"""
-    parents = [m.look(base) for base in m.iterate(bases)]
+    parents = [m.look(base) for base in bases.iterate(m)]
     meta = metaclass_of(m, m.known(name), parents, None)
     if meta not in KNOWN_METACLASSES:
         return m.finish_now(m.constant_object(meta).call(m, [name, TupleValue(parents), namespace], {}))
@@ -127,7 +127,7 @@ def new_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None
 def _class_maker(maker: Callable[..., type], m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """super().__new__(mcs, name, bases, namespace) of a metaclass"""
     meta, name, bases, namespace = args
-    parents = [m.look(base) for base in m.iterate(bases)]
+    parents = [m.look(base) for base in bases.iterate(m)]
     real = functools.partial(maker, meta.constant())
     return make_class(m, real, m.known(name), parents, parents, entries_of(m, m.known(name), namespace), kwargs, m.steps, False)
 

@@ -303,7 +303,7 @@ class ListValue(Sequence):
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         if op == "+":
-            added = m.iterate(other)
+            added = other.iterate(m)
             self.change(m, self.items + added, "extend", ListValue(added))
             return self
         return None
@@ -311,7 +311,7 @@ class ListValue(Sequence):
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
         items = list(self.items)
         if isinstance(key, SliceValue):
-            items[key.known(m)] = m.iterate(value)
+            items[key.known(m)] = value.iterate(m)
             self.assign(m, items)
             return
         index = m.known_index(key)
@@ -399,7 +399,7 @@ class ByComparison:
         self.m, self.value = m, value
 
     def __lt__(self, other: ByComparison) -> bool:
-        return self.m.truth_now(self.m.finish_now(self.m.compare("<", self.value, other.value)))
+        return self.m.finish_now(self.m.compare("<", self.value, other.value)).truth(self.m)
 
 
 # -- slices -------------------------------------------------------------------------------------------------------------

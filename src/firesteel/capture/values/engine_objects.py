@@ -22,7 +22,7 @@ from firesteel.capture.effects import REPLAY
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Source
 from firesteel.capture.values.attributes import MISSING, mro_lookup
-from firesteel.capture.values.base import MethodOfOwner, OpaqueValue, Value
+from firesteel.capture.values.base import LazyValue, MethodOfOwner, OpaqueValue, Value
 from firesteel.capture.values.const import FALSE, NONE, TRUE
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
@@ -37,7 +37,7 @@ class FunctionContext(ObjectValue):
         attribute = mro_lookup(self.cls, name)
         if attribute is not MISSING and isinstance(attribute, types.GetSetDescriptorType) and name != "__dict__":
             assert self.source is not None
-            return m.look(m.lazy(getattr(self.obj, name), Attr(self.source, name)))
+            return m.look(LazyValue(getattr(self.obj, name), Attr(self.source, name)))
         return super().plain_getattr(m, name)
 
     def plain_setattr(self, m: Machine, name: str, value: Value) -> Value | None:
@@ -65,7 +65,7 @@ class NodeInput(OpaqueValue):
 
     def getattr(self, m: Machine, name: str) -> Value:
         assert self.source is not None
-        return m.look(m.lazy(getattr(self.obj, name), Attr(self.source, name))) if name in self.READ else super().getattr(m, name)
+        return m.look(LazyValue(getattr(self.obj, name), Attr(self.source, name))) if name in self.READ else super().getattr(m, name)
 
 
 WRAPPERS.add(torch._C._autograd._InputMetadata, guarded("type", NodeInput))      # type: ignore[attr-defined]

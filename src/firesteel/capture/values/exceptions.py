@@ -68,7 +68,7 @@ class ExceptionValue(ObjectValue):
         if name == "__traceback__":     # generated code has a traceback of its own
             return None
         if name == "args":
-            m.effects.change(self, "args", m.iterate(value))
+            m.effects.change(self, "args", value.iterate(m))
         m.effects.store_attr(self, name, value)
         return None
 
@@ -101,7 +101,7 @@ def _group_part(index: int, m: Machine, error: ExceptionValue) -> Value | None:
     if not issubclass(error.cls, BaseExceptionGroup):
         return None
     value = m.look(error.args[index])
-    return value if index == 0 else TupleValue(m.iterate(value))
+    return value if index == 0 else TupleValue(value.iterate(m))
 
 
 EXCEPTION_ATTRIBUTES: dict[str, Callable[[Any, ExceptionValue], Value | None]] = {
@@ -119,5 +119,5 @@ def call_add_note(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     before = m.effects.written(args[0], "__notes__")
     if before is None and args[0].identity() is not None:
         raise Break("introspection", name="add_note")
-    args[0].setattr(m, "__notes__", ListValue([*(m.iterate(before) if before is not None else []), args[1]]))
+    args[0].setattr(m, "__notes__", ListValue([*(before.iterate(m) if before is not None else []), args[1]]))
     return NONE

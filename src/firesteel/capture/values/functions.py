@@ -23,7 +23,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import BY_CODE, CALLS, CallMeaning, Sort, meaning, meaning_of_code
 from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.source import Attr, Fixed, Item, Source
-from firesteel.capture.values.base import CallableObject, ObjectKey, Value
+from firesteel.capture.values.base import CallableObject, LazyValue, ObjectKey, Value
 from firesteel.capture.values.const import ConstValue, fold, run_for_program
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.iterators import IteratorValue
@@ -227,8 +227,8 @@ def call_dispatching(m: Machine, fn: FunctionValue, args: Args, kwargs: Kwargs) 
 
 def function_value(m: Machine, fn: types.FunctionType, source: Source, found: CallMeaning | None = None) -> FunctionValue:
     """A function of the user's; defaults and closure are looked at only when used."""
-    defaults = [m.lazy(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
-    kwdefaults = {name: m.lazy(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
+    defaults: Args = [LazyValue(value, Item(Attr(source, "__defaults__"), i)) for i, value in enumerate(fn.__defaults__ or ())]
+    kwdefaults: Kwargs = {name: LazyValue(value, Item(Attr(source, "__kwdefaults__"), name)) for name, value in (fn.__kwdefaults__ or {}).items()}
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or ())
     closure = [m.cell(cell, Item(Attr(source, "__closure__"), i), name) for i, (name, cell) in enumerate(cells)]
     made = FunctionValue(fn, source, fn.__code__, fn.__globals__, defaults, kwdefaults, closure, fn.__name__)
@@ -445,7 +445,7 @@ class BoundBuiltin(Value):
 def make_function(m: Machine, code: types.CodeType, scope: dict[str, Any], flags: int, parts: list[Value]) -> FunctionValue:
     """MAKE_FUNCTION: `parts` are what `flags` say, in order."""
     taken: Iterator[Any] = iter(parts)
-    defaults = m.iterate(next(taken)) if flags & 1 else []
+    defaults = next(taken).iterate(m) if flags & 1 else []
     kwdefaults = {k.constant(): v for k, v in next(taken).entries.values()} if flags & 2 else {}
     if flags & 4:
         next(taken)

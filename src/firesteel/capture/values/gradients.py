@@ -36,7 +36,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Call, Item
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import FALSE, NONE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
@@ -113,7 +113,7 @@ def hooks_of(m: Machine, leaf: TensorValue, kind: Callable[[torch.Tensor], tuple
     place = Call(leaf.source, kind)
     handles = [e.target for e in m.effects.entries if isinstance(e.target, InputHandle) and e.kind == "register" and e.target.tensor is leaf]
     removed = [e.target for e in m.effects.entries if e.kind == "remove_hook"]
-    return [*(m.look(m.lazy(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))),
+    return [*(m.look(LazyValue(hook, Item(place, n))) for n, hook in enumerate(kind(leaf.real))),
             *(handle.args[0] for handle in handles if handle.method == REGISTERING[kind] and handle not in removed)]
 
 
@@ -133,7 +133,7 @@ CALLS.add(late_after_hooks, functools.partial(_late, after_hooks))
 def tensors_in(m: Machine, value: Value, name: str) -> list[Any]:
     """A tensor or a sequence of them."""
     value = m.look(value)
-    found = [value] if isinstance(value, TensorValue) else [m.look(item) for item in m.iterate(value)]
+    found = [value] if isinstance(value, TensorValue) else [m.look(item) for item in value.iterate(m)]
     if not all(isinstance(item, TensorValue) for item in found):
         raise Break("abstract_failure", name=name, text="an argument is no tensor")
     return found
@@ -150,13 +150,13 @@ def call_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return found
     leave_to_engine(m, name)
     given = {key: m.look(value) for key, value in (dict(zip(GRAD_ARGUMENTS, args)) | kwargs).items()}
-    if not {"outputs", "inputs"} <= given.keys() or m.truth_now(given.get("only_inputs", TRUE)) is False:
+    if not {"outputs", "inputs"} <= given.keys() or given.get("only_inputs", TRUE).truth(m) is False:
         raise Break("abstract_failure", name=name, text="such arguments")
     inputs = given["inputs"]
     roots, wanted = tensors_in(m, given["outputs"], name), tensors_in(m, dict_values(m, inputs), name)
     history = known_history(m, roots, name, wanted)
     hooks = {leaf: hooks_on_gradient(m, leaf, history, name) for leaf in wanted}
-    if m.truth_now(given.get("is_grads_batched", FALSE)):
+    if given.get("is_grads_batched", FALSE).truth(m):
         if any(hooks.values()) or isinstance(inputs, DictValue):
             raise Break("gradient", name=f"{name} of a batch, of such inputs")
         return call_graph(m, "call_function", torch.autograd.grad, args, kwargs)
@@ -190,8 +190,8 @@ def hooks_on_gradient(m: Machine, tensor: TensorValue, history: History, name: s
 
 def as_asked(m: Machine, inputs: Value, wanted: list[TensorValue], made: list[Value], given: Kwargs, name: str) -> Value:
     """What grad returns, given its settings for inputs that the outputs do not depend on."""
-    zeros, unused = m.truth_now(given.get("materialize_grads", FALSE)), given.get("allow_unused", NONE)
-    if unused is not NONE and zeros and not m.truth_now(unused) or not zeros and NONE in made and (unused is NONE or not m.truth_now(unused)):
+    zeros, unused = given.get("materialize_grads", FALSE).truth(m), given.get("allow_unused", NONE)
+    if unused is not NONE and zeros and not unused.truth(m) or not zeros and NONE in made and (unused is NONE or not unused.truth(m)):
         raise Break("abstract_failure", name=name, text="the outputs do not depend on an input")
     if zeros:
         made = [call_graph(m, "call_function", torch.zeros_like, [tensor], {}) if gradient is NONE else gradient
@@ -204,22 +204,22 @@ def as_asked(m: Machine, inputs: Value, wanted: list[TensorValue], made: list[Va
 # -- what both do -------------------------------------------------------------------------------------------------------
 def settings_of(m: Machine, given: Kwargs) -> tuple[bool, bool]:
     """(retain_graph, create_graph)"""
-    create = m.truth_now(m.look(given.get("create_graph", FALSE)))
+    create = m.look(given.get("create_graph", FALSE)).truth(m)
     retain = m.look(given.get("retain_graph", NONE))
-    return create if retain is NONE else m.truth_now(retain), create
+    return create if retain is NONE else retain.truth(m), create
 
 
 def tangents_in(m: Machine, given: Value, roots: list[TensorValue]) -> list[Value]:
     if given is NONE:
         return [NONE] * len(roots)
-    return [given] if isinstance(given, TensorValue) else [m.look(item) for item in m.iterate(given)]
+    return [given] if isinstance(given, TensorValue) else [m.look(item) for item in given.iterate(m)]
 
 
 def taken(m: Machine, roots: list[TensorValue], tangents: list[Value], wanted: list[TensorValue], keep: bool, create: bool) -> list[Value]:
     """The gradients, by one node."""
     found = call_graph(m, "call_function", gradients, [TupleValue([*roots]), TupleValue(tangents), TupleValue([*wanted]),
                                                        ConstValue(keep), ConstValue(create)], {})
-    return [m.look(item) for item in m.iterate(found)]
+    return [m.look(item) for item in found.iterate(m)]
 
 
 def through_hooks(m: Machine, gradient: Value, hooks: list[Value]) -> Value:

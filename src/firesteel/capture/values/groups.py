@@ -25,7 +25,7 @@ def origin(value: Value) -> Value:
 
 def members(m: Machine, group: ExceptionValue) -> list[Any]:
     """Values of exceptions."""
-    return [m.look(item) for item in m.iterate(m.look(group.args[1]))]
+    return [m.look(item) for item in m.look(group.args[1]).iterate(m)]
 
 
 def derive(m: Machine, group: ExceptionValue, kept: list[Value]) -> Value:

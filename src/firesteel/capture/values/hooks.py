@@ -29,7 +29,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, OwnDict, Source
-from firesteel.capture.values.base import CannotRebuild, MethodOfOwner, OpaqueValue, Value
+from firesteel.capture.values.base import CannotRebuild, LazyValue, MethodOfOwner, OpaqueValue, Value
 from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.containers import NamedTupleValue, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
@@ -245,7 +245,7 @@ def hook_table(m: Machine, module: torch.nn.Module, module_source: Source, name:
         m.guard(Guard(own.item("_is_full_backward_hook"), "equals", layout[-1]))
     values = Call(source, dict_values)
     entries: dict[Any, tuple[Value, Value]] = {
-        key: (HookId(key, Nth(source, i)), m.lazy(hook, Item(values, i))) for i, (key, hook) in enumerate(obj.items())}
+        key: (HookId(key, Nth(source, i)), LazyValue(hook, Item(values, i))) for i, (key, hook) in enumerate(obj.items())}
     table = HookTable(entries, source, obj, type(obj))
     m.remember(obj, table)
     return table
@@ -280,7 +280,7 @@ class BackwardHookValue(Value):
         if isinstance(result, TupleValue):
             items = parts_of(m, result)
             return self._apply(m, result, items, lambda places: (module_ends, (self.node, self.inputs, len(items), places)))
-        return m.iterate(self._apply(m, TupleValue([result]), [result], lambda places: (module_ends, (self.node, self.inputs, 1, places))))[0]
+        return self._apply(m, TupleValue([result]), [result], lambda places: (module_ends, (self.node, self.inputs, 1, places))).iterate(m)[0]
 
     def _apply(self, m: Machine, args: Value, items: list[Value], call: Any) -> Value:
         """`args` with the tensors that the seam gave."""
@@ -314,7 +314,7 @@ class BackwardHookValue(Value):
 
 
 def parts_of(m: Machine, args: Value) -> list[Value]:
-    items = [m.look(item) for item in m.iterate(args)]
+    items = [m.look(item) for item in args.iterate(m)]
     if any(isinstance(item, OpaqueValue) and isinstance(item.obj, torch.Tensor) for item in items):
         raise Break("hook", name="a module with backward hooks on a tensor of another kind")
     return items
@@ -401,7 +401,7 @@ def _registering(method: str) -> Any:
         hooks = [*args[1:], *(value for name, value in kwargs.items() if name == "hook")]
         if len(hooks) != 1 or not set(settings) <= {*names} or module.source is None or has_hooks_of_the_old_kind(m, module):
             raise Break("hook", name=f"Module.{method}")        # a wrong call, or a module made here
-        handle = ModuleHandle(module, method, hooks[0], {name: m.truth_now(m.look(value)) for name, value in settings.items()})
+        handle = ModuleHandle(module, method, hooks[0], {name: m.look(value).truth(m) for name, value in settings.items()})
         handle.put(m)
         return handle
     return register

@@ -292,7 +292,7 @@ class FilterIterator(IteratorValue):
     def next(self, m: Machine) -> Value | None:
         while (item := m.next_now(self.part)) is not None:
             kept = item if self.fn.is_constant() else m.call_now(self.fn, [item], {})
-            if m.truth_now(kept):
+            if kept.truth(m):
                 return item
         return None
 

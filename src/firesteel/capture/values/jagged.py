@@ -26,7 +26,7 @@ from firesteel.capture.marks import DIMENSIONS
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.source import Call, Source
-from firesteel.capture.values.base import Value
+from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import NONE, ConstValue, boolean
 from firesteel.capture.values.containers import Sequence, SizeValue, SliceValue
 from firesteel.capture.values.tensor import BREAKING, METADATA, TensorMethod, TensorValue, dimension
@@ -367,7 +367,7 @@ class JaggedValue(TensorValue):
         return self.sizes(m)[0]
 
     def iterate(self, m: Machine) -> list[Value]:
-        return m.iterate(self.getattr(m, "unbind").call(m, [], {}))
+        return self.getattr(m, "unbind").call(m, [], {}).iterate(m)
 
     def rebuild(self, e: Emitter) -> str:
         parts = ["None" if part is None else e.expr(part) for part in self.parts]
@@ -395,9 +395,9 @@ def wrap_jagged(m: Machine, obj: Any, source: Source, number: Callable[..., Valu
     m.guard(Guard(source, "type", type(obj)))
     m.guard(Guard(Call(source, make_of), "equals", make_of(obj)))
     read_values = reader_of(*make_of(obj)[:2])
-    values = m.look(m.lazy(read_values(obj), Call(source, read_values)))
-    offsets = m.look(m.lazy(obj._offsets, source.attr("_offsets")))
-    lengths = None if obj._lengths is None else m.look(m.lazy(obj._lengths, source.attr("_lengths")))
+    values = m.look(LazyValue(read_values(obj), Call(source, read_values)))
+    offsets = m.look(LazyValue(obj._offsets, source.attr("_offsets")))
+    lengths = None if obj._lengths is None else m.look(LazyValue(obj._lengths, source.attr("_lengths")))
     numbers = [None if read(obj) is None else number(m, read(obj), Call(source, read)) for read in (least_length, greatest_length)]
     return JaggedValue(m, (values, offsets, lengths, *numbers), obj._ragged_idx, source, obj)
 
@@ -454,7 +454,7 @@ def call(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value:
     mark = m.checkpoint()
     with config.patch(capture_scalar_outputs=config.capture_scalar_outputs or fn in READS_LENGTHS):
         made = call_graph(m, "call_function", function, arguments.plain, {})
-    results = m.iterate(made) if isinstance(made, Sequence) else []
+    results = made.iterate(m) if isinstance(made, Sequence) else []
     try:
         return result_of(m, function.result, arguments.plain, results, [m.look(value) for value in (*args, *kwargs.values())])
     except Break:

@@ -103,7 +103,7 @@ def _checks(fn: Callable[..., Any], error: type[Exception], m: Machine, args: Ar
         ask(m.world.env.assume, from_symint(condition.sym))
         m.record.call_function(fn, (m.record.node_of(condition),), {}, None)
         return NONE
-    if m.truth_now(condition):
+    if condition.truth(m):
         return NONE
     message = args[1] if len(args) > 1 else kwargs.get("message")
     text = m.known(m.call_now(message, [], {})) if message is not None else "Expected cond to be True, but got False."

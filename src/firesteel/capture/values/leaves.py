@@ -149,12 +149,12 @@ def become_leaf(m: Machine, tensor: TensorValue) -> Value:
 @TENSOR_METHODS.row("requires_grad_")
 def method_requires_grad_(m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     given = [*args, *kwargs.values()]
-    return set_requires_grad(m, tensor, m.truth_now(m.look(given[0])) if given else True)
+    return set_requires_grad(m, tensor, m.look(given[0]).truth(m) if given else True)
 
 
 @TENSOR_STORES.row("requires_grad")
 def store_requires_grad(m: Machine, tensor: TensorValue, value: Value) -> None:
-    set_requires_grad(m, tensor, m.truth_now(value))
+    set_requires_grad(m, tensor, value.truth(m))
 
 
 @TENSOR_METHODS.row("detach_")
@@ -224,6 +224,6 @@ def new_parameter(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | 
     data = m.look(given.get("data", NONE))
     if not isinstance(data, TensorValue):
         raise Break("leaf", name="Parameter")
-    wanted = m.truth_now(given["requires_grad"]) if "requires_grad" in given else True
+    wanted = given["requires_grad"].truth(m) if "requires_grad" in given else True
     # a new function for each parameter: one made twice of a tensor that came in has two sources
     return new_leaf(m, data, lambda tensor: torch.nn.Parameter(tensor, wanted), "Parameter")

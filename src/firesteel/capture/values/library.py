@@ -19,7 +19,7 @@ from firesteel.capture.effects import DELETED, REPLAY
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call
-from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.base import LazyValue, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, gives_none, list_pop, sorted_items
@@ -37,9 +37,9 @@ def _arrangements(fn: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """A finite arrangement of items: made at once."""
     settings = {name: m.known(value) for name, value in kwargs.items()}
     if fn is itertools.product:
-        rows = fn(*[m.iterate(a) for a in args], **settings)
+        rows = fn(*[a.iterate(m) for a in args], **settings)
     else:
-        rows = fn(m.iterate(args[0]), *map(m.known, args[1:]), **settings)
+        rows = fn(args[0].iterate(m), *map(m.known, args[1:]), **settings)
     return m.iterate_over(TupleValue([TupleValue(list(row)) for row in rows]))
 
 
@@ -49,7 +49,7 @@ for _fn in (itertools.product, itertools.permutations, itertools.combinations, i
 
 @CALLS.row(itertools.tee)
 def call_tee(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    items = m.iterate(args[0])
+    items = args[0].iterate(m)
     count = m.known(args[1]) if len(args) > 1 else 2
     return TupleValue([m.iterate_over(TupleValue(list(items))) for _ in range(count)])
 
@@ -125,14 +125,14 @@ class DequeValue(ListValue):
 @CALLS.row(collections.deque)
 def call_deque(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = dict(zip(("iterable", "maxlen"), args)) | kwargs
-    items = m.iterate(given["iterable"]) if "iterable" in given else []
+    items = given["iterable"].iterate(m) if "iterable" in given else []
     return DequeValue(list(items), m.known(given.get("maxlen", NONE)))
 
 
 for _name, _change in {
     "append": lambda m, self, args, kwargs: self.change(m, [*self.items, args[0]], "append"),
     "appendleft": lambda m, self, args, kwargs: self.change(m, [args[0], *self.items], "append", left=True),
-    "extendleft": lambda m, self, args, kwargs: self.change(m, [*m.iterate(args[0])[::-1], *self.items], "extend", left=True),
+    "extendleft": lambda m, self, args, kwargs: self.change(m, [*args[0].iterate(m)[::-1], *self.items], "extend", left=True),
 }.items():
     METHODS.add((DequeValue, _name), gives_none(_change))
 
@@ -158,7 +158,7 @@ METHODS.row((DequeValue, "copy"))(lambda m, self, args, kwargs: DequeValue(list(
 @CALLS.row(collections._count_elements)     # type: ignore[attr-defined]  # what Counter calls
 def call_count_elements(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """What collections.Counter does with an iterable."""
-    for item in m.iterate(args[1]):
+    for item in args[1].iterate(m):
         key = m.look(item)
         before = m.finish_now(args[0].getattr(m, "get").call(m, [key, ConstValue(0)], {}))
         args[0].setitem(m, key, m.binary("+", before, ConstValue(1)))
@@ -180,7 +180,7 @@ def call_namedtuple(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 def _extremes(reverse: bool, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     given = dict(zip(("n", "iterable", "key"), args)) | kwargs
     settings = {"key": given.get("key", NONE), "reverse": ConstValue(reverse)}
-    return ListValue(sorted_items(m, m.iterate(given["iterable"]), settings)[:m.known_index(given["n"])])
+    return ListValue(sorted_items(m, given["iterable"].iterate(m), settings)[:m.known_index(given["n"])])
 
 
 CALLS.add(heapq.nlargest, functools.partial(_extremes, True))
@@ -264,7 +264,7 @@ def call_context_variable_get(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     variable = args[0].identity()
     if variable is None or len(args) > 1 or context_variable(variable) is DELETED:
         raise Break("introspection", name="ContextVar.get")
-    return m.look(m.lazy(variable.get(), Call(args[0].source, context_variable)))
+    return m.look(LazyValue(variable.get(), Call(args[0].source, context_variable)))
 
 
 CALLS.row(typing.cast)(lambda m, args, kwargs: args[1] if len(args) > 1 else kwargs["val"])

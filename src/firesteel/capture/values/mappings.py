@@ -201,7 +201,7 @@ def dict_popitem(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) -> Val
     if not self.know_all(m):
         raise m.raise_real(KeyError("popitem(): dictionary is empty"))
     last = args[0] if args else kwargs.get("last")      # of an OrderedDict
-    key, value = list(self.entries.values())[-1 if last is None or m.truth_now(last) else 0]
+    key, value = list(self.entries.values())[-1 if last is None or last.truth(m) else 0]
     value = m.look(value)
     self.delitem(m, key)
     return TupleValue([key, value])
@@ -216,14 +216,14 @@ def dict_move_to_end(m: Machine, self: DictValue, args: Args, kwargs: Kwargs) ->
         raise m.raise_real(KeyError(m.known(args[0])))
     entries = dict(self.entries)
     moved = {hashed: entries.pop(hashed)}
-    m.effects.change(self, "entries", {**entries, **moved} if last is None or m.truth_now(last) else {**moved, **entries})
+    m.effects.change(self, "entries", {**entries, **moved} if last is None or last.truth(m) else {**moved, **entries})
     return NONE
 
 
 def call_fromkeys(m: Machine, args: Args, kwargs: Kwargs, cls: type = dict) -> Value:
     """cls.fromkeys(keys, value)"""
     value = args[1] if len(args) > 1 else kwargs.get("value", NONE)
-    keys = [m.look(key) for key in m.iterate(args[0])]
+    keys = [m.look(key) for key in args[0].iterate(m)]
     return DictValue({key.hash_key(m): (key, value) for key in keys}, cls=cls)
 
 
@@ -246,9 +246,9 @@ def pairs_of(m: Machine, source: Value) -> list[tuple[Value, Value]]:
     if isinstance(source, DictValue):
         return list(source.know_all(m).values())
     if hasattr(source.python_type(), "keys"):
-        keys = [m.look(k) for k in m.iterate(m.call_now(source.getattr(m, "keys"), [], {}))]
+        keys = [m.look(k) for k in m.call_now(source.getattr(m, "keys"), [], {}).iterate(m)]
         return [(k, m.finish_now(source.getitem(m, k))) for k in keys]
-    pairs = [m.iterate(m.look(pair)) for pair in m.iterate(source)]
+    pairs = [m.look(pair).iterate(m) for pair in source.iterate(m)]
     return [(m.look(k), v) for k, v in pairs]
 
 
@@ -282,10 +282,10 @@ class DictView(Container):
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if self.kind == "values" or not isinstance(other, (DictView, SetValue)):
             return super().compare(m, op, other)
-        return SetValue.of(m, self.iterate(m)).compare(m, op, SetValue.of(m, m.iterate(other)))
+        return SetValue.of(m, self.iterate(m)).compare(m, op, SetValue.of(m, other.iterate(m)))
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
-        return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, m.iterate(other)), reflected)
+        return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, other.iterate(m)), reflected)
 
     def rebuild(self, e: Emitter) -> str:
         return f"{e.expr(self.owner)}.{self.kind}()"
@@ -400,7 +400,7 @@ def set_remove(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
 @METHODS.row((SetValue, "update"))
 def set_update(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     for source in args:
-        for item in m.iterate(source):
+        for item in source.iterate(m):
             set_add(m, self, [m.look(item)], {})
     return NONE
 
@@ -412,7 +412,7 @@ METHODS.row((SetValue, "clear"))(gives_none(lambda m, self, args, kwargs: self.c
 def _set_method(op: str, m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     result: Any = SetValue(dict(self.entries), cls=self.cls)
     for other in args:
-        result = result.binary(m, op, SetValue.of(m, m.iterate(other)))
+        result = result.binary(m, op, SetValue.of(m, other.iterate(m)))
     return result
 
 
@@ -422,7 +422,7 @@ for _name, _op in {"union": "|", "intersection": "&", "difference": "-", "symmet
 
 for _name, _holds in {"issuperset": operator.ge, "issubset": operator.le, "isdisjoint": lambda a, b: not a & b}.items():
     METHODS.add((SetValue, _name), lambda m, self, args, kwargs, holds=_holds: boolean(
-        holds(self.entries.keys(), SetValue.of(m, m.iterate(args[0])).entries.keys())))
+        holds(self.entries.keys(), SetValue.of(m, args[0].iterate(m)).entries.keys())))
 
 
 @METHODS.row((SetValue, "pop"))

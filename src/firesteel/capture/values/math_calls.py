@@ -96,7 +96,7 @@ CALLS.row(torch.sym_ite)(lambda m, args, kwargs: symbolic_call(m, sym_ite, args)
 @CALLS.row(math.prod)
 def call_prod(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     result = kwargs.get("start", ConstValue(1))
-    for item in m.iterate(args[0]):
+    for item in args[0].iterate(m):
         result = m.binary("*", result, m.look(item))
     return result
 

@@ -66,7 +66,7 @@ def is_recorded(m: Machine) -> bool:
 def may_raise_inside(m: Machine) -> bool:
     """As `may_raise`, for filters that the program has set."""
     filters: Any = m.effects.written(m.scope_value(vars(warnings)), "filters")
-    return filters is not None and any(m.known(m.look(given))[0] == "error" for given in m.iterate(filters))
+    return filters is not None and any(m.known(m.look(given))[0] == "error" for given in filters.iterate(m))
 
 
 @CALLS.row(warnings.warn)

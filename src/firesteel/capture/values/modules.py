@@ -58,7 +58,7 @@ class ModuleValue(ObjectValue):
             if touched is None and type(entries) not in (dict, collections.OrderedDict):
                 touched = self.own_attribute(m, table)          # a dict of the user's kind
             if touched is not None:
-                if m.truth_now(touched.contains(m, ConstValue(name))):
+                if touched.contains(m, ConstValue(name)).truth(m):
                     return touched.getitem(m, ConstValue(name))
             elif name in entries:
                 return m.read_table(self, table, name, entries[name])

@@ -210,7 +210,7 @@ def call_native_new(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if base is None:
         raise Break("instance", name="__new__ of a builtin")
     if base is tuple and hasattr(cls, "_fields"):
-        return NamedTupleValue(cls, m.iterate(args[1]))
+        return NamedTupleValue(cls, args[1].iterate(m))
     return PAYLOADS[base](m, args[1:], kwargs) if base is cls else make_native(m, cls, base, args[1:], kwargs)
 
 

@@ -188,12 +188,12 @@ class ObjectValue(Value):
             raise Break("operator", name=op, value=self.describe())
         if result is None and op == "!=":
             equal = self._operate(m, "__eq__", other)
-            return boolean(not m.truth_now(equal)) if equal is not None else None
+            return boolean(not equal.truth(m)) if equal is not None else None
         return result
 
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
-            return boolean(not m.truth_now(self))
+            return boolean(not self.truth(m))
         result = self._operate(m, UNARY_METHODS[op])
         return result if result is not None else super().unary(m, op)
 
@@ -204,7 +204,7 @@ class ObjectValue(Value):
                 given = result.python_type()
                 if not issubclass(given, kind):
                     raise m.raise_real(TypeError(f"{name} should return {kind.__name__}, returned {given.__name__}"))
-                return m.truth_now(result)
+                return result.truth(m)
         self._refuse_builtin_base("bool()")
         return True
 
@@ -251,7 +251,7 @@ class ObjectValue(Value):
     def contains(self, m: Machine, item: Value) -> Value:
         result = self._operate(m, "__contains__", item)
         if result is not None:
-            return boolean(m.truth_now(result))
+            return boolean(result.truth(m))
         return boolean(any(m.equal(m.look(mine), item) for mine in self.iterate(m)))
 
     def iterator(self, m: Machine) -> Value:
@@ -264,7 +264,7 @@ class ObjectValue(Value):
 
     def iterate(self, m: Machine) -> list[Value]:
         iterator = self.iterator(m)
-        return m.iterate(iterator) if iterator is not self else self._drain(m)
+        return iterator.iterate(m) if iterator is not self else self._drain(m)
 
     def _drain(self, m: Machine) -> list[Value]:
         items = []

@@ -254,7 +254,7 @@ class SubclassValue(TensorValue):
         return super().getattr(m, name)
 
     def iterate(self, m: Machine) -> list[Value]:
-        return m.iterate(self.getattr(m, "unbind").call(m, [ConstValue(0)], {})) if overrides(self) else super().iterate(m)
+        return self.getattr(m, "unbind").call(m, [ConstValue(0)], {}).iterate(m) if overrides(self) else super().iterate(m)
 
     def rebuild(self, e: Emitter) -> str:
         return e.with_attributes(self, e.assign(f"{e.expr(self.inner)}.as_subclass({e.class_text(self.cls)})"))
@@ -311,9 +311,9 @@ def call_default_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """Calls the function with overrides off, and gives the results the class."""
     given = dict(zip(("cls", "func", "types", "args", "kwargs"), args)) | kwargs
     cls, func = given["cls"].constant(), given["func"]
-    if not all(issubclass(cls, m.known(kind)) for kind in m.iterate(given["types"])):
+    if not all(issubclass(cls, m.known(kind)) for kind in given["types"].iterate(m)):
         return ConstValue(NotImplemented)
-    inputs = list(map(m.look, m.iterate(given["args"]))) if "args" in given else []
+    inputs = list(map(m.look, given["args"].iterate(m))) if "args" in given else []
     named = given.get("kwargs", NONE)
     settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}
     result = without_overrides(m, lambda: m.call_now(func, inputs, settings))
@@ -380,7 +380,7 @@ for _cls in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunctio
 
 # -- questions and modes ------------------------------------------------------------------------------------------------
 def _has_override(one_by_one: bool, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    values = args if one_by_one else m.iterate(args[0])
+    values = args if one_by_one else args[0].iterate(m)
     return boolean(not m.modes.off and (bool(m.modes.entered) or bool(overriders(m, list(map(m.look, values)), {}))))
 
 
@@ -391,7 +391,7 @@ for _fn, _one in ((torch.overrides.has_torch_function, False), (torch.overrides.
 
 @CALLS.row(torch.overrides.handle_torch_function)
 def call_handle(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    found = overriders(m, [m.look(item) for item in m.iterate(args[1])], {})
+    found = overriders(m, [m.look(item) for item in args[1].iterate(m)], {})
     named = DictValue({k: (ConstValue(k), v) for k, v in kwargs.items()})
     return ask(m, found, args[0].identity(), TupleValue(list(args[2:])), named)
 
@@ -437,7 +437,7 @@ def call_device_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     settings = {} if is_none(named) else {k.constant(): m.look(v) for k, v in named.know_all(m).values()}
     if func.identity() in _device_constructors() and is_none(settings.get("device", NONE)):
         settings["device"] = given["self"].getattr(m, "device")
-    return func.call(m, list(map(m.look, m.iterate(given["args"]))), settings)
+    return func.call(m, list(map(m.look, given["args"].iterate(m))), settings)
 
 
 count_modes = torch._C._len_torch_function_stack
