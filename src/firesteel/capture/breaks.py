@@ -209,7 +209,7 @@ def unpack(value: Any, count: int) -> tuple[Any, ...]:
 @ACTIONS.row("UNPACK_SEQUENCE")
 def act_unpack_sequence(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     names = [e.name() for _ in range(i.arg)]
-    line = f"({''.join(n + ', ' for n in names)}) = {e.helper(unpack)}({e.expr(f.stack[-1])}, {i.arg})"
+    line = f"({''.join(n + ', ' for n in names)}) = {e.constant(unpack)}({e.expr(f.stack[-1])}, {i.arg})"
     return Action([line], [Exit(i.index + 1, 1, names)])
 
 
@@ -301,17 +301,17 @@ def suspended_frame(e: Emitter, generator: GeneratorValue) -> tuple[FrameSpec, l
 def new_generator(e: Emitter, generator: GeneratorValue) -> str:
     """A real generator object, whose state is written after it has a name: its frame may hold it."""
     started = generator.frame is None or generator.started() or generator.frame in e.m.frames
-    name = e.write_as(generator, e.assign(f"{e.helper(shell)}({generator.name!r}, {started})"))
+    name = e.write_as(generator, e.assign(f"{e.constant(shell)}({generator.name!r}, {started})"))
     write_generator(e, generator, name)
     return name
 
 
 def write_generator(e: Emitter, generator: GeneratorValue, name: str) -> None:
     if generator.frame is None or generator.frame in e.m.frames:
-        e.line(f"{e.helper(suspend)}({name}, None, ())")
+        e.line(f"{e.constant(suspend)}({name}, None, ())")
         return
     spec, values = suspended_frame(e, generator)
-    e.line(f"{e.helper(suspend)}({name}, {e.constants.bind(spec, 'spec')}, ({''.join(f'{text}, ' for text in values)}))")
+    e.line(f"{e.constant(suspend)}({name}, {e.constants.bind(spec, 'spec')}, ({''.join(f'{text}, ' for text in values)}))")
 
 
 def write_generators(e: Emitter, m: Machine) -> None:

@@ -11,7 +11,6 @@ it); an object of the user's is written as what its source gives; a tensor of th
 """
 from __future__ import annotations
 
-import collections
 import functools
 import re
 import types
@@ -27,48 +26,12 @@ from firesteel.capture.record import GraphInput
 from firesteel.capture.source import Const, Constants, Fixed, Local, Source, build_function
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
-from firesteel.capture.values.exceptions import ExceptionValue
-from firesteel.capture.values.functions import CellValue, FunctionValue
-from firesteel.capture.values.objects import ObjectValue
 from firesteel.table import Table
-from firesteel.tracebacks import located
 
 NO_NAME = (ConstValue,)
 
 # kind of value -> function(emitter, value) -> text, for what is written by modules above this one
 WRITERS: Table[Callable[[Any, Any], str]] = Table("writer of a value", "capture/")
-
-
-# -- helpers of generated code ------------------------------------------------------------------------------------------
-def make_function(code: types.CodeType, scope: dict[str, Any], name: str, defaults: tuple, kwdefaults: dict, closure: tuple) -> types.FunctionType:
-    function = types.FunctionType(code, scope, name, defaults or None, closure or None)
-    function.__kwdefaults__ = kwdefaults or None
-    return function
-
-
-def make_exception(cls: type, args: tuple, attributes: dict[str, Any]) -> BaseException:
-    made = cls.__new__(cls, *args)
-    made.args = args
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
-
-
-def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        if value is not DELETED:        # an attribute that only the other arm of a branch sets
-            object.__setattr__(obj, name, value)
-
-
-def fill_native(obj: Any, base: Any, content: Any) -> None:
-    """Puts items into an object over dict, list or set, past its class's own methods."""
-    if not issubclass(base, dict):
-        (base.extend if issubclass(base, list) else base.update)(obj, content)
-        return
-    if isinstance(content, collections.defaultdict):
-        obj.default_factory = content.default_factory
-    for key, value in content.items():
-        base.__setitem__(obj, key, value)
 
 
 class RunEmitter:
@@ -94,11 +57,8 @@ class RunEmitter:
         return f"v_{self._names}"
 
     def constant(self, obj: Any) -> str:
-        """Text for a fixed object."""
+        """Text for a fixed object, or for a function that generated code calls."""
         return self.constants.bind(obj)
-
-    def helper(self, fn: Callable[..., Any]) -> str:
-        return self.constants.bind(fn)
 
     def source(self, source: Source) -> str:
         """Text for what a source gives at the region's start."""
@@ -159,44 +119,6 @@ class RunEmitter:
                 self.line(f"setattr({name}, {attribute!r}, {self.expr(content)})")
         return name
 
-    def new_cell(self, cell: CellValue) -> str:
-        name = self.write_as(cell, self.assign(f"{self.helper(types.CellType)}()"))
-        if cell.content is not None:
-            self.line(f"{name}.cell_contents = {self.expr(cell.content)}")
-        return name
-
-    def new_function(self, fn: FunctionValue) -> str:
-        closure = "".join(f"{self.expr(cell)}, " for cell in fn.closure)
-        defaults = "".join(f"{self.expr(value)}, " for value in fn.defaults)
-        kwdefaults = ", ".join(f"{name!r}: {self.expr(value)}" for name, value in fn.kwdefaults.items())
-        if (known := self.written(fn)) is not None:     # a cell of its closure holds the function itself
-            return known
-        parts = [self.constant(fn.code), self.constant(fn.scope), repr(fn.name), f"({defaults})", f"{{{kwdefaults}}}", f"({closure})"]
-        name = self.write_as(fn, self.assign(f"{self.helper(make_function)}({', '.join(parts)})"))
-        for attribute, value in self.m.effects.attributes(fn).items():
-            self.line(f"{name}.{attribute} = {self.expr(value)}")
-        return name
-
-    def new_object(self, obj: ObjectValue) -> str:
-        cls = self.class_text(obj.cls)
-        maker = cls if obj.cls is types.SimpleNamespace else "object"
-        return self._filled(obj, self.write_as(obj, self.assign(f"{maker}.__new__({cls})")))
-
-    def _filled(self, obj: ObjectValue, name: str) -> str:
-        if attributes := self._attributes(obj):
-            self.line(f"{self.helper(set_attributes)}({name}, {{{attributes}}})")
-        return name
-
-    def new_native(self, obj: Any, base: type, whole: bool) -> str:
-        """An instance of a class over a builtin, with its builtin part and its attributes."""
-        cls, native = self.class_text(obj.cls), self.constant(base)
-        if whole:
-            name = self.write_as(obj, self.assign(f"{native}.__new__({cls}, {obj.payload.rebuild(self)})"))
-        else:
-            name = self.write_as(obj, self.assign(f"{native}.__new__({cls})"))
-            self.line(f"{self.helper(fill_native)}({name}, {native}, {obj.payload.rebuild(self)})")
-        return self._filled(obj, name)
-
     def new_generator(self, generator: Any) -> str:
         return WRITERS["generator"](self, generator)
 
@@ -206,15 +128,6 @@ class RunEmitter:
 
     def is_made_here(self, cls: type) -> bool:
         return getattr(self.m.same_object(cls), "is_local", False)
-
-    def new_exception(self, exc: ExceptionValue) -> str:
-        args = "".join(f"{self.expr(arg)}, " for arg in exc.args)
-        made = f"{self.helper(make_exception)}({self.class_text(exc.cls)}, ({args}), {{{self._attributes(exc)}}})"
-        return f"{self.helper(located)}({made}, {tuple(place for _, place in exc.passed)!r})" if exc.passed else made
-
-    def _attributes(self, obj: Value) -> str:
-        stored = self.m.effects.attributes(obj)
-        return ", ".join(f"{name!r}: {self.expr(value)}" for name, value in stored.items() if value is not DELETED)
 
     # -- the function ----------------------------------------------------------------------------------------------
     def build(self, name: str, graph_call: list[str], boxed: bool = False) -> types.FunctionType:

@@ -365,9 +365,14 @@ class SymbolicMachine(Reader):
             return SequenceIterator(owner)
         return SequenceIterator(owner, 0, owner.iterate(self))
 
-    def check_length(self, length: int) -> None:
-        if length > LENGTH_LIMIT:
-            raise Break("iterate", value=f"an iterator of more than {LENGTH_LIMIT} items")
+    def drain(self, iterator: Value) -> list[Value]:
+        """All that an iterator still gives."""
+        items = []
+        while (item := iterator.next(self)) is not None:
+            items.append(item)
+            if len(items) > LENGTH_LIMIT:
+                raise Break("iterate", value=f"an iterator of more than {LENGTH_LIMIT} items")
+        return items
 
     def bound_builtin(self, fn: Callable[..., Any], first: Value) -> Value:
         return BoundBuiltin(fn, first)

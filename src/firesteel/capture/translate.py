@@ -197,7 +197,7 @@ def _write(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machine
 
 def _write_states(m: SymbolicMachine, e: RunEmitter) -> None:
     for key, value in m.states.changed():
-        e.line(f"{e.helper(set_state)}({key!r}, {e.constants.name(value)})")
+        e.line(f"{e.constant(set_state)}({key!r}, {e.constants.name(value)})")
     write_modes(m, e)
 
 
@@ -217,7 +217,7 @@ def _write_break(region: Captures, m: SymbolicMachine, e: RunEmitter, stop: Brea
         e.line(f"raise {e.constant(stop.unsupported())}")
         return
     for condition, state in exits:
-        jump = f"return {e.helper(Jump)}({_target(region, e, state)}, {_values(state)})"
+        jump = f"return {e.constant(Jump)}({_target(region, e, state)}, {_values(state)})"
         e.line(f"if {condition}: {jump}" if condition else jump)
 
 
@@ -226,10 +226,10 @@ def _write_action(region: Captures, m: SymbolicMachine, e: RunEmitter, action: A
     e.lines += [f"    {line}" for line in action.lines]
     e.line("except BaseException as error:")
     if handler is None or region.root.fullgraph:
-        e.line(f"    raise {e.helper(located_inside)}(error, {m.places()!r})")
+        e.line(f"    raise {e.constant(located_inside)}(error, {m.places()!r})")
         return
     # not a Jump: inside of the except block Python still knows which exception is being handled
-    e.line(f"    return {e.helper(go_on)}({_target(region, e, handler)}, {_values(handler)})")
+    e.line(f"    return {e.constant(go_on)}({_target(region, e, handler)}, {_values(handler)})")
 
 
 def _write_eager_rest(region: Captures, m: SymbolicMachine, e: RunEmitter) -> None:
@@ -257,12 +257,13 @@ def with_exits(e: RunEmitter, graph: torch.fx.GraphModule, lines: list[str]) -> 
     exits = list(dict.fromkeys(node.target.exit for node in (*nodes, *inside_bodies(nodes)) if hasattr(node.target, "exit")))
     if not exits:
         return lines
-    found = ["left = None", "try:", *(f"    {line}" for line in lines), f"except {e.helper(Left)} as error:", "    left = error"]
+    found = ["left = None", "try:", *(f"    {line}" for line in lines), f"except {e.constant(Left)} as error:", "    left = error"]
     for leave in exits:
         given = [e.source(source) for source in leave.sources]
         function = build_function("leave", [*leave.sources.values(), *(f"g_{n}" for n in range(len(leave.outputs)))], leave.lines, leave.constants,
                                   "<firesteel leave>")
-        found.append(f"if left is not None and left.exit is {e.constant(leave)}: return {e.helper(function)}({', '.join([*given, '*left.values'])})")
+        call = f"{e.constant(function)}({', '.join([*given, '*left.values'])})"
+        found.append(f"if left is not None and left.exit is {e.constant(leave)}: return {call}")
     return found
 
 

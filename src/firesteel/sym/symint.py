@@ -171,59 +171,7 @@ class SymNode:
     def int_(self) -> int:
         return int(self.env.specialize(self.value))
 
-    def bool_(self) -> bool:
-        return self.guard_bool()
-
-    def expect_true(self, file: Text = "", line: int = 0) -> bool:
-        """torch._check: an assertion at run time for unbacked symbols, else a guard."""
-        return self.env.assume(self.value)
-
-    def expect_size(self, file: Text = "", line: int = 0) -> bool:
-        """The value is used as a size: it is not negative."""
-        return self.env.assume(E.ge(self.value, 0), "a size is not negative")
-
-    def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
-        return self.env.decide_oblivious(self.value)
-
-    def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
-        return self.env.decide_or(self.value, False)
-
-    def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
-        return self.env.decide_or(self.value, True)
-
-    def statically_known_true(self, file: Text = "", line: int = 0) -> bool:
-        return self.env.known(self.value) is True
-
-    # ------------------------------------------------------------ layouts
-
-    def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_contiguous, sizes, strides)
-
-    def is_channels_last_contiguous_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_channels_last_contiguous, sizes, strides, 4)
-
-    def is_channels_last_contiguous_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_channels_last_contiguous, sizes, strides, 5)
-
-    def is_channels_last_strides_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_channels_last_strides, sizes, strides, 4)
-
-    def is_channels_last_strides_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_channels_last_strides, sizes, strides, 5)
-
-    def is_non_overlapping_and_dense(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(self._is_dense, sizes, strides)
-
-    def _is_dense(self, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
-        def ask(question: bool | Expr) -> bool:
-            return self.env.decide_or(question, False)
-        return ask(layout.is_empty(sizes)) or layout.is_dense(sizes, strides, lambda a, b: ask(E.eq(a, b)), lambda a, b: not ask(E.le(b, a)))
-
-    def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return _node(E.to_int(self.is_non_overlapping_and_dense(sizes, strides).value), self.env)
-
-    def _layout(self, question: Callable, sizes: Sequence[SymNode], strides: Sequence[SymNode], *more: Any) -> SymNode:
-        return _node(question([n.simple() for n in sizes], [n.simple() for n in strides], *more), self.env)
+    bool_ = guard_bool
 
 
 class IntNode(SymNode):
@@ -264,7 +212,42 @@ def _node(value: Any, env: ShapeEnv) -> SymNode:
     return node
 
 
-# ---------------------------------------------------------------- arithmetic: one row a method
+# ---------------------------------------------------------------- questions, layouts, arithmetic: one row a method
+
+def _is_dense(env: ShapeEnv, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    def ask(question: bool | Expr) -> bool:
+        return env.decide_or(question, False)
+    return ask(layout.is_empty(sizes)) or layout.is_dense(sizes, strides, lambda a, b: ask(E.eq(a, b)), lambda a, b: not ask(E.le(b, a)))
+
+
+QUESTIONS: dict[str, Callable[[ShapeEnv, Any], bool]] = {
+    "expect_true": lambda env, value: env.assume(value),       # torch._check: an assertion at run time for unbacked symbols, else a guard
+    "expect_size": lambda env, value: env.assume(E.ge(value, 0), "a size is not negative"),
+    "guard_size_oblivious": lambda env, value: env.decide_oblivious(value), "statically_known_true": lambda env, value: env.known(value) is True,
+    "guard_or_false": lambda env, value: env.decide_or(value, False), "guard_or_true": lambda env, value: env.decide_or(value, True),
+}
+LAYOUTS: dict[str, Callable[[ShapeEnv, Sequence[Size], Sequence[Size]], Any]] = {
+    "is_contiguous": lambda env, sizes, strides: layout.is_contiguous(sizes, strides),
+    "is_channels_last_contiguous_2d": lambda env, sizes, strides: layout.is_channels_last_contiguous(sizes, strides, 4),
+    "is_channels_last_contiguous_3d": lambda env, sizes, strides: layout.is_channels_last_contiguous(sizes, strides, 5),
+    "is_channels_last_strides_2d": lambda env, sizes, strides: layout.is_channels_last_strides(sizes, strides, 4),
+    "is_channels_last_strides_3d": lambda env, sizes, strides: layout.is_channels_last_strides(sizes, strides, 5),
+    "is_non_overlapping_and_dense": _is_dense,
+    "is_non_overlapping_and_dense_indicator": lambda env, sizes, strides: E.to_int(_is_dense(env, sizes, strides)),
+}
+
+
+def _question(decide: Callable[[ShapeEnv, Any], bool]) -> Callable[..., bool]:
+    def method(self: SymNode, file: str = "", line: int = 0) -> bool:
+        return decide(self.env, self.value)
+    return method
+
+
+def _of_layout(question: Callable[[ShapeEnv, Sequence[Size], Sequence[Size]], Any]) -> Callable[..., SymNode]:
+    def method(self: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return _node(question(self.env, [n.simple() for n in sizes], [n.simple() for n in strides]), self.env)
+    return method
+
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[SymNode], SymNode]:
     def method(self: SymNode) -> SymNode:
@@ -281,13 +264,9 @@ def _binary(function: Callable[[Any, Any], Any]) -> Callable[[SymNode, SymNode],
     return method
 
 
-def _power(a: Any, b: Any) -> Any:
-    return E.pow_(a, b)
-
-
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": E.add, "sub": E.sub, "mul": E.mul, "mod": E.mod, "floordiv": E.floordiv, "int_floordiv": E.floordiv,
-    "float_truediv": E.truediv, "int_truediv": E.truediv, "pow": _power, "float_pow": _power, "pow_by_natural": _power,
+    "float_truediv": E.truediv, "int_truediv": E.truediv, "pow": E.pow_, "float_pow": E.pow_, "pow_by_natural": E.pow_,
     "lshift": E.lshift, "rshift": E.rshift, "bitwise_and": E.bitand, "bitwise_or": E.bitor, "bitwise_xor": E.bitxor,
     "eq": E.eq, "ne": E.ne, "lt": E.lt, "le": E.le, "gt": E.gt, "ge": E.ge, "sym_min": E.min_, "sym_max": E.max_,
     "and_": E.and_, "or_": E.or_, "sym_and": E.and_, "sym_or": E.or_,
@@ -296,10 +275,10 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": E.neg, "abs": E.abs_, "sym_not": E.not_, "floor": E.floor, "ceil": E.ceil, "trunc": E.trunc, "sym_float": E.to_float,
     "sym_int": E.to_int, "is_integer": E.is_integer, **{f"sym_{name}": function for name, function in E.MATH.items()},
 }
-for _name, _function in BINARY.items():
-    setattr(SymNode, _name, _binary(_function))
-for _name, _of_one in UNARY.items():
-    setattr(SymNode, _name, _unary(_of_one))
+METHODS: tuple[tuple[Callable, dict[str, Any]], ...] = ((_question, QUESTIONS), (_of_layout, LAYOUTS), (_unary, UNARY), (_binary, BINARY))
+for _make, _rows in METHODS:
+    for _name, _row in _rows.items():
+        setattr(SymNode, _name, _make(_row))
 
 
 # ---------------------------------------------------------------- in and out

@@ -23,7 +23,7 @@ import torch
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
-from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Call
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_none
@@ -180,13 +180,12 @@ class ArrayValue(ArrayOperators, OpaqueValue):
 class TensorArray(ArrayOperators):
     """tensor.numpy()"""
 
+    words = "array over a {self.memory}"
     cls = np.ndarray
+    form = "{memory}.numpy()"
 
     def __init__(self, memory: TensorValue):
         self.memory = memory
-
-    def describe(self) -> str:
-        return f"array over a {self.memory.describe()}"
 
     def hash_key(self, m: Machine) -> Any:
         return ObjectKey(self)
@@ -221,18 +220,15 @@ class TensorArray(ArrayOperators):
     def written(self, m: Machine) -> TensorValue:
         return self.memory
 
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.memory)}.numpy()"
-
 
 class ArrayNumber(ArrayOperators):
     """A number of NumPy's that the program has computed: np.float32, ..."""
 
+    words = "number of type {self.cls.__name__}"
+    form = "{memory}.numpy()[()]"
+
     def __init__(self, memory: TensorValue, cls: type):
         self.memory, self.cls = memory, cls
-
-    def describe(self) -> str:
-        return f"number of type {self.cls.__name__}"
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         return None
@@ -244,9 +240,6 @@ class ArrayNumber(ArrayOperators):
 
     def tensor(self, m: Machine) -> Value:
         return self.memory
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.memory)}.numpy()[()]"
 
 
 def dtype_of(tensor: TensorValue) -> Any:

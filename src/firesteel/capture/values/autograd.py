@@ -29,7 +29,7 @@ from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.capture import marks, polyfills
 from firesteel.capture.meanings import CALLS
-from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import UserRaise, Value
 from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue
 from firesteel.capture.values.const import NONE
@@ -151,14 +151,13 @@ class Application:
 class FunctionObject(Value):
     """An instance, as in Double().apply(x): all that it is good for."""
 
+    form = "{cls}()"
+
     def __init__(self, cls: type[torch.autograd.Function]):
         self.cls = cls
 
     def getattr(self, m: Machine, name: str) -> Value:
         return m.constant_object(self.cls).getattr(m, name) if name == "apply" else super().getattr(m, name)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.constant(self.cls)}()"
 
 
 @INSTANTIATE.row("autograd function")

@@ -56,6 +56,7 @@ class Value:
     cls: Any = None                 # its Python class, where that is known
     always_true = False             # as most objects are
     words = ""                      # what messages call it, over {self}
+    form = ""                       # the Python that makes it, over its attributes
     source: Any = None
     holder: Value | None = None     # the object whose builtin part this is; see natives.py
 
@@ -69,6 +70,9 @@ class Value:
     def describe(self) -> str:
         """A few words for messages."""
         return self.words.format(self=self) if self.words else type(self).__name__.removesuffix("Value")
+
+    def __format__(self, spec: str) -> str:
+        return self.describe()
 
     def is_constant(self) -> bool:
         """Is its Python object known exactly and immutable (numbers, strings, dtypes, tuples of those, ...)?"""
@@ -177,10 +181,26 @@ class Value:
 
     def rebuild(self, e: Emitter) -> str:
         """Python text that makes the object; called at most once an object by `e.expr`."""
-        raise Break("object", name=self.describe())
+        if not self.form:
+            raise Break("object", name=self.describe())
+        return self.form.format_map(WrittenParts(self, e))
 
     def __repr__(self) -> str:
         return f"<{self.describe()}{'' if self.source is None else f' from {self.source}'}>"
+
+
+class WrittenParts:
+    """The attributes of a Value as Python text, for its `form`."""
+
+    def __init__(self, value: Value, e: Emitter):
+        self.value, self.e = value, e
+
+    def __getitem__(self, name: str) -> str:
+        """A Value as what makes it, several separated by commas, a name as it is, another object as a constant."""
+        part = getattr(self.value, name)
+        if isinstance(part, (list, tuple)):
+            return ", ".join(map(self.e.expr, part))
+        return self.e.expr(part) if isinstance(part, Value) else part if isinstance(part, str) else self.e.constant(part)
 
 
 class NullValue(Value):
@@ -292,6 +312,7 @@ class CallableObject(Value):
     """A callable that is known as an object and not by its code: a builtin, a function of torch, a cached function."""
 
     always_true = True
+    form = "{fn}"
 
     def __init__(self, fn: Any, source: Any = None):
         self.fn, self.source = fn, source
@@ -313,25 +334,23 @@ class CallableObject(Value):
     def getattr(self, m: Machine, name: str) -> Value:
         return m.static_attribute(self.fn, name)
 
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.fn)
-
 
 class MethodOfOwner(Value):
     """A method bound to its object: each read makes a new one, and two are equal where owner and name are the same."""
 
     always_true = True
+    form = "{owner}.{name}"
 
-    def __init__(self, owner: Any, name: str):
-        self.owner, self.name = owner, name
+    def __init__(self, owner: Any, name: str, fn: Any = None):
+        self.owner, self.name, self.fn = owner, name, fn        # fn(machine, owner, args, kwargs), where the class has no call of its own
+
+    def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return super().call(m, args, kwargs) if self.fn is None else self.fn(m, self.owner, args, kwargs)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if op not in ("==", "!=") or type(other) is not type(self):
             return None
         return m.fresh((self.name == other.name and m.identical(self.owner, other.owner)) == (op == "=="))
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.name}"
 
 
 class ObjectKey:

@@ -15,7 +15,7 @@ from firesteel.capture import polyfills
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.polyfills import EXTREMES
-from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.protocols import Machine
 from firesteel.capture.python_operators import BINARY, COMPARE, IN_PLACE, OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
 from firesteel.capture.values.arrays import copied_array, is_array
@@ -130,14 +130,13 @@ CALLS.row(id)(lambda m, args, kwargs: IdValue(args[0]))
 class IdValue(Value):
     """id(x): two of them are compared as the objects; where the number itself matters, it is guarded that the object is this one."""
 
+    words = "id of {self.owner}"
     cls = int
     always_true = True
+    form = "id({owner})"
 
     def __init__(self, owner: Value):
         self.owner = owner
-
-    def describe(self) -> str:
-        return f"id of {self.owner.describe()}"
 
     def hash_key(self, m: Machine) -> Any:
         return IdKey(self.owner if self.owner.identity() is None else self.owner.identity())
@@ -154,9 +153,6 @@ class IdValue(Value):
         if isinstance(other, IdValue) or self.owner.identity() is None:
             raise Break("introspection", name="id")
         return fold(m, OPERATORS[op], id(m.real_object(self.owner)), m.known(other))
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"id({e.expr(self.owner)})"
 
 
 @CALLS.row(hash)

@@ -35,6 +35,7 @@ class ClassValue(Value):
 
     words = "class {self.cls.__qualname__}"
     always_true = True
+    form = "{cls}"
 
     def __init__(self, cls: type, source: Source | None = None):
         self.cls, self.source = cls, source
@@ -129,9 +130,6 @@ class ClassValue(Value):
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         given = DTYPES.get(self.cls, self.cls)
         return given, given
-
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.cls)
 
 
 # what torch takes a class of Python's for

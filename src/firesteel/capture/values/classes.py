@@ -53,6 +53,7 @@ class DescriptorValue(Value):
 
     words = "{self.cls.__name__}"
     always_true = True
+    form = "{cls}({parts})"
 
     def __init__(self, cls: type, parts: list[Value]):
         self.cls, self.parts = cls, parts
@@ -66,9 +67,6 @@ class DescriptorValue(Value):
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return self.parts[0].call(m, args, kwargs) if self.cls is staticmethod else super().call(m, args, kwargs)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.constant(self.cls)}({', '.join(map(e.expr, self.parts))})"
 
 
 PROPERTY_PARTS = ("getter", "setter", "deleter")
@@ -133,13 +131,13 @@ class LocalClass(ClassValue):
     def rebuild(self, e: Emitter) -> str:
         """Cells through which the class's functions see the class itself are filled at the end."""
         cells = [cell for fn in self.namespace.values() for cell in closure_of(fn) if cell is self.cell or cell.content is self]
-        names = {id(cell): e.write_as(cell, e.assign(f"{e.helper(types.CellType)}()")) for cell in cells if cell.source is None}
+        names = {id(cell): e.write_as(cell, e.assign(f"{e.constant(types.CellType)}()")) for cell in cells if cell.source is None}
         if not self.writable:
             raise CannotRebuild(self, self.birth)
         bases = "".join(f"{e.expr(base)}, " for base in self.bases)
         entries, settings = (", ".join(f"{name!r}: {e.expr(value)}" for name, value in given.items()) for given in (self.namespace, self.settings))
         parts = f"{self.cls.__name__!r}, ({bases}), {{{settings}}}, {{{entries}}}"
-        name = e.write_as(self, e.assign(f"{e.helper(make_class_again)}({parts})"))
+        name = e.write_as(self, e.assign(f"{e.constant(make_class_again)}({parts})"))
         for text in dict.fromkeys(names.values()):
             e.line(f"{text}.cell_contents = {name}")
         for decorator, options in self.decorators:
@@ -150,21 +148,18 @@ class LocalClass(ClassValue):
 class LocalAlias(AliasValue):
     """Box[int], of a generic class made inside."""
 
+    form = "{origin}[{key}]"
+
     def __init__(self, alias: Any, origin: LocalClass, key: Value):
         super().__init__(alias, None)
         self.origin, self.key = origin, key
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.origin)}[{e.expr(self.key)}]"
 
 
 class AutoValue(Value):
     """enum.auto() in a class body: a number once the class is made."""
 
     cls = enum.auto
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.constant(enum.auto)}()"
+    form = "{cls}()"
 
 
 CALLS.row(enum.auto)(lambda m, args, kwargs: AutoValue())

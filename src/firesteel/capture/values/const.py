@@ -189,6 +189,8 @@ class UnusedConstant(ConstValue):
 class ConstMethod(MethodOfOwner):
     """A bound method of a constant, such as "{}".format; executed while capturing when its arguments are known."""
 
+    form = "({owner}).{name}"
+
     def python_type(self) -> type:
         return type(getattr(self.owner.value, self.name))
 
@@ -199,9 +201,6 @@ class ConstMethod(MethodOfOwner):
         arguments = [m.known_items(a) for a in args]
         named = {k: m.known(v) for k, v in kwargs.items()}
         return fold(m, getattr(self.owner.value, self.name), *arguments, **named)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"({e.expr(self.owner)}).{self.name}"
 
 
 NONE = ConstValue(None)

@@ -33,14 +33,8 @@ class ContainerMethod(MethodOfOwner):
 
     cls: type = type([].append)
 
-    def __init__(self, owner: Container, name: str, fn: Callable[..., Value]):
-        self.owner, self.name, self.fn = owner, name, fn
-
     def describe(self) -> str:
         return f"{self.owner.python_type().__name__}.{self.name}"
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return self.fn(m, self.owner, args, kwargs)
 
 
 def gives_none(act: Callable[..., Any]) -> Callable[..., Value]:
@@ -271,6 +265,7 @@ class ListValue(Sequence):
     """A list.  The length of the user's is guarded when its items are first asked for: appending needs no guard."""
 
     cls: type = list
+    form = "[{items}]"
 
     def __init__(self, items: list[Value], source: Any = None, obj: Any = None, know: Callable[[], None] | None = None):
         self._items, self.source, self.obj, self._know = items, source, obj, know
@@ -324,9 +319,6 @@ class ListValue(Sequence):
         items = list(self.items)
         run_for_program(m, items.__delitem__, key.known(m) if isinstance(key, SliceValue) else m.known_index(key))
         self.assign(m, items)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"[{', '.join(e.expr(item) for item in self.items)}]"
 
 
 @METHODS.row((ListValue, "append"))
@@ -407,6 +399,7 @@ class SliceValue(Value):
     """slice(start, stop, step)."""
 
     cls = slice
+    form = "slice({parts})"
 
     def __init__(self, start: Value, stop: Value, step: Value):
         self.parts = (start, stop, step)
@@ -431,9 +424,6 @@ class SliceValue(Value):
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         pairs = [part.as_arg(m) for part in self.parts]
         return slice(*(node for node, _ in pairs)), slice(*(real for _, real in pairs))
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"slice({', '.join(e.expr(part) for part in self.parts)})"
 
 
 # -- objects that constant folding makes --------------------------------------------------------------------------------

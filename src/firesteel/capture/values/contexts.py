@@ -53,7 +53,7 @@ class ContextValue(Value):
 
     def getattr(self, m: Machine, name: str) -> Value:
         if name in CONTEXT_METHODS:
-            return ContextMethod(self, name)
+            return MethodOfOwner(self, name, CONTEXT_METHODS[name])
         if name == "__class__":
             return m.constant_object(self.cls)
         return super().getattr(m, name)
@@ -86,19 +86,12 @@ class ContextValue(Value):
         return f"{e.constant(self.cls)}({', '.join(parts)})"
 
 
-CONTEXT_METHODS: dict[str, Callable[[Machine, ContextValue], Value]] = {
-    "clone": lambda m, context: context.clone(),
-    "_recreate_cm": lambda m, context: context,
-    "__enter__": lambda m, context: context.enter_by_call(m),
-    "__exit__": lambda m, context: context.exit_by_call(m),
+CONTEXT_METHODS: dict[str, Callable[[Machine, ContextValue, Args, Kwargs], Value]] = {
+    "clone": lambda m, context, args, kwargs: context.clone(),
+    "_recreate_cm": lambda m, context, args, kwargs: context,
+    "__enter__": lambda m, context, args, kwargs: context.enter_by_call(m),
+    "__exit__": lambda m, context, args, kwargs: context.exit_by_call(m),
 }
-
-
-class ContextMethod(MethodOfOwner):
-    """ctx.clone, say."""
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return CONTEXT_METHODS[self.name](m, self.owner)
 
 
 class ExitValue(Value):
@@ -124,16 +117,13 @@ def decorated(m: Machine, fn: Value, context: ContextValue) -> Value:
 GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 
 
-@CALLS.row(torch.no_grad)
-def call_no_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    context = ContextValue(torch.no_grad, [], {}, [(("grad",), False)])
+def _sets_grad_mode(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    context = ContextValue(cls, [], {}, [(("grad",), cls is torch.enable_grad)])
     return decorated(m, args[0], context) if args else context
 
 
-@CALLS.row(torch.enable_grad)
-def call_enable_grad(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    context = ContextValue(torch.enable_grad, [], {}, [(("grad",), True)])
-    return decorated(m, args[0], context) if args else context
+for _mode in (torch.no_grad, torch.enable_grad):
+    CALLS.add(_mode, functools.partial(_sets_grad_mode, _mode))
 
 
 class GradSetting(ContextValue):

@@ -22,7 +22,7 @@ from firesteel.capture.values.containers import ListValue, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.errors import Break
-from firesteel.tracebacks import CodeLine
+from firesteel.tracebacks import CodeLine, located
 
 
 def is_handled(module: Any) -> bool:
@@ -78,13 +78,20 @@ class ExceptionValue(ObjectValue):
 
     def constant(self) -> Any:
         """A copy for formatting; never the object itself."""
-        args = tuple(a.constant() for a in self.args)
-        made = self.cls.__new__(self.cls, *args)
-        made.args = args
-        return made
+        return make_exception(self.cls, tuple(a.constant() for a in self.args), {})
 
     def rebuild(self, e: Emitter) -> str:
-        return e.new_exception(self)
+        args = "".join(f"{e.expr(arg)}, " for arg in self.args)
+        made = f"{e.constant(make_exception)}({e.class_text(self.cls)}, ({args}), {{{self.attributes_text(e)}}})"
+        return f"{e.constant(located)}({made}, {tuple(place for _, place in self.passed)!r})" if self.passed else made
+
+
+def make_exception(cls: type, args: tuple, attributes: dict[str, Any]) -> BaseException:
+    made = cls.__new__(cls, *args)
+    made.args = args
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
 
 
 def _chained(name: str) -> Callable[[Machine, ExceptionValue], Value | None]:

@@ -71,7 +71,10 @@ class CellValue(Value):
             m.effects.log("cell", self, value)
 
     def rebuild(self, e: Emitter) -> str:
-        return e.new_cell(self)
+        name = e.write_as(self, e.assign(f"{e.constant(types.CellType)}()"))
+        if self.content is not None:
+            e.line(f"{name}.cell_contents = {e.expr(self.content)}")
+        return name
 
 
 class ScopeValue(Value):
@@ -162,7 +165,19 @@ class FunctionValue(Value):
         return ON_FUNCTION[found.sort](m, self, found, args, kwargs)
 
     def rebuild(self, e: Emitter) -> str:
-        return e.new_function(self)
+        closure, defaults = ("".join(f"{e.expr(value)}, " for value in values) for values in (self.closure, self.defaults))
+        kwdefaults = ", ".join(f"{name!r}: {e.expr(value)}" for name, value in self.kwdefaults.items())
+        if (known := e.written(self)) is not None:      # a cell of its closure holds the function itself
+            return known
+        parts = [e.constant(self.code), e.constant(self.scope), repr(self.name), f"({defaults})", f"{{{kwdefaults}}}", f"({closure})"]
+        return e.with_attributes(self, e.write_as(self, e.assign(f"{e.constant(real_function)}({', '.join(parts)})")))
+
+
+def real_function(code: types.CodeType, scope: dict[str, Any], name: str, defaults: tuple, kwdefaults: dict, closure: tuple) -> types.FunctionType:
+    """For generated code."""
+    function = types.FunctionType(code, scope, name, defaults or None, closure or None)
+    function.__kwdefaults__ = kwdefaults or None
+    return function
 
 
 # attribute of a function made inside -> its value
@@ -362,10 +377,7 @@ class PartialValue(Value):
 
     def rebuild(self, e: Emitter) -> str:
         parts = [e.expr(self.fn), *map(e.expr, self.args), *(f"**{{{k!r}: {e.expr(v)}}}" for k, v in self.kwargs.items())]
-        name = e.write_as(self, e.assign(f"{e.constant(self.cls)}({', '.join(parts)})"))
-        for attribute, value in e.m.effects.attributes(self).items():
-            e.line(f"{name}.{attribute} = {e.expr(value)}")
-        return name
+        return e.with_attributes(self, e.assign(f"{e.constant(self.cls)}({', '.join(parts)})"))
 
 
 def name_of(target: Any) -> str:

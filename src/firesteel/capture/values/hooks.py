@@ -31,7 +31,7 @@ from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import MODULE_HOOKS, Call, Item, Nth, OwnDict, Source
 from firesteel.capture.values.base import CannotRebuild, LazyValue, MethodOfOwner, OpaqueValue, Value
 from firesteel.capture.values.const import NONE, ConstValue
-from firesteel.capture.values.containers import NamedTupleValue, TupleValue
+from firesteel.capture.values.containers import NamedTupleValue, TupleValue, gives_none
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
@@ -47,18 +47,10 @@ class HandleValue(Value):
     always_true = True
 
     def getattr(self, m: Machine, name: str) -> Value:
-        return HandleMethod(self, "remove") if name == "remove" else super().getattr(m, name)
+        return MethodOfOwner(self, name, gives_none(lambda m, *given: self.remove(m))) if name == "remove" else super().getattr(m, name)
 
     def remove(self, m: Machine) -> None:
         m.effects.do("remove_hook", self)
-
-
-class HandleMethod(MethodOfOwner):
-    """handle.remove"""
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        self.owner.remove(m)
-        return NONE
 
 
 class RealHandle(OpaqueValue):
@@ -269,7 +261,7 @@ class BackwardHookValue(Value):
         self.inputs = -1
 
     def getattr(self, m: Machine, name: str) -> Value:
-        return SetupMethod(self, name) if name in SETUPS else super().getattr(m, name)
+        return MethodOfOwner(self, name, SETUPS[name]) if name in SETUPS else super().getattr(m, name)
 
     def setup_input(self, m: Machine, args: Value) -> Value:
         items = parts_of(m, args)
@@ -310,7 +302,7 @@ class BackwardHookValue(Value):
     def rebuild(self, e: Emitter) -> str:
         if self.node is not None:
             return e.graph_output(self)
-        return f"{e.helper(make_backward_hook)}({', '.join(map(e.expr, self.parts))}, {self.inputs})"
+        return f"{e.constant(make_backward_hook)}({', '.join(map(e.expr, self.parts))}, {self.inputs})"
 
 
 def parts_of(m: Machine, args: Value) -> list[Value]:
@@ -331,15 +323,9 @@ def fill_backward_hook(hook: BackwardHook, module: Any, hooks: list, pre_hooks: 
     hook.module, hook.user_hooks, hook.user_pre_hooks = module, hooks, pre_hooks
 
 
-REPLAY.add("backward_hook", lambda e, t, d, n: f"{e.helper(fill_backward_hook)}({t}, {', '.join(d)})")
-SETUPS = {"setup_input_hook": BackwardHookValue.setup_input, "setup_output_hook": BackwardHookValue.setup_output}
-
-
-class SetupMethod(MethodOfOwner):
-    """bw_hook.setup_input_hook or bw_hook.setup_output_hook"""
-
-    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        return SETUPS[self.name](self.owner, m, args[0])
+REPLAY.add("backward_hook", lambda e, t, d, n: f"{e.constant(fill_backward_hook)}({t}, {', '.join(d)})")
+SETUPS = {"setup_input_hook": lambda m, hook, args, kwargs: hook.setup_input(m, args[0]),
+          "setup_output_hook": lambda m, hook, args, kwargs: hook.setup_output(m, args[0])}
 
 
 @CALLS.row(BackwardHook.setup_input_hook, BackwardHook.setup_output_hook)

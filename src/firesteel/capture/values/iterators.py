@@ -86,7 +86,7 @@ def has_more(iterator: Any, ahead: int) -> bool | None:
     return index + ahead < len(sequence)
 
 
-REPLAY.add("advance", lambda e, target, data, name: f"{e.helper(advance)}({target}, 1)")
+REPLAY.add("advance", lambda e, target, data, name: f"{e.constant(advance)}({target}, 1)")
 
 
 class Peek(Applied):
@@ -135,11 +135,7 @@ class IteratorValue(Value):
         return self
 
     def iterate(self, m: Machine) -> list[Value]:
-        items = []
-        while (item := self.next(m)) is not None:
-            items.append(item)
-            m.check_length(len(items))
-        return items
+        return m.drain(self)
 
     def contains(self, m: Machine, item: Value) -> Value:
         while (mine := m.next_now(self)) is not None:
@@ -176,7 +172,7 @@ class SequenceIterator(IteratorValue):
 
     def rebuild(self, e: Emitter) -> str:
         start = f"iter({e.expr(self.owner)})"
-        return start if self.index == 0 else f"{e.helper(advance)}({start}, {self.index})"
+        return start if self.index == 0 else f"{e.constant(advance)}({start}, {self.index})"
 
 
 class RealIterator(IteratorValue):
@@ -210,8 +206,7 @@ class ZipIterator(IteratorValue):
     cls = zip
 
     def __init__(self, parts: list[Value], strict: bool = False, source: Source | None = None, obj: Any = None):
-        self.parts, self.strict = parts, strict
-        self.source, self.obj = source, obj
+        self.parts, self.strict, self.source, self.obj = parts, strict, source, obj
 
     def next(self, m: Machine) -> Value | None:
         found: list[Value] = []
@@ -242,6 +237,7 @@ class EnumerateIterator(IteratorValue):
     """enumerate(iterable, start)"""
 
     cls = enumerate
+    form = "enumerate({part}, {count})"
 
     def __init__(self, part: Value, count: Value):
         self.part, self.count = part, count
@@ -254,18 +250,15 @@ class EnumerateIterator(IteratorValue):
         m.effects.change(self, "count", m.binary("+", self.count, ConstValue(1)))
         return pair
 
-    def rebuild(self, e: Emitter) -> str:
-        return f"enumerate({e.expr(self.part)}, {e.expr(self.count)})"
-
 
 class MapIterator(IteratorValue):
     """map(fn, *iterables)"""
 
     cls = map
+    form = "map({fn}, {parts})"
 
     def __init__(self, fn: Value, parts: list[Value], source: Source | None = None, obj: Any = None):
-        self.fn, self.parts = fn, parts
-        self.source, self.obj = source, obj
+        self.fn, self.parts, self.source, self.obj = fn, parts, source, obj
 
     def next(self, m: Machine) -> Value | None:
         items: list[Value] = []
@@ -276,18 +269,15 @@ class MapIterator(IteratorValue):
             items.append(item)
         return m.call_now(self.fn, items, {})
 
-    def rebuild(self, e: Emitter) -> str:
-        return f"map({', '.join(e.expr(p) for p in [self.fn, *self.parts])})"
-
 
 class FilterIterator(IteratorValue):
     """filter(fn, iterable)"""
 
     cls = filter
+    form = "filter({fn}, {part})"
 
     def __init__(self, fn: Value, part: Value, source: Source | None = None, obj: Any = None):
-        self.fn, self.part = fn, part
-        self.source, self.obj = source, obj
+        self.fn, self.part, self.source, self.obj = fn, part, source, obj
 
     def next(self, m: Machine) -> Value | None:
         while (item := m.next_now(self.part)) is not None:
@@ -295,6 +285,3 @@ class FilterIterator(IteratorValue):
             if kept.truth(m):
                 return item
         return None
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"filter({e.expr(self.fn)}, {e.expr(self.part)})"

@@ -300,6 +300,8 @@ class RaggedSize(Value):
 class JaggedValue(TensorValue):
     """A nested tensor.  `parts` as `PARTS` names them, None for those that it has not."""
 
+    words = "nested tensor over {self.values}"
+
     inference = False
 
     def __init__(self, m: Machine, parts: tuple[Any, ...], ragged: int, source: Source | None = None, real: Any = None):
@@ -323,9 +325,6 @@ class JaggedValue(TensorValue):
 
     def python_type(self) -> type:
         return NestedTensor
-
-    def describe(self) -> str:
-        return f"nested tensor over {self.values.describe()}"
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         raise Break("argument", name="a nested tensor")
@@ -371,7 +370,7 @@ class JaggedValue(TensorValue):
 
     def rebuild(self, e: Emitter) -> str:
         parts = ["None" if part is None else e.expr(part) for part in self.parts]
-        return e.with_attributes(self, e.assign(f"{e.helper(put_together)}({self.ragged}, {', '.join(parts)})"))
+        return e.with_attributes(self, e.assign(f"{e.constant(put_together)}({self.ragged}, {', '.join(parts)})"))
 
 
 # method of a nested tensor -> what it is here

@@ -88,7 +88,7 @@ def refill(deque: collections.deque, items: list[Any]) -> None:
     deque.extend(items)
 
 
-REPLAY.add("refill", lambda e, target, data, name: f"{e.helper(refill)}({target}, {data[0]})")
+REPLAY.add("refill", lambda e, target, data, name: f"{e.constant(refill)}({target}, {data[0]})")
 
 
 class DequeValue(ListValue):
@@ -223,15 +223,13 @@ class WeakReference(Value):
 
     cls = weakref.ref
     always_true = True
+    form = "{cls}({owner})"
 
     def __init__(self, owner: Value, source: Any = None, obj: Any = None):
         self.owner, self.source, self.obj = owner, source, obj
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return m.look(self.owner)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.constant(weakref.ref)}({e.expr(self.owner)})"
 
 
 @CALLS.row(weakref.ref)

@@ -255,6 +255,8 @@ def pairs_of(m: Machine, source: Value) -> list[tuple[Value, Value]]:
 class DictView(Container):
     """d.keys(), d.values() or d.items()."""
 
+    form = "{owner}.{kind}()"
+
     TYPES = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
     size_name = "dictionary"
 
@@ -286,9 +288,6 @@ class DictView(Container):
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         return SetValue.of(m, self.iterate(m)).binary(m, op, SetValue.of(m, other.iterate(m)), reflected)
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.owner)}.{self.kind}()"
 
 
 for _kind in DictView.TYPES:

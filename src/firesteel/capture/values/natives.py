@@ -130,7 +130,24 @@ class NativeObject(ObjectValue):
         return self.payload.as_arg(m)
 
     def rebuild(self, e: Emitter) -> str:
-        return e.new_native(self, self.base, self.base in IMMUTABLE)
+        cls, base = e.class_text(self.cls), e.constant(self.base)
+        if self.base in IMMUTABLE:
+            name = e.write_as(self, e.assign(f"{base}.__new__({cls}, {self.payload.rebuild(e)})"))
+        else:
+            name = e.write_as(self, e.assign(f"{base}.__new__({cls})"))
+            e.line(f"{e.constant(fill_native)}({name}, {base}, {self.payload.rebuild(e)})")
+        return self.filled(e, name)
+
+
+def fill_native(obj: Any, base: Any, content: Any) -> None:
+    """For generated code: puts items into an object over dict, list or set, past its class's own methods."""
+    if not issubclass(base, dict):
+        (base.extend if issubclass(base, list) else base.update)(obj, content)
+        return
+    if isinstance(content, collections.defaultdict):
+        obj.default_factory = content.default_factory
+    for key, value in content.items():
+        base.__setitem__(obj, key, value)
 
 
 def _unless_defined(name: str, methods: tuple[str, ...]) -> Callable[..., Any]:

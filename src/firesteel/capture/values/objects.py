@@ -264,14 +264,7 @@ class ObjectValue(Value):
 
     def iterate(self, m: Machine) -> list[Value]:
         iterator = self.iterator(m)
-        return iterator.iterate(m) if iterator is not self else self._drain(m)
-
-    def _drain(self, m: Machine) -> list[Value]:
-        items = []
-        while (item := self.next(m)) is not None:
-            items.append(item)
-            m.check_length(len(items))
-        return items
+        return iterator.iterate(m) if iterator is not self else m.drain(self)
 
     def next(self, m: Machine) -> Value | None:
         try:
@@ -282,7 +275,25 @@ class ObjectValue(Value):
             raise
 
     def rebuild(self, e: Emitter) -> str:
-        return e.new_object(self)
+        cls = e.class_text(self.cls)
+        maker = cls if self.cls is types.SimpleNamespace else "object"
+        return self.filled(e, e.write_as(self, e.assign(f"{maker}.__new__({cls})")))
+
+    def filled(self, e: Emitter, name: str) -> str:
+        """The object under its name, its attributes set."""
+        if attributes := self.attributes_text(e):
+            e.line(f"{e.constant(set_attributes)}({name}, {{{attributes}}})")
+        return name
+
+    def attributes_text(self, e: Emitter) -> str:
+        return ", ".join(f"{name!r}: {e.expr(value)}" for name, value in e.m.effects.attributes(self).items() if value is not DELETED)
+
+
+def set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+    """For generated code."""
+    for name, value in attributes.items():
+        if value is not DELETED:        # an attribute that only the other arm of a branch sets
+            object.__setattr__(obj, name, value)
 
 
 def lacking(m: Machine, value: Value, what: str) -> Value:

@@ -416,9 +416,9 @@ def write_modes(m: Machine, e: Emitter) -> None:
     before, after = m.modes.outer, m.modes.entered
     same = next((n for n, (a, b) in enumerate(zip(before, after)) if a is not b), min(len(before), len(after)))
     for _ in before[same:]:
-        e.line(f"{e.helper(torch._C._pop_torch_function_stack)}()")
+        e.line(f"{e.constant(torch._C._pop_torch_function_stack)}()")
     for mode in after[same:]:
-        e.line(f"{e.helper(torch._C._push_on_torch_function_stack)}({e.expr(mode)})")
+        e.line(f"{e.constant(torch._C._push_on_torch_function_stack)}({e.expr(mode)})")
 
 
 def enter_device(m: Machine, device: Value) -> tuple[Value, Value]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from firesteel.capture.meanings import handler_of
-from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Fixed
 from firesteel.capture.values.base import RealObject, Value
 
@@ -12,6 +12,7 @@ class PythonModuleValue(RealObject):
 
     words = "module {self.obj.__name__}"
     always_true = True
+    form = "{obj}"
 
     def getattr(self, m: Machine, name: str) -> Value:
         own = self.obj.__dict__
@@ -28,6 +29,3 @@ class PythonModuleValue(RealObject):
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
         m.store_global(self.obj.__dict__, name, value)
-
-    def rebuild(self, e: Emitter) -> str:
-        return e.constant(self.obj)

@@ -224,26 +224,22 @@ class TensorValue(Value):
     def rebuild(self, e: Emitter) -> str:
         text = e.graph_output(self)
         if self.inference and not e.m.modes.started_in_inference:
-            text = e.assign(f"{e.helper(as_inference)}({text})")
+            text = e.assign(f"{e.constant(as_inference)}({text})")
         return e.with_attributes(self, text)
 
 
 class HistoryValue(Value):
     """tensor.grad_fn: that there is one is all that is known of it."""
 
+    words = "the history of {self.tensor}"
     always_true = True
+    form = "{tensor}.grad_fn"
 
     def __init__(self, tensor: TensorValue):
         self.tensor = tensor
 
     def python_type(self) -> type:
         return type(self.tensor.abstract.grad_fn)
-
-    def describe(self) -> str:
-        return f"the history of {self.tensor.describe()}"
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"{e.expr(self.tensor)}.grad_fn"
 
 
 def fits_as_gradient(tensor: torch.Tensor, value: Value) -> bool:
