@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +36,12 @@ def compiler_at_hand() -> CompileText | None:
     return compilers[0]() if compilers else None
 
 
-def with_fetches(text: str) -> str:
-    """LLVM text in which `%x = fetch i64, %head, ptr %p, ...` stands for the address of an element and a load from it."""
-    return re.sub(r"(%[\w.]+) = fetch (\w+), (.*)", r"\1.from = getelementptr \3\n  \1 = load \2, ptr \1.from", text)
+def spelled_out(text: str) -> str:
+    """LLVM text in which `%x = fetch i64, %head, ptr %p, ...` stands for the address of an element and a load from it, and
+    `if eq i64 %a, %b then %yes else %no` for a comparison and the branch on it."""
+    text, number = re.sub(r"(%[\w.]+) = fetch (\w+), (.*)", r"\1.from = getelementptr \3\n  \1 = load \2, ptr \1.from", text), itertools.count()
+    return re.sub(r"if (.*) then (\S+) else (\S+)",
+                  lambda m: f"%if.{(n := next(number))} = icmp {m[1]}\n  br i1 %if.{n}, label {m[2]}, label {m[3]}", text)
 
 
 class _MethodDef(ctypes.Structure):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from firesteel import native_method
-from firesteel.native_method import with_fetches
+from firesteel.native_method import spelled_out
 
 HANDLE_AT = 16          # in a Python tensor, where objects begin with a count and their type
 LIBRARY = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
@@ -48,7 +48,7 @@ def _functions() -> list[int]:
 
 # ---------------------------------------------------------------- addresses
 
-ADDRESS_OF = with_fetches(r"""
+ADDRESS_OF = spelled_out(r"""
 declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare ptr @PyObject_CallMethodObjArgs(ptr, ptr, ...)
@@ -76,13 +76,11 @@ done:
 other:
   %base = load ptr, ptr %words
   %some = call i32 @PyType_IsSubtype(ptr %type, ptr %base)
-  %is_some = icmp ne i32 %some, 0
-  br i1 %is_some, label %ask, label %number
+  if ne i32 %some, 0 then %ask else %number
 ask:
   %name = fetch ptr, ptr, ptr %words, i64 3
   %answer = call ptr (ptr, ptr, ...) @PyObject_CallMethodObjArgs(ptr %object, ptr %name, ptr null)
-  %raised = icmp eq ptr %answer, null
-  br i1 %raised, label %error, label %answered
+  if eq ptr %answer, null then %error else %answered
 error:
   ret i64 -1
 answered:
@@ -100,7 +98,7 @@ number:
 
 # own: the words above, (start, end) of what was found apart the last time, how many, how many fit, True, False.  Where all are as they were nothing
 # has to be compared; otherwise the spans are sorted.  False is no answer: who asks looks more closely.
-LIE_APART = with_fetches(r"""
+LIE_APART = spelled_out(r"""
 %span = type { i64, i64 }
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
@@ -135,8 +133,7 @@ entry:
   %offset_of = fetch ptr, ptr, ptr %words, i64 6
   %size_of = fetch ptr, ptr, ptr %words, i64 7
   %word = alloca i64
-  %fits = icmp ule i64 %count, %room
-  br i1 %fits, label %begin, label %unsure
+  if ule i64 %count, %room then %begin else %unsure
 begin:
   %spans = alloca %span, i64 %count
   br label %next
@@ -144,8 +141,7 @@ next:
   %i = phi i64 [0, %begin], [%i_next, %taken]
   %n = phi i64 [0, %begin], [%n_next, %taken]
   %same = phi i1 [true, %begin], [%same_next, %taken]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %look, label %all
+  if slt i64 %i, %count then %look else %all
 look:
   %object = fetch ptr, ptr, ptr %objects, i64 %i
   %type = fetch ptr, i8, ptr %object, i64 8
@@ -155,16 +151,14 @@ look:
   br i1 %is_plain, label %read, label %other
 other:
   %some = call i32 @PyType_IsSubtype(ptr %type, ptr %tensor_base)
-  %is_some = icmp ne i32 %some, 0
-  br i1 %is_some, label %unsure, label %taken
+  if ne i32 %some, 0 then %unsure else %taken
 read:
   %handle = getelementptr i8, ptr %object, i64 16
   store i64 0, ptr %word
   %e1 = call i32 %layout_of(ptr %handle, ptr %word)
   %layout = load i32, ptr %word
   %odd = or i32 %e1, %layout                    ; 0 is strided
-  %strided = icmp eq i32 %odd, 0
-  br i1 %strided, label %placed, label %unsure
+  if eq i32 %odd, 0 then %placed else %unsure
 placed:
   %e2 = call i32 %offset_of(ptr %handle, ptr %word)
   %offset = load i64, ptr %word
@@ -176,11 +170,9 @@ placed:
   %e234 = or i32 %e23, %e4
   %errors = zext i32 %e234 to i64
   %troubles = or i64 %errors, %offset
-  %whole = icmp eq i64 %troubles, 0
-  br i1 %whole, label %sized, label %unsure
+  if eq i64 %troubles, 0 then %sized else %unsure
 sized:
-  %empty = icmp eq i64 %size, 0
-  br i1 %empty, label %taken, label %keep
+  if eq i64 %size, 0 then %taken else %keep
 keep:
   %end = add i64 %start, %size
   %start_at = getelementptr %span, ptr %spans, i64 %n, i32 0
@@ -212,15 +204,13 @@ sort:
   br label %pair
 pair:
   %p = phi i64 [1, %sort], [%p_next, %compare]
-  %left = icmp slt i64 %p, %n
-  br i1 %left, label %compare, label %learn
+  if slt i64 %p, %n then %compare else %learn
 compare:
   %before = sub i64 %p, 1
   %p_end = fetch i64, %span, ptr %spans, i64 %before, i32 1
   %p_start = fetch i64, %span, ptr %spans, i64 %p, i32 0
   %p_next = add i64 %p, 1
-  %apart = icmp ule i64 %p_end, %p_start
-  br i1 %apart, label %pair, label %unsure
+  if ule i64 %p_end, %p_start then %pair else %unsure
 learn:
   store i64 %n, ptr %known_count_at
   br label %yes

@@ -156,7 +156,7 @@ def test_a_break_in_a_loop_is_told_once_and_the_loop_by_its_name(capsys):
     capsys.readouterr()
     text = str(page)
     assert page.graph_break_count == 3 and text.count("print writes output") == 1 and "    3 times\n" in text
-    assert "the loop's next value is 2; it was 1" in text and "stack0" not in text and "9223372036854775807" not in text
+    assert "the loop's next value is 2; it was 1" in text and "stack item" not in text and "9223372036854775807" not in text
 
 
 def test_guards_on_what_has_no_name_are_folded():

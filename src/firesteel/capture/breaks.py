@@ -242,7 +242,7 @@ def input_names(spec: Spec) -> list[str]:
         names += [f"{name}{suffix}" for name in frame.slots]
         for n, kind in enumerate(frame.stack):
             if kind == VALUE:
-                names.append(f"stack{n}{suffix}")
+                names.append(f"stack item {n}{suffix}")
             elif kind == HANDLED:
                 names += [f"previous{n}{suffix}", f"handled{n}{suffix}"]
         if frame.returns == "made":

@@ -23,7 +23,7 @@ from firesteel.capture.eager_errors import as_eager_says
 from firesteel.capture.effects import DELETED
 from firesteel.capture.protocols import Machine
 from firesteel.capture.record import GraphInput
-from firesteel.capture.source import Const, Constants, Fixed, Local, Source, build_function
+from firesteel.capture.source import Constants, Local, Source, build_function
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.table import Table
@@ -62,7 +62,7 @@ class RunEmitter:
 
     def source(self, source: Source) -> str:
         """Text for what a source gives at the region's start."""
-        if isinstance(source, (Fixed, Const)):
+        if source.base is None and type(source) is not Local:       # the guard function does not read it
             return source.text(self.constants)
         return self.sources.setdefault(source, f"s_{len(self.sources)}")
 

@@ -10,7 +10,6 @@ result, or a `Jump` to a continuation, which the driver follows in a loop, so th
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import sys
@@ -29,9 +28,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, log, timed
 from firesteel.capture import marks
-from firesteel.capture.breaks import VALUE, Spec, input_names
+from firesteel.capture.breaks import Spec, input_names
 from firesteel.capture.builder import as_cell, build, stack_values
-from firesteel.capture.code import program
 from firesteel.capture.frames import Discard, Frame
 from firesteel.capture.guard_function import GuardFunction
 from firesteel.capture.limits import advice
@@ -39,10 +37,9 @@ from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.parts import part_of
 from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
 from firesteel.capture.replaced import needed
-from firesteel.capture.resume import resume_function
 from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.capture.source import Fixed, Local, Source
-from firesteel.capture.suspended import split_values, state_of
+from firesteel.capture.suspended import run_frames
 from firesteel.capture.translate import Jump, RegionCode, translate
 from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
 from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
@@ -441,47 +438,6 @@ def _line(spec: Spec) -> int | None:
     frame = spec[-1]
     instrs = Frame(frame.code, frame.scope, {}).program
     return instrs[max(frame.index - 1, 0)].lineno
-
-
-def run_frames(spec: Spec, inputs: tuple[Any, ...]) -> Any:
-    """The frames of a continuation, for real, the innermost first inside of the others."""
-    given = iter(inputs)
-    calls = [(frame, *split_values(frame, given), next(given) if frame.returns == "made" or frame.generator else None) for frame in spec]
-    inside: Callable[[], Any] | None = None
-    for n, (frame, slots, items, extra) in reversed(list(enumerate(calls))):
-        drops = n < len(calls) - 1 and calls[n + 1][0].returns == "discard"
-        if n < len(calls) - 1 and calls[n + 1][0].generator:
-            frame, items, inside = _before_asking(frame), items + _sent_none(frame), None
-        inside = _frame_call(frame, slots, items, extra, inside, drops)
-        if frame.generator:
-            state: Any = state_of(extra)
-            state.real = inside()       # started by the frame outside, when it asks for the next element
-    assert inside is not None, spec
-    return inside()
-
-
-def _before_asking(frame: Any) -> Any:
-    """A frame that waits for a generator's next element, at the instruction that asks for it."""
-    asks = program(frame.code)[frame.index - 1].opname
-    return dataclasses.replace(frame, index=frame.index - 1, stack=(*frame.stack, VALUE) if asks == "SEND" else frame.stack)
-
-
-def _sent_none(frame: Any) -> list[Any]:
-    return [None] if program(frame.code)[frame.index - 1].opname == "SEND" else []
-
-
-def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, inside: Callable[[], Any] | None,
-                drops: bool) -> Callable[[], Any]:
-    cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
-    names = [name for name in frame.code.co_varnames if name in slots and name not in cells]
-    awaits = frame.index - 1 if inside is not None else None
-    resumed = resume_function(frame.code, frame.index, names, list(frame.stack), frame.scope, cells, awaits, drops, frame.generator)
-
-    def call() -> Any:
-        extra = [inside] if awaits is not None else []
-        result = resumed(*[slots[name] for name in names], *items, *extra)
-        return made if frame.returns == "made" else result
-    return call
 
 
 # -- the whole function -------------------------------------------------------------------------------------------------

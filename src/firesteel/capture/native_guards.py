@@ -34,7 +34,7 @@ import torch
 
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, Nth, OwnDict, Source, Type, literal
-from firesteel.native_method import CompileText, native_method, with_fetches
+from firesteel.native_method import CompileText, native_method, spelled_out
 from firesteel.records import dataclass
 from firesteel.table import Table
 
@@ -49,7 +49,7 @@ END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR
 # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict, a method's function; a method's object
 TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24
 
-WALK = with_fetches("""
+WALK = spelled_out("""
 %step = type { i8, i8, i16, i16, i16, ptr }                     ; what to do, function, type of x or -1, slot of x, slot of the result, operand
 %head = type { i64, i64, ptr, ptr, ptr, ptr, ptr, ptr }         ; number of slots, of exports; slots to export, steps, types, functions, None, False
 
@@ -80,14 +80,12 @@ entry:
   %types = fetch ptr, %head, ptr %head, i64 0, i32 4
   %functions = fetch ptr, %head, ptr %head, i64 0, i32 5
   %result = call ptr @PyTuple_New(i64 %exports)
-  %out_of_memory = icmp eq ptr %result, null
-  br i1 %out_of_memory, label %raise, label %argument
+  if eq ptr %result, null then %raise else %argument
 raise:
   ret ptr null
 argument:
   %i = phi i64 [0, %entry], [%i_next, %copy]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %copy, label %begin
+  if slt i64 %i, %count then %copy else %begin
 copy:
   %object = fetch ptr, ptr, ptr %objects, i64 %i
   %first_at = getelementptr ptr, ptr %slots, i64 %i
@@ -110,13 +108,11 @@ step:
   %out = fetch i16, %step, ptr %at, i64 0, i32 4
   %out_slot_at = getelementptr ptr, ptr %slots, i16 %out
   %operand = fetch ptr, %step, ptr %at, i64 0, i32 5
-  %of_any = icmp slt i16 %type_number, 0
-  br i1 %of_any, label %do, label %of_type
+  if slt i16 %type_number, 0 then %do else %of_type
 of_type:
   %wants = fetch ptr, ptr, ptr %types, i16 %type_number
   %has = fetch ptr, i8, ptr %x, i64 8
-  %fits = icmp eq ptr %has, %wants
-  br i1 %fits, label %do, label %unsure
+  if eq ptr %has, %wants then %do else %unsure
 do:
   switch i8 %op, label %held [ i8 1, label %read
                                i8 2, label %ask
@@ -141,37 +137,28 @@ read:
   %r_function = load ptr, ptr %function_at
   %r_value = call ptr %r_function(ptr %x, ptr %operand)
   br label %found
+attr:
+  %d_type = fetch ptr, i8, ptr %x, i64 8
+  %d_of_class = call ptr @_PyType_Lookup(ptr %d_type, ptr %operand)
+  if eq ptr %d_of_class, null then %own else %unsure
 own:
   %o_dict_at = call ptr @_PyObject_GetDictPtr(ptr %x)
-  %o_none = icmp eq ptr %o_dict_at, null
-  br i1 %o_none, label %trouble, label %owned_dict
+  if eq ptr %o_dict_at, null then %trouble else %owned_dict
 owned_dict:
-  %o_value = load ptr, ptr %o_dict_at
+  %o_dict = load ptr, ptr %o_dict_at
+  if eq i8 %op, 13 then %attr_owned else %found
+attr_owned:
+  if eq ptr %o_dict, null then %trouble else %attr_get
+attr_get:
+  %d_value = call ptr @PyDict_GetItemWithError(ptr %o_dict, ptr %operand)
   br label %found
 member:
   %m_offset = ptrtoint ptr %operand to i64
   %m_value = fetch ptr, i8, ptr %x, i64 %m_offset
   br label %found
-attr:
-  %d_type = fetch ptr, i8, ptr %x, i64 8
-  %d_of_class = call ptr @_PyType_Lookup(ptr %d_type, ptr %operand)
-  %d_plain = icmp eq ptr %d_of_class, null
-  br i1 %d_plain, label %attr_owner, label %unsure
-attr_owner:
-  %d_dict_at = call ptr @_PyObject_GetDictPtr(ptr %x)
-  %d_none = icmp eq ptr %d_dict_at, null
-  br i1 %d_none, label %trouble, label %attr_owned
-attr_owned:
-  %d_dict = load ptr, ptr %d_dict_at
-  %d_empty = icmp eq ptr %d_dict, null
-  br i1 %d_empty, label %trouble, label %attr_get
-attr_get:
-  %d_value = call ptr @PyDict_GetItemWithError(ptr %d_dict, ptr %operand)
-  br label %found
 get:
   %g_value = call ptr @PyObject_GetAttr(ptr %x, ptr %operand)
-  %g_lost = icmp eq ptr %g_value, null
-  br i1 %g_lost, label %trouble, label %hold
+  if eq ptr %g_value, null then %trouble else %hold
 hold:
   %g_count = load i64, ptr %owned_count
   %g_at = getelementptr ptr, ptr %owned, i64 %g_count
@@ -186,16 +173,13 @@ next_entry:
   store i64 %p_from, ptr %position
   %p_value_at = getelementptr ptr, ptr %out_slot_at, i64 1
   %p_any = call i32 @PyDict_Next(ptr %x, ptr %position, ptr %out_slot_at, ptr %p_value_at)
-  %p_some = icmp ne i32 %p_any, 0
-  br i1 %p_some, label %go_on, label %unsure
+  if ne i32 %p_any, 0 then %go_on else %unsure
 meets:
   %y_other = load ptr, ptr %out_slot_at
-  %y_holds = icmp eq ptr %x, %y_other
-  br i1 %y_holds, label %go_on, label %unsure
+  if eq ptr %x, %y_other then %go_on else %unsure
 found:
-  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_value, %owned_dict], [%m_value, %member], [%d_value, %attr_get], [%g_value, %hold]
-  %lost = icmp eq ptr %value, null
-  br i1 %lost, label %trouble, label %keep
+  %value = phi ptr [%operand, %do], [%r_value, %read], [%o_dict, %owned_dict], [%m_value, %member], [%d_value, %attr_get], [%g_value, %hold]
+  if eq ptr %value, null then %trouble else %keep
 keep:
   store ptr %value, ptr %out_slot_at
   br label %go_on
@@ -203,50 +187,38 @@ keep:
 ask:
   %a_function = load ptr, ptr %function_at
   %a_answer = call i32 %a_function(ptr %x, ptr %operand)
-  %a_error = icmp slt i32 %a_answer, 0
-  br i1 %a_error, label %trouble, label %answered
+  if slt i32 %a_answer, 0 then %trouble else %answered
 answered:
   %a_wanted = sext i16 %out to i32
-  %a_holds = icmp eq i32 %a_answer, %a_wanted
-  br i1 %a_holds, label %go_on, label %fails
+  if eq i32 %a_answer, %a_wanted then %go_on else %fails
 type:
   %t_has = fetch ptr, i8, ptr %x, i64 8
-  %t_holds = icmp eq ptr %t_has, %operand
-  br i1 %t_holds, label %go_on, label %fails
+  if eq ptr %t_has, %operand then %go_on else %fails
 is:
-  %i_holds = icmp eq ptr %x, %operand
-  br i1 %i_holds, label %go_on, label %fails
+  if eq ptr %x, %operand then %go_on else %fails
 same:
   %s_other = load ptr, ptr %out_slot_at
-  %s_holds = icmp eq ptr %x, %s_other
-  br i1 %s_holds, label %go_on, label %fails
+  if eq ptr %x, %s_other then %go_on else %fails
 equal:
-  %e_same = icmp eq ptr %x, %operand
-  br i1 %e_same, label %go_on, label %compare
+  if eq ptr %x, %operand then %go_on else %compare
 compare:
   %e_answer = call i32 @PyObject_RichCompareBool(ptr %x, ptr %operand, i32 2)
-  %e_holds = icmp eq i32 %e_answer, 1
-  br i1 %e_holds, label %go_on, label %differs
+  if eq i32 %e_answer, 1 then %go_on else %differs
 differs:
-  %e_error = icmp slt i32 %e_answer, 0
-  br i1 %e_error, label %trouble, label %fails
+  if slt i32 %e_answer, 0 then %trouble else %fails
 word:
   %w_bits = fetch ptr, i8, ptr %x, i64 16
-  %w_holds = icmp eq ptr %w_bits, %operand
-  br i1 %w_holds, label %go_on, label %fails
+  if eq ptr %w_bits, %operand then %go_on else %fails
 empty:
   %n_value = call ptr @PyDict_GetItemWithError(ptr %x, ptr %operand)
-  %n_lost = icmp eq ptr %n_value, null
-  br i1 %n_lost, label %trouble, label %counting
+  if eq ptr %n_value, null then %trouble else %counting
 counting:
   %n_wants = fetch ptr, ptr, ptr %types, i16 %out
   %n_has = fetch ptr, i8, ptr %n_value, i64 8
-  %n_fits = icmp eq ptr %n_has, %n_wants
-  br i1 %n_fits, label %counted, label %unsure
+  if eq ptr %n_has, %n_wants then %counted else %unsure
 counted:
   %n_length = fetch i64, i8, ptr %n_value, i64 16
-  %n_holds = icmp eq i64 %n_length, 0
-  br i1 %n_holds, label %go_on, label %fails
+  if eq i64 %n_length, 0 then %go_on else %fails
 keys:
   %k_count = fetch i64, i8, ptr %operand, i64 16
   %k_first_at = getelementptr i8, ptr %operand, i64 24
@@ -265,17 +237,14 @@ key_end:
 key_compare:
   %k_key = load ptr, ptr %key_at
   %k_expected = fetch ptr, ptr, ptr %k_first_at, i64 %k
-  %k_same = icmp eq ptr %k_key, %k_expected
-  br i1 %k_same, label %key_held, label %key_other
+  if eq ptr %k_key, %k_expected then %key_held else %key_other
 key_other:
   %k_type = fetch ptr, i8, ptr %k_key, i64 8
   %k_str = fetch ptr, i8, ptr %k_expected, i64 8
-  %k_alike = icmp eq ptr %k_type, %k_str
-  br i1 %k_alike, label %key_equal, label %unsure
+  if eq ptr %k_type, %k_str then %key_equal else %unsure
 key_equal:
   %k_answer = call i32 @PyObject_RichCompareBool(ptr %k_key, ptr %k_expected, i32 2)
-  %k_holds = icmp eq i32 %k_answer, 1
-  br i1 %k_holds, label %key_held, label %unsure
+  if eq i32 %k_answer, 1 then %key_held else %unsure
 key_held:
   %k_next = add i64 %k, 1
   br label %key_next
@@ -285,8 +254,7 @@ held:
   br label %export
 export:
   %e = phi i64 [0, %held], [%e_next, %exporting]
-  %e_more = icmp slt i64 %e, %exports
-  br i1 %e_more, label %exporting, label %done
+  if slt i64 %e, %exports then %exporting else %done
 exporting:
   %e_slot = fetch i64, i64, ptr %list, i64 %e
   %e_value = fetch ptr, ptr, ptr %slots, i64 %e_slot
@@ -318,8 +286,7 @@ release:
   br label %release_next
 release_next:
   %h = phi i64 [0, %release], [%h_next, %releasing]
-  %h_more = icmp slt i64 %h, %h_count
-  br i1 %h_more, label %releasing, label %released
+  if slt i64 %h, %h_count then %releasing else %released
 releasing:
   %h_object = fetch ptr, ptr, ptr %owned, i64 %h
   call void @Py_DecRef(ptr %h_object)

@@ -107,8 +107,6 @@ class RegionWriter:
             return ["Local", None, source.key]
         if type(source) is Fixed:
             return ["Fixed", None, self.value(source.key), source.label]
-        if type(source) is sources.Const:
-            return ["Const", None, self.value(source.key)]
         if STEPS.get(type(source).__name__) is not type(source):
             raise Unwritable(f"{source.name} is read by {type(source).__name__}")
         row = [type(source).__name__, self.source(source.base), self.value(source.key)]

@@ -88,6 +88,7 @@ class Source:
     key: Any
     _hash: int
     form = ""       # the step as text over {base} and {key}, of kinds that are written, named and executed alike
+    shown = ""      # as people are shown it, where that is another text
 
     def __init_subclass__(cls) -> None:
         if "form" in vars(cls):
@@ -130,7 +131,7 @@ class Source:
     @property
     def name(self) -> str:
         """For people: as the user would write it."""
-        return self.form.format(base=self.base.name, key=self.key)
+        return (self.shown or self.form).format(base=self.base.name, key=self.key)
 
     # what follows from that
 
@@ -192,6 +193,11 @@ class Local(Source):
         return self.key
 
 
+def is_stack_item(source: Source) -> bool:
+    """Of a frame in which the program was split, such as the iterator of a `for`?  It has no name that a program could use."""
+    return isinstance(source, Local) and not source.key.isidentifier()
+
+
 class Fixed(Source):
     """An object known when the code is generated: a globals dict, a function, a class, a cell; compared by identity."""
 
@@ -219,31 +225,6 @@ class Fixed(Source):
         return self.label
 
 
-class Const(Source):
-    """A plain constant; never guarded, only re-created."""
-
-    __slots__ = ()
-
-    def __init__(self, value: Any):
-        super().__init__(None, value)
-
-    def _key_hash(self) -> Any:
-        return type(self.key), repr(self.key)
-
-    def _same_key(self, other: Source) -> bool:
-        return self.key is other.key or self._key_hash() == other._key_hash() and literal(self.key) is not None
-
-    def write(self, base: str, constants: Constants) -> str:
-        return constants.name(self.key)
-
-    def step(self, base: Any) -> Any:
-        return self.key
-
-    @property
-    def name(self) -> str:
-        return repr(self.key)
-
-
 def global_source(name: str, scope: dict[str, Any]) -> Item:
     """A global variable of the module whose namespace is `scope`."""
     return Item(Fixed(scope, str(scope.get("__name__", "globals"))), name)
@@ -257,16 +238,13 @@ class Attr(Source):
     """base.key"""
 
     __slots__ = ()
+    shown = "{base}.{key}"
 
     def write(self, base: str, constants: Constants) -> str:
         return f"{base}.{self.key}" if self.key.isidentifier() else f"getattr({base}, {self.key!r})"
 
     def step(self, base: Any) -> Any:
         return getattr(base, self.key)
-
-    @property
-    def name(self) -> str:
-        return f"{self.base.name}.{self.key}"
 
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -308,10 +286,7 @@ class OwnDict(Source):
 
     __slots__ = ()
     form = "{base}.__dict__"
-
-    @property
-    def name(self) -> str:
-        return self.base.name
+    shown = "{base}"
 
 
 class HiddenDict(OwnDict):
@@ -393,10 +368,7 @@ class Nth(Applied):
 
     __slots__ = ()
     function = staticmethod(nth)
-
-    @property
-    def name(self) -> str:
-        return f"list({self.base.name})[{self.key}]"
+    shown = "list({base})[{key}]"
 
 
 class DimSize(Source):

@@ -1,4 +1,4 @@
-"""Generators that cross a break: a real generator object whose frame is data, so that a later region can go on inside of it.
+"""Frames as data: what a continuation runs for real, and generators that cross a break, so that a later region can go on inside of them.
 
 At a break a generator of the region becomes a real one (`shell`), which delegates to a `GeneratorState`: the suspended frame as a
 specification and values.  Real code that calls next, send, throw or close on it gets a resumed real frame; a region that is
@@ -9,10 +9,13 @@ captured later reads the state, runs the frame symbolically and writes the new s
 """
 from __future__ import annotations
 
+import dataclasses
+import functools
 import types
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from firesteel.capture.code import program
 from firesteel.capture.resume import HANDLED, SUSPENDED, VALUE, resume_function
 
 
@@ -133,9 +136,48 @@ def traced(item: Any) -> Any:
 def revive(spec: Any, values: tuple[Any, ...]) -> Generator:
     """A generator of CPython that stands where the suspended frame does."""
     slots, items = split_values(spec, iter(values))
-    cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
-    names = [name for name in spec.code.co_varnames if name in slots and name not in cells]
-    made = resume_function(spec.code, spec.index, names, list(spec.stack), spec.scope, cells, gen=spec.generator)(*[slots[n] for n in names], *items)
+    made = rest_of(spec, slots)(*items)
     if spec.generator == SUSPENDED:
         next(made)
     return made
+
+
+def rest_of(spec: Any, slots: dict[str, Any], awaits: int | None = None, drops: bool = False) -> Callable[..., Any]:
+    """What a suspended frame still has to do, as a function of its stack items."""
+    cells = {name: value for name, value in slots.items() if isinstance(value, types.CellType)}
+    names = [name for name in spec.code.co_varnames if name in slots and name not in cells]
+    resumed = resume_function(spec.code, spec.index, names, list(spec.stack), spec.scope, cells, awaits, drops, spec.generator)
+    return functools.partial(resumed, *[slots[name] for name in names])
+
+
+def run_frames(spec: Sequence[Any], inputs: tuple[Any, ...]) -> Any:
+    """The frames of a continuation, for real, the innermost first inside of the others."""
+    given = iter(inputs)
+    calls = [(frame, *split_values(frame, given), next(given) if frame.returns == "made" or frame.generator else None) for frame in spec]
+    inside: Callable[[], Any] | None = None
+    for n, (frame, slots, items, extra) in reversed(list(enumerate(calls))):
+        drops = n < len(calls) - 1 and calls[n + 1][0].returns == "discard"
+        if n < len(calls) - 1 and calls[n + 1][0].generator:
+            frame, items, inside = *_before_asking(frame, items), None
+        inside = _frame_call(frame, slots, items, extra, inside, drops)
+        if frame.generator:
+            state: Any = state_of(extra)
+            state.real = inside()       # started by the frame outside, when it asks for the next element
+    assert inside is not None, spec
+    return inside()
+
+
+def _before_asking(frame: Any, items: list[Any]) -> tuple[Any, list[Any]]:
+    """A frame that waits for a generator's next element, at the instruction that asks for it, and its stack there."""
+    sends = program(frame.code)[frame.index - 1].opname == "SEND"
+    return dataclasses.replace(frame, index=frame.index - 1, stack=(*frame.stack, *[VALUE] * sends)), items + [None] * sends
+
+
+def _frame_call(frame: Any, slots: dict[str, Any], items: list[Any], made: Any, inside: Callable[[], Any] | None,
+                drops: bool) -> Callable[[], Any]:
+    rest = rest_of(frame, slots, frame.index - 1 if inside is not None else None, drops)
+
+    def call() -> Any:
+        result = rest(*items, *([inside] if inside is not None else []))
+        return made if frame.returns == "made" else result
+    return call

@@ -18,7 +18,7 @@ import torch
 from firesteel import native_tensors
 from firesteel.artifacts import counters
 from firesteel.codegen.zones import Zones
-from firesteel.native_method import CompileText, Word, native_method, with_fetches
+from firesteel.native_method import CompileText, Word, native_method, spelled_out
 from firesteel.native_tensors import ADDRESS_OF
 from firesteel.records import dataclass
 from firesteel.targets import CUDA
@@ -175,7 +175,7 @@ def as_word(value: int | float) -> int:
 # What a launch runs is a row of i64: number of kernels, most arguments of one; then for each kernel its address, its number
 # of arguments, and for each argument (slot, addend): slot >= 0 is frame[slot] + addend, -1 the error slot, -2 the addend itself.
 # Behind a kernel that found an error none runs: it might write an input.
-LAUNCHER = ADDRESS_OF + with_fetches(r"""
+LAUNCHER = ADDRESS_OF + spelled_out(r"""
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
@@ -208,8 +208,7 @@ arguments:
 argument:
   %a = phi i64 [0, %arguments], [%a_next, %stored]
   %slot_at = phi ptr [%slots, %arguments], [%slot_next, %stored]
-  %unfinished = icmp slt i64 %a, %count
-  br i1 %unfinished, label %one, label %launched
+  if slt i64 %a, %count then %one else %launched
 one:
   %slot = load i64, ptr %slot_at
   %addend = fetch i64, i64, ptr %slot_at, i64 1
@@ -248,17 +247,14 @@ entry:
   br label %next
 next:
   %i = phi i64 [0, %entry], [%i_next, %converted]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %convert, label %ready
+  if slt i64 %i, %count then %convert else %ready
 convert:
   %object = fetch ptr, ptr, ptr %objects, i64 %i
   %value = call i64 @firesteel_address(ptr %words, ptr %object)
-  %odd = icmp eq i64 %value, -1                 ; the number -1, or one that does not fit
-  br i1 %odd, label %ask, label %converted
+  if eq i64 %value, -1 then %ask else %converted                 ; the number -1, or one that does not fit
 ask:
   %raised = call ptr @PyErr_Occurred()
-  %fits = icmp eq ptr %raised, null
-  br i1 %fits, label %converted, label %raise
+  if eq ptr %raised, null then %converted else %raise
 raise:
   ret ptr null
 converted:

@@ -25,7 +25,7 @@ import torch
 from firesteel import transaction
 from firesteel.artifacts import counters, logger
 from firesteel.config import config
-from firesteel.native_method import Word, with_fetches
+from firesteel.native_method import Word, spelled_out
 from firesteel.records import dataclass
 from firesteel.table import Table
 
@@ -136,7 +136,7 @@ def facts() -> dict[str, str]:
 # Arguments of the launcher, each an i64: the table of functions; the kernel, and the number of its twin for any address; how many
 # addresses there are, programs, threads, bytes of shared memory; stream, context; the number of parameters, and the parameters,
 # addresses first; the host's error slot.
-LAUNCHER = with_fetches(r"""
+LAUNCHER = spelled_out(r"""
 define void @fs_cuda_launch(ptr %args) {
 entry:
   %table = load ptr, ptr %args
@@ -153,13 +153,11 @@ entry:
   %places = alloca ptr, i64 %count
   %popped = alloca ptr
   %shared.found = alloca i64
-  %some = icmp sgt i64 %programs, 0
-  br i1 %some, label %next, label %done
+  if sgt i64 %programs, 0 then %next else %done
 next:
   %i = phi i64 [0, %entry], [%i.next, %take]
   %bits = phi i64 [0, %entry], [%bits.next, %take]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %take, label %ready
+  if slt i64 %i, %count then %take else %ready
 take:
   %place = getelementptr i64, ptr %first, i64 %i
   %slot = getelementptr ptr, ptr %places, i64 %i
@@ -172,8 +170,7 @@ take:
   br label %next
 ready:
   %rest = and i64 %bits, 15
-  %aligned = icmp eq i64 %rest, 0
-  br i1 %aligned, label %launch, label %unaligned
+  if eq i64 %rest, 0 then %launch else %unaligned
 unaligned:
   %find = fetch ptr, ptr, ptr %table, i64 3
   %found = call ptr %find(i64 %twin, ptr %shared.found)
@@ -191,8 +188,7 @@ launch:
   %pushed = call i32 %push(ptr %context)
   %result = call i32 %run(ptr %chosen, i32 %x, i32 1, i32 1, i32 %t, i32 1, i32 1, i32 %s, ptr %stream, ptr %places, ptr null)
   %gone = call i32 %pop(ptr %popped)
-  %failed = icmp ne i32 %result, 0
-  br i1 %failed, label %report, label %done
+  if ne i32 %result, 0 then %report else %done
 report:
   %error = fetch ptr, i64, ptr %first, i64 %count
   %code = zext i32 %result to i64

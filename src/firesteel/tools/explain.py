@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from firesteel import api, artifacts, dumps, pipeline, stages
 from firesteel.capture import marks
 from firesteel.capture.guards import Guard
-from firesteel.capture.source import Call
+from firesteel.capture.source import Call, is_stack_item
 from firesteel.homes import home_of, is_in_package
 from firesteel.loops.plan import Run
 from firesteel.records import dataclass
@@ -36,7 +36,7 @@ from firesteel.tools.cases import location
 
 UNNAMED = "the program's objects"
 NO_GRADIENT = ".grad is None"
-PRIVATE = re.compile(r"(^|\.)_(?!_main)|^pybind11|^stack\d")        # names that say nothing to the user
+PRIVATE = re.compile(r"(^|\.)_(?!_main)|^pybind11")        # names that say nothing to the user
 SHOWN = 12              # rows of a section; the rest is counted
 EAGER = ("eager_calls", "suppressed", "recompile_limit")                # counters of calls that ran eagerly
 QUIET = ("total", "ok", "kernels", "distinct_kernels", "library_calls", "cache_hits", "compiled", "fallbacks")        # no fall-backs
@@ -335,7 +335,8 @@ def is_internal(guard: Guard) -> bool:
     source = guard.source
     while source is not None and not (isinstance(source, Call) and is_ours(source.key)):
         source = source.base
-    return source is not None or bool(PRIVATE.search(guard.name)) or guard.kind == "expr" and guard.data.why == RANGE
+    unnamed = guard.source is not None and is_stack_item(guard.source.root) and guard.source.root.name in guard.name
+    return source is not None or unnamed or bool(PRIVATE.search(guard.name)) or guard.kind == "expr" and guard.data.why == RANGE
 
 
 def is_ours(thing: Any) -> bool:
@@ -344,10 +345,8 @@ def is_ours(thing: Any) -> bool:
 
 def root_of(guard: Guard) -> str:
     """The variable that a guard's source begins with."""
-    source = guard.source
-    while source.base is not None:
-        source = source.base
-    return UNNAMED if is_ours(source.key) or PRIVATE.search(source.name) else re.split(r"[.\[]", source.name)[0]
+    source = guard.source.root
+    return UNNAMED if is_ours(source.key) or is_stack_item(source) or PRIVATE.search(source.name) else re.split(r"[.\[]", source.name)[0]
 
 
 def kept(counts: collections.Counter[str], limit: int = 6) -> Iterator[str]:

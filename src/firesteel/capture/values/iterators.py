@@ -15,7 +15,7 @@ from typing import Any
 from firesteel.capture.effects import REPLAY
 from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import Applied, Local, Source
+from firesteel.capture.source import Applied, Source, is_stack_item
 from firesteel.capture.values.base import LazyValue, Value
 from firesteel.capture.values.const import FALSE, TRUE, ConstValue
 from firesteel.capture.values.containers import TupleValue
@@ -97,7 +97,7 @@ class Peek(Applied):
 
     @property
     def name(self) -> str:
-        if is_loop(self.base):
+        if is_stack_item(self.base):
             return "the loop's next value" if self.key == 0 else f"the loop's value after {self.key} others"
         return f"next({self.base.name})" if self.key == 0 else f"peek({self.base.name}, {self.key})"
 
@@ -110,12 +110,7 @@ class HasMore(Applied):
 
     @property
     def name(self) -> str:
-        return f"more than {self.key} left in {'the loop' if is_loop(self.base) else self.base.name}"
-
-
-def is_loop(source: Source) -> bool:
-    """Is it the iterator of a `for` in which the program was split?  Such an item of the stack has no name in the program."""
-    return isinstance(source, Local) and source.key.startswith("stack")
+        return f"more than {self.key} left in {'the loop' if is_stack_item(self.base) else self.base.name}"
 
 
 LIST_ITERATOR: type = type(iter([]))

@@ -21,7 +21,7 @@ import torch
 from firesteel.capture.effects import Literal
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.source import Const, Constants
+from firesteel.capture.source import Constants, Source
 from firesteel.capture.values.arrays import TensorArray
 from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
@@ -36,8 +36,8 @@ from firesteel.sym.symint import to_symint
 from firesteel.table import Table
 
 
-class Drawn(Const):
-    """What one of the calls gave; the run function has it under a name."""
+class Drawn(Source):
+    """What one of the calls gave; the run function has it under a name.  The key is its number and what people are shown."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ def add_draw(m: Machine, owner: Value | None, method: Any, args: Args, kwargs: K
     for value in (*args, *kwargs.values()):
         if not value.is_constant() and value.source is None and not isinstance(value, Literal):
             raise Break("random_state", name=what)
-    source = Drawn((len(m.draws), f"{what}()"))
+    source = Drawn(None, (len(m.draws), f"{what}()"))
     m.effects.change(m, "draws", (*m.draws, Draw(source, owner, method, args, kwargs, is_array)))
     return source
 
