@@ -209,10 +209,6 @@ def keep_layouts(gm: torch.fx.GraphModule) -> None:
 
 # ---------------------------------------------------------------- the list
 
-def _verify_joint(joint: Joint) -> None:
-    verify(joint.gm, "joint" if joint.tangents else "aten")
-
-
 def _joint_text(joint: Joint) -> str:
     """The graph, and what a partitioner needs to know of it."""
     return later("dumps", "graph_text")(joint.gm, num_primals=joint.num_primals, num_fwd_outputs=joint.num_fwd_outputs)
@@ -222,10 +218,7 @@ def _captured_text(captured: RegionCode) -> str:
     return "\n".join([*(f"# guard: {guard}" for guard in captured.guard.guards), captured.run.__source__])     # type: ignore[attr-defined]
 
 
-def _code(gm: torch.fx.GraphModule) -> str:
-    return gm.code
-
-
+_code = operator.attrgetter("code")
 _verify_program: Any = later("loops.verify", "verify_program")
 _aten = partial(verify, level="aten")
 _graph: Any = partial(Stage, text=later("dumps", "graph_text"), extension="py", read=later("dumps", "read_graph"))
@@ -236,7 +229,7 @@ for _row in (
     _graph("graph", Recorder.finish, "what was recorded of it", "a torch-level graph", verify=partial(verify, level="torch"), log="graph",
            show=lambda gm: gm.print_readable(print_output=False)),
     _graph("joint", trace_program, "the graph as a program", "a Joint: forward and backward in one ATen graph", text=_joint_text,
-           verify=_verify_joint, log="joint", show=lambda joint: joint.gm.code),
+           verify=lambda joint: verify(joint.gm, "joint" if joint.tangents else "aten"), log="joint", show=lambda joint: joint.gm.code),
     _graph("forward", min_cut_partition, "the joint graph", "an ATen graph of results and saved tensors", verify=_aten,
            log="aot", show=_code),
     _graph("backward", min_cut_partition, "the joint graph", "an ATen graph of gradients", verify=_aten, log="aot", show=_code),

@@ -43,12 +43,17 @@ def test_ode_adjoint_field(compile):
     return solved(field, y)
 
 
+def solver(compile, solve):
+    """A whole solver of fixed steps, compiled."""
+    field = Field()
+    y = compile(lambda y: solve(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
+    return solved(field, y)
+
+
 @use("torchdiffeq", graphs=1)
 def test_fixed_step_solver(compile):
     from torchdiffeq import odeint
-    field = Field()
-    y = compile(lambda y: odeint(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
-    return solved(field, y)
+    return solver(compile, odeint)
 
 
 @use("torchdiffeq", breaks=11, graphs=10)
@@ -80,9 +85,7 @@ def test_sde_solver(compile):
 @use("torchdiffeq", graphs=1)
 def test_adjoint_solver(compile):
     from torchdiffeq import odeint_adjoint
-    field = Field()
-    y = compile(lambda y: odeint_adjoint(field, y, torch.linspace(0, 1, 4), method="rk4"))(torch.ones(3, 2))
-    return solved(field, y)
+    return solver(compile, odeint_adjoint)
 
 
 @use("torchode", breaks=6, graphs=7)

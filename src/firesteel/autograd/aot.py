@@ -55,7 +55,7 @@ from firesteel.graph.passes import clean
 from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
-from firesteel.graph.wrappers import Pack, width
+from firesteel.graph.wrappers import Pack, pack_all, width
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
@@ -198,7 +198,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if graph is not None and "ranks" in graph.meta:
         compare_ranks(joint.gm, *graph.meta["ranks"])
     entry = entry if joint.packing is None else None
-    compiled = _compile_training(joint, program, compilers, eager, entry) if joint.tangents else _compile_inference(joint, compilers, eager, entry)
+    compiled = runtime.training(training_graph(joint, program, compilers, eager, entry)) if joint.tangents else \
+        _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
     return in_grad_mode(compiled, turns_on, joint)
 
@@ -319,10 +320,6 @@ def write_in_graph(joint: Joint) -> None:
     joint.gm.recompile()
 
 
-def _compile_training(joint: Joint, program: Program, compilers: Compilers, eager: Callable, entry: ProgramEntry | None) -> Callable:
-    return runtime.training(training_graph(joint, program, compilers, eager, entry))
-
-
 def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: Callable, entry: ProgramEntry | None = None) -> runtime.TrainingGraph:
     """The forward compiled, the backward ready to be."""
     count, packing = joint.num_primals, joint.packing
@@ -371,7 +368,7 @@ def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | 
                       entry: ProgramEntry | None = None) -> Callable:
     with stages.kept_by(compilation):
         compiled = _compile_plain_backward(bw, compilers, entry)
-    return compiled if packs is None else runtime.packed_backward(compiled, packs)
+    return compiled if packs is None else lambda args: pack_all(packs, compiled(args))
 
 
 def _compile_part(compilers: Compilers, compilation: stages.Compilation | None, part: GraphModule, bw: GraphModule) -> Callable:
@@ -508,12 +505,8 @@ def deduplicate(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
     seen: dict[int, int] = {}
     places = []
     for value in values:
-        if isinstance(value, torch.Tensor):
-            place = seen.setdefault(id(value), len(unique))
-            if place == len(unique):
-                unique.append(value)
-        else:
-            place = len(unique)
+        place = seen.setdefault(id(value), len(unique)) if isinstance(value, torch.Tensor) else len(unique)
+        if place == len(unique):
             unique.append(value)
         places.append(place)
     return unique, places

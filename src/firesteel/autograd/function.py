@@ -545,10 +545,6 @@ def packed_forward(forward: Compiled, packing: Packing) -> Compiled:
     return run
 
 
-def packed_backward(backward: Callable[[list], Sequence[Any]], packs: list[Pack | None]) -> Callable[[list], Sequence[Any]]:
-    return lambda args: pack_all(packs, backward(args))
-
-
 def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], gradients: Callable | None = None) -> tuple:
     """Gradients that can be differentiated again.  Unpacking the saved tensors makes torch complain where it should:
     after they were freed, or after one was overwritten."""

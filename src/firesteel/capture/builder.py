@@ -594,11 +594,6 @@ class NativeEntries(DictValue):
         return self.entries
 
 
-def constant_value(m: Machine, obj: Any) -> Value:
-    """The Value of an object that is fixed: a class attribute, a function of a library."""
-    return build(m, obj, Fixed(obj)) if not is_constant_object(obj) else ConstValue(obj)
-
-
 CHANGING = ("__main__", "warnings", "torch.utils._device")      # programs set globals of these
 
 

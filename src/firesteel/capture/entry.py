@@ -485,11 +485,8 @@ class Root:
         if not any(isinstance(one, (type, types.FunctionType)) for one in key):
             return None
         if key not in self.parts:
-            self.parts[key] = part_of(fn, self._compiled_part)
+            self.parts[key] = part_of(fn, functools.partial(self._compiled, backend=self.backend))
         return self.parts[key]
-
-    def _compiled_part(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return self._compiled(fn, self.backend)
 
     def _compiled(self, fn: Callable[..., Any], backend: Backend, **settings: Any) -> Callable[..., Any]:
         return compile_function(fn, backend=backend, dynamic=self.dynamic, make_world=self.make_world, native_compiler=self.native_compiler,

@@ -32,7 +32,7 @@ class GuardFunction:
         self._in_python: Callable[..., Any] | None = None
         walk = _Walked(guards, arg_names, returns, machine_code) if machine_code is not None and returns is not None else None
         self.walks = walk is not None and walk.worth_it
-        self.check = _Writing(guards, arg_names, returns, False, walk).build(self._slowly) if self.walks else self.in_python
+        self.check = _Writing(guards, arg_names, returns, False, walk).build(lambda *args: self.in_python(*args)) if self.walks else self.in_python
 
     def __call__(self, *args: Any) -> Any:
         return self.check(*args)
@@ -44,9 +44,6 @@ class GuardFunction:
         if self._in_python is None:
             self._in_python = _generate(self.guards, self.arg_names, self._returns, self._python_only)
         return self._in_python
-
-    def _slowly(self, *args: Any) -> Any:
-        return self.in_python(*args)
 
     @property
     def text(self) -> str:

@@ -99,7 +99,8 @@ class Reader(Machine):
         return self.constant_object(run_for_program(self, getattr, obj, name))
 
     def constant_object(self, obj: Any) -> Value:
-        return builder.constant_value(self, obj)
+        """The Value of an object that is fixed: a class attribute, a function of a library."""
+        return ConstValue(obj) if is_constant_object(obj) else builder.build(self, obj, Fixed(obj))
 
     def cell(self, obj: types.CellType, source: Source, name: str = "") -> CellValue:
         """A closure cell of the user's, of a variable of this name; one Value a cell."""

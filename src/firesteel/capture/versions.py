@@ -450,13 +450,9 @@ _SPELLINGS: list[tuple[str, str, Version | None, Version | None]] = [
     ("CALL", "CALL:arg", P12, None),
 ]
 Spelling = tuple[tuple[str, str], ...]
-
-
-def _spelling(text: str) -> Spelling:
-    return tuple((name, what) for name, _, what in (word.partition(":") for word in text.split()))
-
-
-SPELLINGS: dict[str, Spelling] = {name: _spelling(text) for name, text, since, until in _SPELLINGS if applies(since, until)}
+SPELLINGS: dict[str, Spelling] = {
+    name: tuple((word.partition(":")[0], word.partition(":")[2]) for word in text.split())
+    for name, text, since, until in _SPELLINGS if applies(since, until)}
 
 
 def _by_opcode(names: Sequence[int]) -> frozenset[int]:

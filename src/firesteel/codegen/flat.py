@@ -303,9 +303,7 @@ def merge_axes(nest: FlatNest, surveys: Sequence[_Survey]) -> FlatNest:
             own, lost = _merge_group(own, [a[1] for a in survey.accesses], survey.raw)
             gone |= lost
         phases.append(phase if own is phase.axes else FlatPhase(phase.kind, own, phase.reduces, phase.stores))
-    if not gone:
-        return nest
-    return FlatNest(axes, _without_axes(phases, gone), nest.dtypes)
+    return FlatNest(axes, _without_axes(phases, gone), nest.dtypes) if gone else nest
 
 
 def _merge_group(axes: tuple[Axis, ...], where: list[Address], raw: set[str]) -> tuple[tuple[Axis, ...], dict[str, str]]:

@@ -138,7 +138,7 @@ class _Writer:
         if self.plan.zone:
             self.lines.append("zones = Zones(empty)")
         if self.plan.arena != 0:
-            self.lines.append(f"arena = empty(({self._size(self.plan.arena)},), (1,), {self._dtype('u8')})")
+            self.lines.append(f"arena = empty(({self.plan.arena},), (1,), {self._dtype('u8')})")
         for step in self.plan.steps:
             _STEP_WRITERS[type(step)](self, step)
         return self._code()
@@ -194,11 +194,8 @@ class _Writer:
         self.scope[text] = DTYPES[name]
         return text
 
-    def _size(self, size: Size) -> str:
-        return str(size)
-
     def _sizes(self, sizes: tuple[Size, ...]) -> str:
-        return f"({''.join(self._size(s) + ', ' for s in sizes)})"
+        return f"({''.join(f'{size}, ' for size in sizes)})"
 
     # ------------------------------------------------ steps
 
@@ -238,8 +235,7 @@ class _Writer:
     def _guard_place(self, buffer: str, at: Size) -> None:
         """Zones around a place in the arena, which may have been another place's inside."""
         if self.plan.zone:
-            size = self._size(numbytes(self.buffers[buffer]))
-            self.lines.append(f"zones.place({buffer!r}, arena.data_ptr() + {self._size(at)}, {size})")
+            self.lines.append(f"zones.place({buffer!r}, arena.data_ptr() + {at}, {numbytes(self.buffers[buffer])})")
 
     def _empty(self, layout: str, dtype: str, device: str) -> str:
         """Source text of fresh memory."""
@@ -326,19 +322,19 @@ class _Writer:
         scratch = ""
         if found and found[0].scratch:
             scratch = f"scratch_{len(self.lines)}"
-            self.lines.append(f"{scratch} = {self._empty(f'({self._size(found[0].scratch_bytes)},), (1,)', 'u8', found[0].device)}")
+            self.lines.append(f"{scratch} = {self._empty(f'({found[0].scratch_bytes},), (1,)', 'u8', found[0].device)}")
         return [(launch, self._far_slots(launch, scratch, frame)) for launch in found]
 
     def _far_slots(self, launch: DeviceLaunch, scratch: str, frame: dict[str, int]) -> list[tuple[int, int]]:
         places = [(_slot(scratch, frame), place) if isinstance(place, int) else
-                  (_slot(f"{scratch}.data_ptr() + {self._size(place)}", frame), 0) for place in launch.scratch]
+                  (_slot(f"{scratch}.data_ptr() + {place}", frame), 0) for place in launch.scratch]
         addresses = [self._far_address(name, launch.device, frame) for name in launch.buffers]
         symbols = [self._value(s, frame) for s in launch.symbols]
         before, after = ([self._word(w, frame) for w in words] for words in (launch.before, launch.after))
         return [*before, *addresses, *places, *symbols, *after]
 
     def _word(self, word: Argument, frame: dict[str, int]) -> tuple[int, int]:
-        return (-2, word) if isinstance(word, int) else (_slot(word if isinstance(word, str) else self._size(word), frame), 0)
+        return (-2, word) if isinstance(word, int) else (_slot(str(word), frame), 0)
 
     def _far_address(self, buffer: str, device: str, frame: dict[str, int]) -> tuple[int, int]:
         """The address on a device; a scalar in host memory is copied there."""
@@ -358,7 +354,7 @@ class _Writer:
             return _slot(self._variable(buffer), frame), 0
         if isinstance(place, int):
             return _slot("arena", frame), place
-        return _slot(f"arena.data_ptr() + {self._size(place)}", frame), 0
+        return _slot(f"arena.data_ptr() + {place}", frame), 0
 
     def _value(self, symbol: str, frame: dict[str, int]) -> tuple[int, int]:
         _, kind, _ = self.program.symbols.get(symbol, (0, "value", 0))
@@ -408,7 +404,7 @@ class _Writer:
         if isinstance(value, View):
             return self._view(value, aliases)
         if isinstance(value, Expr):
-            return self._size(value)
+            return str(value)
         if isinstance(value, Given):
             return self.parameters[value.number]
         if isinstance(value, (tuple, list)):
@@ -424,12 +420,12 @@ class _Writer:
         layout = f"{self._sizes(view.shape)}, {self._sizes(view.strides)}"
         if view.dtype != buffer.dtype:
             distance = view.offset * ITEMSIZE[view.dtype] - buffer.offset * ITEMSIZE[buffer.dtype]
-            return f"as_dtype({variable}, {self._dtype(view.dtype)}, {layout}, {self._size(distance)})"
+            return f"as_dtype({variable}, {self._dtype(view.dtype)}, {layout}, {distance})"
         distance = view.offset - buffer.offset
         if not aliases or buffer.kind not in ("input", "constant"):
-            return f"view({variable}, {layout}, {self._size(distance)})"
+            return f"view({variable}, {layout}, {distance})"
         self.makes_views = True
-        return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {self._size(distance)})"
+        return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {distance})"
 
 
 class _RowFinder(_Writer):

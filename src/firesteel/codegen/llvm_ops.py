@@ -159,15 +159,11 @@ SPELL.add("shr", functools.partial(_shift, False))
 
 # ---------------------------------------------------------------- integer division
 
-def _positive_constant(e: Expr) -> bool:
-    return e.op == "const" and e.attr > 0
-
-
 def _divided(w: LlvmFunction, node: Expr, args: list[str], remainder: bool) -> str:
     """Truncating quotient or remainder that never traps: a zero divisor gives some value, and -1 is a negation."""
     ty, lanes = w.type(node), w.lanes_of(node)
     if node.dtype in UNSIGNED or w.intervals.natural(node):
-        divisor = args[1] if _positive_constant(node.args[1]) else _nonzero(w, node, args[1])
+        divisor = args[1] if node.args[1].op == "const" and node.args[1].attr > 0 else _nonzero(w, node, args[1])
         return _narrow_division(w, node, args[0], divisor, remainder)
     if node.args[1].op == "const" and node.args[1].attr not in (0, -1):
         return w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {args[1]}")

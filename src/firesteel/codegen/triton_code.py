@@ -206,9 +206,7 @@ class TritonFunction:
 
     def size(self, size: Size) -> str:
         """A size as text: a number, or the name of an int64 scalar."""
-        if isinstance(size, int):
-            return str(size)
-        return self.value(from_size(as_expr(size))).name
+        return str(size) if isinstance(size, int) else self.value(from_size(as_expr(size))).name
 
     def operator(self, node: Expr) -> None:
         args = [self.memo[a] for a in node.args]

@@ -124,7 +124,7 @@ class AbstractWorld:
     def _find_way(self, fact: Facts) -> OperatorHandler:
         """How an operator is run here."""
         if fact.composite:
-            return _run_composite
+            return lambda world, fact, args, kwargs: fact.op.decompose(*args, **kwargs)
         if is_foreach(fact):
             return run_foreach
         way = HANDLERS.get(fact.op) or KINDS[fact.kind]
@@ -287,10 +287,6 @@ def is_abstract() -> bool:
 OperatorHandler = Callable[[Any, Facts, tuple, dict[str, Any]], Any]        # the first is the world whose way it is
 
 
-def _run_composite(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    return fact.op.decompose(*args, **kwargs)
-
-
 def _run_pure(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     specs = call_rule(fact, args, kwargs)
     return world.make(specs) if type(specs) is Spec else world.from_specs(specs)
@@ -430,14 +426,10 @@ def _resize(x: Spec, size: Any, *, memory_format: Any = None) -> Spec:
     return x if shape == x.shape else Spec(shape, contiguous_strides(shape), x.offset, x.dtype, x.device)
 
 
-def _set_source(x: Spec, source: Spec, *rest: Any) -> Spec:
-    return source
-
-
 RESHAPES: dict[OpOverload, Callable[..., Spec]] = {
     aten.resize_.default: _resize,
     aten.resize_as_.default: lambda x, template, *, memory_format=None: _resize(x, template.shape),
-    aten.set_.source_Tensor: _set_source,
+    aten.set_.source_Tensor: lambda x, source, *rest: source,
     aten.detach_.default: lambda x: x,
 }
 

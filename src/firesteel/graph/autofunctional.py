@@ -18,13 +18,14 @@ from torch._ops import OpOverload
 library = torch.library.Library("firesteel", "FRAGMENT")       # what is defined lives as long as this object
 _ALIAS = re.compile(r"Tensor\(\w+!?(?: -> [^)]*)?\)")
 _defined: set[str] = set()      # names of forms
+VALUE_TYPES = {"List[Tensor]": "Tensor[]", "Optional[Tensor]": "Tensor"}        # of new values, as schemas spell them
 
 
 @functools.cache
 def functional_form(op: OpOverload, absent: frozenset[str] = frozenset()) -> OpOverload:
     """`absent` are the written arguments that are None in a call: they have no new value."""
     schema = op._schema
-    written = [(a.name, _value_type(str(a.type))) for a in schema.arguments
+    written = [(a.name, VALUE_TYPES.get(str(a.type), str(a.type))) for a in schema.arguments
                if a.alias_info is not None and a.alias_info.is_write and a.name not in absent]
     fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
     name = _new_name(f"functional_{schema.name.replace('::', '_')}_{op._overloadname}{''.join(f'_without_{a}' for a in sorted(absent))}")
@@ -33,11 +34,6 @@ def functional_form(op: OpOverload, absent: frozenset[str] = frozenset()) -> OpO
     library.define(f"{name}({arguments}) -> ({', '.join([*fresh, *(kind for _, kind in written)])})", tags=tags)
     library.impl(name, _implementation(op, [n for n, _ in written], len(fresh)), "CompositeExplicitAutograd")
     return getattr(torch.ops.firesteel, name).default
-
-
-def _value_type(kind: str) -> str:
-    """The type of a new value, as schemas spell it."""
-    return {"List[Tensor]": "Tensor[]", "Optional[Tensor]": "Tensor"}.get(kind, kind)
 
 
 def _new_name(name: str) -> str:

@@ -68,7 +68,7 @@ def meta_specs(op: OpOverload, args: tuple, kwargs: dict) -> Any:
     specs = [t.spec for t in tensors_in((args, kwargs))]
     symbolic = any(map(is_symbolic, specs)) or any(type(v) in SYMBOLIC for v in _values((args, kwargs)))
     shapes = SHAPES.get(op) if symbolic else None
-    if shapes is not None and all(map(_has_hints, specs)):
+    if shapes is not None and all(current.env.has_hint(size) for spec in specs for size in (*spec.shape, *spec.strides)):
         example = _by_meta_kernel(op, args, kwargs, hint)
         return with_shapes(op, shapes(*to_spec(args), **{k: to_spec(v) for k, v in kwargs.items()}), example)
     if symbolic:
@@ -90,10 +90,6 @@ def is_symbolic(spec: Spec) -> bool:
         if type(size) is Expr:
             return True
     return type(spec.offset) is Expr or any(type(s) is Expr for s in spec.strides)
-
-
-def _has_hints(spec: Spec) -> bool:
-    return all(current.env.has_hint(s) for s in (*spec.shape, *spec.strides))
 
 
 def count_specialized(op: OpOverload) -> None:

@@ -56,9 +56,7 @@ def asking(env: Any) -> Iterator[None]:
 
 def ask(condition: Expr | bool) -> bool:
     """The truth of a condition over sizes, guarded."""
-    if type(condition) is not Expr:
-        return bool(condition)
-    return current.env.decide(condition)
+    return current.env.decide(condition) if type(condition) is Expr else bool(condition)
 
 
 def same(a: Size, b: Size) -> bool:
@@ -105,7 +103,8 @@ def layout_same(a: Size, b: Size) -> bool:
     1 that is so only as it happens, such as half of a size of 2."""
     if a is b:
         return True
-    if type(a) is Expr and a.op != "symbol" and type(b) is int and b == 1 and current.env.known(eq(a, b)) is None and hint_or_0(a) == 1:
+    if type(a) is Expr and a.op != "symbol" and type(b) is int and b == 1 and current.env.known(eq(a, b)) is None \
+            and current.env.has_hint(a) and current.env.hint(a) == 1:
         return False
     if type(a) is Expr or type(b) is Expr:
         return _ask_layout(eq(a, b))
@@ -156,11 +155,6 @@ def unbacked(operator: str, lo: int | None = 0, hi: Size | None = None, dtype: s
 def hint(size: Size) -> int:
     """The size in the example call; no guard."""
     return current.env.hint(size) if type(size) is Expr else size
-
-
-def hint_or_0(size: Size) -> int:
-    """The size in the example call, 0 where only run time knows: for orders in which to try things."""
-    return size if type(size) is not Expr else current.env.hint(size) if current.env.has_hint(size) else 0
 
 
 def fixed(size: Size, why: str = "its value is needed as a number") -> int:

@@ -205,9 +205,7 @@ def elementwise_strides(shape: Shape, operands: list[Spec]) -> Shape:
         if strides is not None:
             return strides
     order = elementwise_order(shape, operands)
-    if order == row_major:
-        return contiguous
-    return strides_in_order(shape, order)
+    return contiguous if order == row_major else strides_in_order(shape, order)
 
 
 def _same_shape_strides(shape: Shape, contiguous: Shape, operands: list[Spec]) -> Shape | None:

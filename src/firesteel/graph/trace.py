@@ -459,35 +459,19 @@ def interpret(gm: GraphModule, *args: Any) -> Any:
         else:
             policies = node.meta.get("policies")
             with world.asking(policies) if world is not None and policies and node.target is not REGION_CALL else _QUIET:
-                values[node] = _RUN[node.op](gm, node.target, *_fetch(node, values))
+                values[node] = _RUN[node.op](gm, node.target, *torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__))
     raise InternalError("a graph without an output node")
 
 
-def _fetch(node: Node, values: dict[Node, Any]) -> tuple[tuple, dict]:
-    return torch.fx.node.map_arg(node.args, values.__getitem__), torch.fx.node.map_arg(node.kwargs, values.__getitem__)
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    value: Any = gm
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _call(gm: GraphModule, target: Any, args: tuple, kwargs: dict) -> Any:
-    if target is REGION_CALL:
-        return run_region(*args)
+    if target is REGION_CALL:       # interpreted where nothing is computed yet, so that its nodes give their meta, else torch's checkpoint
+        return interpret(*args) if is_abstract() else checkpointed(*args)
     if isinstance(target, SavedTensors):
         return run_again(target, *args)
     if hasattr(target, "firesteel_function"):         # a user's autograd function
         return target.firesteel_function(run_function).apply(*args)
     symbols = bool(_active.worlds) and bool(_active.worlds[-1].env.symbols)
     return symbolic_form(target, symbols)(*args, **kwargs)
-
-
-def run_region(body: GraphModule, *args: Any) -> Any:
-    """A checkpointed region: interpreted where nothing is computed yet, so that its nodes give their meta, else torch's checkpoint."""
-    return interpret(body, *args) if is_abstract() else checkpointed(body, *args)
 
 
 def run_function(body: GraphModule, *args: Any) -> Any:
@@ -511,6 +495,6 @@ def run_again(saving: SavedTensors, args: Sequence[Any], states: Sequence[Any]) 
 _RUN: dict[str, Callable[..., Any]] = {
     "call_function": _call,
     "call_method": lambda gm, target, args, kwargs: symbolic_form(getattr(args[0], target))(*args[1:], **kwargs),
-    "call_module": lambda gm, target, args, kwargs: _attribute(gm, target)(*args, **kwargs),
-    "get_attr": lambda gm, target, args, kwargs: _attribute(gm, target),
+    "call_module": lambda gm, target, args, kwargs: operator.attrgetter(target)(gm)(*args, **kwargs),
+    "get_attr": lambda gm, target, args, kwargs: operator.attrgetter(target)(gm),
 }

@@ -336,7 +336,8 @@ class _Planner:
     def _worth_it(self, old: str, new: Buffer) -> bool:
         """Is it as large?  A small tensor of another shape would cost a view at each call, where a freed one of its own shape costs nothing."""
         before = self.buffers[old]
-        return _as_large(before, new) and (old in self.places or not _is_small(new) or _layout(before) == _layout(new))
+        as_large = (before.dtype, before.device, numbytes(before)) == (new.dtype, new.device, numbytes(new))
+        return as_large and (old in self.places or not _is_small(new) or _layout(before) == _layout(new))
 
     def _replaceable(self, name: str) -> bool:
         return self._owned(name) and name not in self.pinned and name not in self.lent and name not in self.overwritten
@@ -369,10 +370,6 @@ def may_fail(step: ProgramStep) -> bool:
 
 def _layout(buffer: Buffer) -> tuple:
     return buffer.dtype, buffer.shape, buffer.strides, buffer.device
-
-
-def _as_large(a: Buffer, b: Buffer) -> bool:
-    return (a.dtype, a.device, numbytes(a)) == (b.dtype, b.device, numbytes(b))
 
 
 def _is_small(buffer: Buffer) -> bool:

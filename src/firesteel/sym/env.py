@@ -184,9 +184,7 @@ class ShapeEnv:
         if found is not None:
             return found
         simple = self.simplify(condition)
-        if type(simple) is not Expr:
-            return bool(simple)
-        return self._answers.get(simple)
+        return self._answers.get(simple) if type(simple) is Expr else bool(simple)
 
     def known_of_elements(self, condition: bool | Expr, shape: Sequence[Size]) -> bool | None:
         """Like `known`, for a tensor of this shape that has elements: none of its sizes is 0."""

@@ -96,13 +96,12 @@ def build(op: str, *args: Any) -> Any:
         return FREE.build(op, *[to(arg, "i64") for arg in args])
     if dtype == "bool":
         return FREE.build(op, *args)
-    nodes = tuple(arg if type(arg) is Expr and arg.dtype == dtype else _literal(arg, dtype) for arg in args)
-    return make(op, "bool" if op in COMPARISONS else dtype, nodes)
+    return make(op, "bool" if op in COMPARISONS else dtype, tuple(_as_dtype(arg, dtype) for arg in args))
 
 
-def _literal(value: Any, dtype: str) -> Expr:
+def _as_dtype(value: Any, dtype: str) -> Expr:
     if type(value) is Expr:
-        return make("to", dtype, (value,))
+        return value if value.dtype == dtype else make("to", dtype, (value,))
     return const(value if dtype[0] in "iu" else float(value), dtype)
 
 
@@ -198,10 +197,6 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return make("where", dtype, (condition, _as_dtype(yes, dtype), _as_dtype(no, dtype)))
 
 
-def _as_dtype(value: Any, dtype: str) -> Expr:
-    return value if type(value) is Expr and value.dtype == dtype else _literal(value, dtype)
-
-
 # ---------------------------------------------------------------- integers and floats
 
 def to_float(a: Any) -> Any:
@@ -263,12 +258,10 @@ def round_(a: Any, digits: int | None = None) -> Any:
     if type(a) is not Expr:
         return round(a, digits)
     if a.dtype != "f64":
-        return a if digits is None or digits >= 0 else _round_integer(a, digits)
+        if digits is not None and digits < 0:
+            raise TypeError(f"round({a!r}, {digits}): a symbolic integer is not rounded to tens")
+        return a
     return to_int(make("round", "f64", (a,))) if digits is None else make("round_digits", "f64", (a, const(digits)))
-
-
-def _round_integer(a: Expr, digits: int) -> Expr:
-    raise TypeError(f"round({a!r}, {digits}): a symbolic integer is not rounded to tens")
 
 
 def is_integer(a: Any) -> Any:

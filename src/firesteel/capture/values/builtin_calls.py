@@ -118,9 +118,7 @@ CALLS.row(issubclass)(lambda m, args, kwargs: boolean(issubclass(args[0].constan
 
 @CALLS.row(type)
 def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 3:
-        return make_class_of(m, *args)
-    return m.constant_object(args[0].python_type())
+    return make_class_of(m, *args) if len(args) == 3 else m.constant_object(args[0].python_type())
 
 
 CALLS.row(callable)(lambda m, args, kwargs: boolean("__call__" in dir(args[0].python_type())))
@@ -239,11 +237,7 @@ def call_divmod(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return TupleValue([m.binary("//", *args), m.binary("%", *args)])
 
 
-@CALLS.row(pow)
-def call_pow(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) == 2:
-        return m.binary("**", *args)
-    return fold(m, pow, *map(m.known, args))
+CALLS.row(pow)(lambda m, args, kwargs: m.binary("**", *args) if len(args) == 2 else fold(m, pow, *map(m.known, args)))
 
 
 def _extreme(fn: Callable[..., Any], op: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:

@@ -334,8 +334,4 @@ class NativeInit(Value):
         return NONE
 
 
-@CALLS.row(super)
-def call_super(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if args:
-        return SuperValue(args[0].constant(), args[1])
-    return m.implicit_super()
+CALLS.row(super)(lambda m, args, kwargs: SuperValue(args[0].constant(), args[1]) if args else m.implicit_super())

@@ -154,10 +154,7 @@ class Sequence(Container):
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         pairs = [m.look(item).as_arg(m) for item in self.items]
-        return self.make_arg([node for node, _ in pairs]), self.make([real for _, real in pairs])
-
-    def make_arg(self, items: list[Any]) -> Any:
-        return tuple(items) if issubclass(self.cls, tuple) else items
+        return (tuple if issubclass(self.cls, tuple) else list)(node for node, _ in pairs), self.make([real for _, real in pairs])
 
 
 class TupleValue(Sequence):

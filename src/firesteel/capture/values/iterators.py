@@ -81,9 +81,7 @@ def has_more(iterator: Any, ahead: int) -> bool | None:
     if type(iterator) is zip:
         return all(has_more(part, ahead) for part in parts_of(iterator))
     sequence, index = sequence_of(iterator)
-    if sequence is CHANGED:
-        return None
-    return index + ahead < len(sequence)
+    return None if sequence is CHANGED else index + ahead < len(sequence)
 
 
 REPLAY.add("advance", lambda e, target, data, name: f"{e.constant(advance)}({target}, 1)")

@@ -435,10 +435,7 @@ def set_pop(m: Machine, self: SetValue, args: Args, kwargs: Kwargs) -> Value:
     return item
 
 
-@METHODS.row((NamedTupleValue, "_asdict"))
-def namedtuple_asdict(m: Machine, self: NamedTupleValue, args: Args, kwargs: Kwargs) -> Value:
-    return DictValue({name: (ConstValue(name), item) for name, item in zip(self.fields, self.items)})
-
-
+METHODS.row((NamedTupleValue, "_asdict"))(lambda m, self, args, kwargs: DictValue(
+    {name: (ConstValue(name), item) for name, item in zip(self.fields, self.items)}))
 FRESH.row(dict)(lambda m, obj: DictValue({k: (fresh(m, k), fresh(m, v)) for k, v in obj.items()}))
 FRESH.row(set)(lambda m, obj: SetValue({item: fresh(m, item) for item in obj}))

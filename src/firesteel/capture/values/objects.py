@@ -95,9 +95,7 @@ class ObjectValue(Value):
         if written is not None:
             return None if written is DELETED else m.look(written)
         own = instance_dict(self.obj) if self.obj is not None else None
-        if own is not None and name in own:
-            return m.read_own(self, name, own[name])
-        return None
+        return m.read_own(self, name, own[name]) if own is not None and name in own else None
 
     def _missing(self, m: Machine, name: str) -> Value:
         fallback = mro_lookup(self.cls, "__getattr__")
@@ -376,11 +374,7 @@ class InstanceDict(DictValue):
         return f"{e.expr(self.owner)}.__dict__"
 
 
-@CALLS.row(vars)
-def call_vars(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if not args:
-        return CALLS[locals](m, [], {})
-    return args[0].getattr(m, "__dict__")
+CALLS.row(vars)(lambda m, args, kwargs: args[0].getattr(m, "__dict__") if args else CALLS[locals](m, [], {}))
 
 
 @CALLS.row(object.__setattr__)

@@ -41,7 +41,9 @@ def pointwise(names: str, *, convert: str = "result", raw: tuple[int, ...] = (),
 def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tuple[int, ...], args: tuple, kwargs: dict) -> Any:
     result = SHORT.get(out.dtype, "")
     tensors = [a for a in args if type(a) is Operand] + [a for a in kwargs.values() if type(a) is Operand]
-    if not supported(result, *[t.dtype for t in tensors]) or not _one_device(out, tensors) or not any(type(a) in (Operand, Expr) for a in args):
+    if any(t.spec.device != out.device for t in tensors):
+        return NotImplemented       # kernels read memory of one device; eager also takes CPU scalars beside GPU tensors
+    if not supported(result, *[t.dtype for t in tensors]) or not any(type(a) in (Operand, Expr) for a in args):
         return NotImplemented       # numbers alone are computed by the library
     dtype = CONVERSIONS[convert](result, args)
     sources = [b.readable(a) if type(a) is Operand else a for a in args]
@@ -59,11 +61,6 @@ def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tup
 
 class Impossible(Exception):
     """Raised by a body for which no loop nest will do; nothing has been emitted by then."""
-
-
-def _one_device(out: Any, tensors: list[Operand]) -> bool:
-    """Kernels read memory of one device; eager also takes CPU scalars beside GPU tensors."""
-    return all(t.spec.device == out.device for t in tensors)
 
 
 def _scalar(value: Any, index: Index, dtype: str | None) -> Any:
