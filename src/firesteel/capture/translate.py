@@ -5,6 +5,7 @@ hands the graph to the backend (`_compile_graph`) and builds the guard function.
 """
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -29,7 +30,7 @@ from firesteel.capture.services import set_state
 from firesteel.capture.source import Call, Item, Local, build_function
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Unjoinable, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
-from firesteel.capture.values.overrides import run_without_modes, write_modes
+from firesteel.capture.values.overrides import without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
 from firesteel.capture.world import TensorWorld
 from firesteel.config import config
@@ -307,7 +308,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
             called = boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
                 careful_graph_call(e, compiled, graph, used, region) if careful and not m.modes.outer else \
-                graph_call(e, run_without_modes(compiled) if m.modes.outer else compiled, graph, used)
+                graph_call(e, functools.partial(without_modes, compiled) if m.modes.outer else compiled, graph, used)
             lines += with_exits(e, graph, called)
         else:
             graph = None

@@ -11,12 +11,12 @@ In:  a `loops.ir.Nest` and its Buffers.  Out: a `FlatNest` and the names of its 
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from firesteel.loops.ir import Axis, Buffer, Nest, Phase, axis
+from firesteel.loops.ir import Axis, Buffer, Nest, Phase, Reduce, axis
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr, Size, as_size, const, make, postorder, rebuild
+from firesteel.sym.expr import Expr, Size, as_size, const, make, postorder, product, rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,6 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class FlatReduce:
-    name: str
-    op: str
-    value: Expr
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class FlatStore:
     buffer: int
     address: Address
@@ -55,7 +47,7 @@ class FlatStore:
 class FlatPhase:
     kind: str
     axes: tuple[Axis, ...]
-    reduces: tuple[FlatReduce, ...]
+    reduces: tuple[Reduce, ...]
     stores: tuple[FlatStore, ...]
 
     def roots(self) -> list[Expr]:
@@ -94,36 +86,10 @@ class _Linear:
 
     def add(self, other: _Linear, scale: Size) -> None:
         for name, value in other.terms.items():
-            self.terms[name] = add(self.terms.get(name, 0), mul(value, scale))
+            self.terms[name] = self.terms.get(name, 0) + value * scale
         for expr, value in other.irregular.items():
-            self.irregular[expr] = add(self.irregular.get(expr, 0), mul(value, scale))
-        self.base = add(self.base, mul(other.base, scale))
-
-
-def mul(a: Size, b: Size) -> Size:
-    if isinstance(a, int):
-        if a == 0:
-            return 0
-        if a == 1:
-            return b
-    elif isinstance(b, int):
-        return mul(b, a)
-    return a * b
-
-
-def add(a: Size, b: Size) -> Size:
-    if isinstance(a, int) and a == 0:
-        return b
-    if isinstance(b, int) and b == 0:
-        return a
-    return a + b
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    total: Size = 1
-    for size in sizes:
-        total = mul(total, size)
-    return total
+            self.irregular[expr] = self.irregular.get(expr, 0) + value * scale
+        self.base = self.base + other.base * scale
 
 
 class _Flattener:
@@ -153,7 +119,7 @@ class _Flattener:
             roots += (*s.index, s.value)
         for root in roots:
             rebuild(root, self.change, self.memo)
-        reduces = tuple(FlatReduce(self.acc_names[r.name], r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
+        reduces = tuple(Reduce(self.acc_names[r.name], r.op, self.memo[r.value], r.dtype) for r in phase.reduces)
         return FlatPhase(phase.kind, self.kept(phase.axes), reduces, tuple(self.store(s) for s in phase.stores))
 
     def store(self, store) -> FlatStore:
@@ -313,7 +279,7 @@ def _merge_group(axes: tuple[Axis, ...], where: list[Address], raw: set[str]) ->
     for inner in reversed(axes):
         if kept and _continues(inner, kept[-1], where, raw):
             last = kept.pop()
-            kept.append(Axis(last.name, mul(inner.extent, last.extent)))
+            kept.append(Axis(last.name, inner.extent * last.extent))
             gone[inner.name] = last.name
         else:
             kept.append(inner)
@@ -323,7 +289,7 @@ def _merge_group(axes: tuple[Axis, ...], where: list[Address], raw: set[str]) ->
 def _continues(outer: Axis, inner: Axis, where: list[Address], raw: set[str]) -> bool:
     if outer.name in raw or inner.name in raw:
         return False
-    return all(a.coefficient(outer.name) == mul(a.coefficient(inner.name), inner.extent) for a in where)
+    return all(a.coefficient(outer.name) == a.coefficient(inner.name) * inner.extent for a in where)
 
 
 def _without_axes(phases: list[FlatPhase], gone: dict[str, str]) -> tuple[FlatPhase, ...]:
@@ -345,7 +311,7 @@ def _without_axes(phases: list[FlatPhase], gone: dict[str, str]) -> tuple[FlatPh
         rebuild(root, change, memo)
     return tuple(FlatPhase(
         p.kind, p.axes,
-        tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in p.reduces),
+        tuple(Reduce(r.name, r.op, memo[r.value], r.dtype) for r in p.reduces),
         tuple(FlatStore(s.buffer, strip(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, still_private(s.private))
               for s in p.stores),
     ) for p in phases)

@@ -18,7 +18,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, flatten, mul, product
+from firesteel.codegen.flat import FlatNest, FlatPhase, flatten
 from firesteel.codegen.lanes import Shape, adds, choose, turned_loads
 from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, SPELL, combine, literal
@@ -40,7 +40,7 @@ from firesteel.codegen.target import Target, this_machine
 from firesteel.codegen.turning import write_squares
 from firesteel.loops.ir import Axis, Buffer, Nest
 from firesteel.loops.scalars import REDUCE_OPS
-from firesteel.sym.expr import Expr, Size, make, postorder
+from firesteel.sym.expr import Expr, Size, make, postorder, product
 
 TILE = 4096             # elements of the lane axis in one point of work
 PATCH = 256, 64         # elements of the lane axis and of the one across in a point of work that turns loads
@@ -243,8 +243,8 @@ def _decode(w: LlvmFunction, axes: list[Axis], point: str) -> None:
 def _work(nest: FlatNest) -> Size:
     total: Size = 0
     for phase in nest.phases:
-        total = total + mul(weight(phase), product(a.extent for a in phase.axes))
-    return mul(total, product(a.extent for a in nest.axes))
+        total = total + weight(phase) * product(a.extent for a in phase.axes)
+    return total * product(a.extent for a in nest.axes)
 
 
 # ---------------------------------------------------------------- split nests
@@ -299,7 +299,7 @@ def _split_body(p: _LlvmPrinter, number: int, phase: FlatPhase, before: dict[str
 
 def _split_launch(p: _LlvmPrinter, w: LlvmFunction, number: int, phase: FlatPhase, total: Size, slots: dict[str, int]) -> None:
     count = w.size(total).name
-    work = w.size(mul(weight(phase), product(a.extent for a in phase.axes))).name if not p.serial else "0"
+    work = w.size(weight(phase) * product(a.extent for a in phase.axes)).name if not p.serial else "0"
     for r in phase.reduces:       # no chunk at all leaves the identity
         place = w.new(f"getelementptr i64, ptr %extra, i64 {slots[r.name]}")
         w.line(f"store {REGISTER[r.dtype]} {literal(REDUCE_OPS[r.op].identity(r.dtype), r.dtype)}, ptr {place}")

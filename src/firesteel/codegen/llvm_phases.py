@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from firesteel.codegen.flat import FlatPhase, FlatReduce, FlatStore, product
+from firesteel.codegen.flat import FlatPhase, FlatStore
 from firesteel.codegen.lanes import Shape
 from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine, convert
 from firesteel.codegen.printer import weight
-from firesteel.loops.ir import Axis
+from firesteel.loops.ir import Axis, Reduce
 from firesteel.loops.scalars import REDUCE_OPS
-from firesteel.sym.expr import Size, make
+from firesteel.sym.expr import Size, make, product
 
 LIGHT = 8               # operations a point of a reduction that a mask would slow down
 BLOCK = 16              # vectors (or rows) added up before they are added to the total: keeps float sums accurate
@@ -136,7 +136,7 @@ class _Accumulator:
     """One Reduce of a phase while its loops are written: an alloca; a long float sum has a second one for the current block.
     The blocks of an f32 sum are added in double; those of an f64 sum with a third alloca for what rounding took away (Kahan)."""
 
-    def __init__(self, w: LlvmFunction, reduce: FlatReduce, lanes: int, blocked: bool, across: bool):
+    def __init__(self, w: LlvmFunction, reduce: Reduce, lanes: int, blocked: bool, across: bool):
         self.reduce, self.lanes, self.blocked = reduce, lanes, blocked
         self.across = across                                # are lanes parts of one value?
         self.wide = "f64" if blocked else reduce.dtype      # the total's dtype

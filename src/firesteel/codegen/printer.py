@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from firesteel.codegen.flat import FlatNest, FlatPhase, FlatReduce, FlatStore
+from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore
 from firesteel.loops.cost import is_heavy
 from firesteel.loops.decompose import DECOMPOSED
+from firesteel.loops.ir import Reduce
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, postorder, rebuild
 
@@ -46,7 +47,7 @@ def decompose(nest: FlatNest, spelled: Callable[[Expr], bool]) -> FlatNest:
 
 
 def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
-    reduces = tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
+    reduces = tuple(Reduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
     stores = tuple(FlatStore(s.buffer, s.address, tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, s.private) for s in phase.stores)
     return FlatPhase(phase.kind, phase.axes, reduces, stores)
 

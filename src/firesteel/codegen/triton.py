@@ -22,26 +22,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from firesteel.codegen.bounds import NestIntervals
-from firesteel.codegen.flat import (
-    Address,
-    FlatNest,
-    FlatPhase,
-    FlatReduce,
-    FlatStore,
-    addresses,
-    flatten,
-    mul,
-    product,
-)
+from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatStore, addresses, flatten
 from firesteel.codegen.printer import decompose
 from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, TritonFunction, TritonValue
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
 from firesteel.errors import InternalError
 from firesteel.loops import cost
 from firesteel.loops.cost import is_heavy
-from firesteel.loops.ir import Axis, Buffer, Nest, axis
+from firesteel.loops.ir import Axis, Buffer, Nest, Reduce, axis
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr, Size, make, postorder, rebuild
+from firesteel.sym.expr import Expr, Size, make, postorder, product, rebuild
 
 BLOCK = 1024            # points of a program that sweeps nothing
 TILE = 2048             # elements of a tile that is one of many in a sweep
@@ -268,7 +258,7 @@ class _TritonPrinter:
     def split(self) -> list[list[str]]:
         """A function for each phase that sweeps; phases without a sweep stand at the front of the next one, or at the end."""
         bodies, waiting = [], []
-        places: dict[str, tuple[int, int, FlatReduce]] = {}     # accumulator -> (scratch number, slices, itself)
+        places: dict[str, tuple[int, int, Reduce]] = {}     # accumulator -> (scratch number, slices, itself)
         for number, phase in enumerate(self.nest.phases):
             if not phase.axes:
                 waiting.append(phase)
@@ -305,7 +295,7 @@ class _TritonPrinter:
                 self._keep(w, r, 1, places)
         combined = [places[name][1] for name in used if name in places]
         most = max([block, *(parts for parts in combined if isinstance(parts, int))])
-        return self.finish(w, mul(_tiles(self.total, self.tiling.points), slices), self.tiling.points * most)
+        return self.finish(w, _tiles(self.total, self.tiling.points) * slices, self.tiling.points * most)
 
     def _pieces(self, number: int, phase: FlatPhase, waited_for: bool) -> tuple[bool, Size]:
         """(is each one tile, how many) slices of a phase: a map has one for each tile.  One that may be empty has a slice more, which may
@@ -316,11 +306,11 @@ class _TritonPrinter:
         spare = waited_for and not (isinstance(extent, int) and extent > 0)
         return not spare, _tiles(extent + 1 if spare else extent, self.tiling.blocks[number])
 
-    def _keep(self, w: TritonFunction, r: FlatReduce, slices: Size, places: dict) -> None:
+    def _keep(self, w: TritonFunction, r: Reduce, slices: Size, places: dict) -> None:
         """The accumulator of this slice into scratch memory."""
         dtype = accumulator_dtype(r.dtype)
         places[r.name] = (len(self.scratch), slices, r)
-        self.scratch.append((dtype, mul(self.total, slices)))
+        self.scratch.append((dtype, self.total * slices))
         value = w.memo[make("acc", r.dtype, (), r.name)]
         name = f"{value.name}.to({REGISTER[dtype]})" if dtype != r.dtype else value.name
         mask = w.mask(POINTS)
@@ -328,7 +318,7 @@ class _TritonPrinter:
         w.line(f"tl.store({place}, {w.widened(name, value.dims, POINTS)}{', mask=' + mask if mask else ''})")
 
 
-def _combined(w: TritonFunction, place: int, slices: int, r: FlatReduce) -> None:
+def _combined(w: TritonFunction, place: int, slices: int, r: Reduce) -> None:
     """The value of an accumulator out of what its slices kept.  That of a single point is a scalar: a block of one element would be spread over
     the threads as its parts were, and brought from there to a whole tile through shared memory."""
     parts = f"tl.arange(0, {slices})"
@@ -341,12 +331,12 @@ def _combined(w: TritonFunction, place: int, slices: int, r: FlatReduce) -> None
     _remember(w, r, w.new(f"tl.reduce({loaded}, 1, {combine_function(r.op)}, keep_dims=True)"))
 
 
-def _remember(w: TritonFunction, r: FlatReduce, name: str) -> None:
+def _remember(w: TritonFunction, r: Reduce, name: str) -> None:
     """`name` holds the final value of an accumulator, a column in its holding type."""
     w.memo[make("acc", r.dtype, (), r.name)] = TritonValue(_released(w, r, name), POINTS)
 
 
-def _released(w: TritonFunction, r: FlatReduce, name: str) -> str:
+def _released(w: TritonFunction, r: Reduce, name: str) -> str:
     """From the type in which it is accumulated to its own."""
     held = accumulator_dtype(r.dtype)
     return name if held == r.dtype or r.dtype in ("bf16", "f16") else w.new(convert(name, held, r.dtype))
@@ -403,7 +393,7 @@ def _loop(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, b
     """A sweep tile by tile; accumulators are carried, a scan's running value across tiles too."""
     begin, end, limit = "0" if w.narrow else "tl.full([], 0, tl.int64)", w.size(extent), w.size(extent)
     if window is not None:
-        length = mul(_tiles(_tiles(extent, window[0]), block), block)
+        length = _tiles(_tiles(extent, window[0]), block) * block
         begin = w.new(f"cut.to({w.index_type}) * {w.size(length)}")
         end = w.new(f"tl.minimum({begin} + {w.size(length)}, {limit})")
     scan = phase.kind == "scan"
@@ -425,7 +415,7 @@ def _loop(w: TritonFunction, phase: FlatPhase, block: int, window: tuple[Size, b
         _remember(w, r, name if scan else w.new(f"tl.reduce({name}, 1, {combine_function(r.op)}, keep_dims=True)"))
 
 
-def _accumulate(w: TritonFunction, r: FlatReduce, carried: str, scan: bool) -> None:
+def _accumulate(w: TritonFunction, r: Reduce, carried: str, scan: bool) -> None:
     """One tile into an accumulator."""
     value, combine = _full(w, r), combine_function(r.op)
     if not scan:
@@ -436,7 +426,7 @@ def _accumulate(w: TritonFunction, r: FlatReduce, carried: str, scan: bool) -> N
     w.line(f"{carried} = {combine}({carried}, tl.reduce({value}, 1, {combine}, keep_dims=True))")
 
 
-def _held(w: TritonFunction, r: FlatReduce) -> str:
+def _held(w: TritonFunction, r: Reduce) -> str:
     """The element in the type in which it is accumulated, a column or block."""
     val, held = w.memo[r.value], accumulator_dtype(r.dtype)
     name = w.wide(val)
@@ -445,14 +435,14 @@ def _held(w: TritonFunction, r: FlatReduce) -> str:
     return w.new(w.widened(name, val.dims, val.dims | POINTS))
 
 
-def _full(w: TritonFunction, r: FlatReduce) -> str:
+def _full(w: TritonFunction, r: Reduce) -> str:
     """The elements of a whole tile, the identity where there are none."""
     name = w.widened(_held(w, r), w.memo[r.value].dims | POINTS, POINTS | SWEEP)
     mask = w.masks[SWEEP]
     return w.new(f"tl.where({mask}, {name}, {identity(r.op, r.dtype)})" if mask else name)
 
 
-def _remember_running(w: TritonFunction, r: FlatReduce, name: str) -> None:
+def _remember_running(w: TritonFunction, r: Reduce, name: str) -> None:
     """What acc(name) is inside of its scan."""
     w.memo[make("acc", r.dtype, (), r.name)] = TritonValue(_released(w, r, name), POINTS | SWEEP, False, w.in_loop)
 
@@ -523,6 +513,6 @@ def _with_axes(phase: FlatPhase, axes: tuple[Axis, ...]) -> FlatPhase:
 
     for root in phase.roots():
         rebuild(root, change, memo)
-    reduces = tuple(FlatReduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
+    reduces = tuple(Reduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
     stores = tuple(FlatStore(s.buffer, moved(s.address), tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, s.private) for s in phase.stores)
     return FlatPhase(phase.kind, axes, reduces, stores)

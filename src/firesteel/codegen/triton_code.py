@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from firesteel.codegen.bounds import NestIntervals
-from firesteel.codegen.flat import Address, FlatNest, mul, product
+from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.triton_ops import MEMORY, REGISTER, convert, literal, spell
 from firesteel.loops.ir import Axis
 from firesteel.loops.scalars import from_size
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr, Size, as_expr, postorder
+from firesteel.sym.expr import Expr, Size, as_expr, postorder, product
 
 POINTS, SWEEP = 1, 2
 LIMIT = 2**31 - 1
@@ -276,7 +276,7 @@ class TritonFunction:
         left = dict(address.terms)
         for dims, (index, steps) in self.tiles.items():
             scale = left.get(next(iter(steps), ""), 0)
-            if len(steps) > 1 and all(left.get(name) == mul(inner, scale) for name, inner in steps.items()):
+            if len(steps) > 1 and all(left.get(name) == inner * scale for name, inner in steps.items()):
                 yield TritonValue(index, dims, self.narrow, self.in_loop and bool(dims & SWEEP)), scale
                 left = {name: scale for name, scale in left.items() if name not in steps}
         yield from [(self.axis(name), scale) for name, scale in left.items()]

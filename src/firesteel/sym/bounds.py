@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from math import gcd, inf
 from typing import TYPE_CHECKING
 
-from firesteel.sym.node import Expr, Size
+from firesteel.sym.node import Expr, Size, as_size
 from firesteel.sym.poly import Monomial, Poly, from_poly, multiply, plus, poly, without
 from firesteel.table import Table
 
@@ -43,14 +43,9 @@ def mul_intervals(a: Interval, b: Interval) -> Interval:
     return None if low == -inf else int(low), None if high == inf else int(high)
 
 
-def _lowest(*values: Bound) -> Bound:
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
-
-
-def _highest(*values: Bound) -> Bound:
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
+def _if_known(pick: Callable[..., int], *values: Bound) -> Bound:
+    """The lowest or highest of bounds, where there are all of them."""
+    return None if None in values else pick(values)
 
 
 def meet(a: Interval, b: Interval) -> Interval:
@@ -76,7 +71,7 @@ def _neg(a: Interval) -> Interval:
 
 
 INTERVALS.row("sub")(lambda a, b: _add(a, _neg(b)))
-INTERVALS.row("where")(lambda condition, yes, no: (_lowest(yes[0], no[0]), _highest(yes[1], no[1])))
+INTERVALS.row("where")(lambda condition, yes, no: (_if_known(min, yes[0], no[0]), _if_known(max, yes[1], no[1])))
 
 
 @INTERVALS.row("floordiv")
@@ -101,8 +96,8 @@ def _mod(a: Interval, b: Interval) -> Interval:
     return ANY
 
 
-INTERVALS.row("min")(lambda a, b: (_lowest(a[0], b[0]), meet((None, a[1]), (None, b[1]))[1]))
-INTERVALS.row("max")(lambda a, b: (meet((a[0], None), (b[0], None))[0], _highest(a[1], b[1])))
+INTERVALS.row("min")(lambda a, b: (_if_known(min, a[0], b[0]), meet((None, a[1]), (None, b[1]))[1]))
+INTERVALS.row("max")(lambda a, b: (meet((a[0], None), (b[0], None))[0], _if_known(max, a[1], b[1])))
 
 
 @INTERVALS.row("abs")
@@ -272,7 +267,7 @@ class Bounds:
         for monomial, count in terms.items():
             if len(monomial) != 1 or monomial[0].op != "floordiv":
                 continue
-            x, k = (_plain(arg) for arg in monomial[0].args)
+            x, k = map(as_size, monomial[0].args)
             if type(k) is int and k > 0 and count % k == 0 and all(monomial[0] not in other for other in terms if other is not monomial):
                 n = count // k
                 return plus({m: c for m, c in terms.items() if m is not monomial}, plus(poly(x), {(): 1 - k} if n > 0 else {}), n)
@@ -326,14 +321,10 @@ class Bounds:
 
     def _divisor_of_atom(self, atom: Expr) -> int:
         if atom.op in ("min", "max", "mod"):        # x % m differs from x by a multiple of m
-            return gcd(*[self.divisor(_plain(arg)) for arg in atom.args]) or 1
+            return gcd(*[self.divisor(as_size(arg)) for arg in atom.args]) or 1
         if atom.op == "where":
-            return gcd(*[self.divisor(_plain(arg)) for arg in atom.args[1:]]) or 1
+            return gcd(*[self.divisor(as_size(arg)) for arg in atom.args[1:]]) or 1
         return 1
-
-
-def _plain(node: Expr) -> Size:
-    return node.attr if node.op == "const" else node
 
 
 def _split(terms: Poly, atom: Expr) -> tuple[Poly | None, Poly]:
@@ -357,22 +348,20 @@ SYMBOLIC_BOUNDS: Table[Callable[[Bounds, Expr, bool], Size | None]] = Table("sym
 @SYMBOLIC_BOUNDS.row("mod")
 def _bound_mod(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
     """x % d <= d - 1 where d > 0."""
-    divisor = _plain(atom.args[1])
+    divisor = as_size(atom.args[1])
     return bounds.context.sub(divisor, 1) if upper and bounds.context.positive(divisor) else None
 
 
 @SYMBOLIC_BOUNDS.row("floordiv")
 def _bound_floordiv(bounds: Bounds, atom: Expr, upper: bool) -> Size | None:
     """x // d <= max(x) // d where d > 0."""
-    x, divisor = (_plain(arg) for arg in atom.args)
+    x, divisor = map(as_size, atom.args)
     if not bounds.context.positive(divisor):
         return None
     extreme = bounds.extreme(x, upper)
-    if extreme is None or extreme is x:
-        return None
-    return bounds.context.floordiv(extreme, divisor)
+    return None if extreme is None or extreme is x else bounds.context.floordiv(extreme, divisor)
 
 
-SYMBOLIC_BOUNDS.row("check_index")(lambda bounds, atom, upper: bounds.context.sub(_plain(atom.args[1]), 1) if upper else 0)
-SYMBOLIC_BOUNDS.row("min")(lambda bounds, atom, upper: _plain(atom.args[0]) if upper else None)
-SYMBOLIC_BOUNDS.row("max")(lambda bounds, atom, upper: None if upper else _plain(atom.args[0]))
+SYMBOLIC_BOUNDS.row("check_index")(lambda bounds, atom, upper: bounds.context.sub(as_size(atom.args[1]), 1) if upper else 0)
+SYMBOLIC_BOUNDS.row("min")(lambda bounds, atom, upper: as_size(atom.args[0]) if upper else None)
+SYMBOLIC_BOUNDS.row("max")(lambda bounds, atom, upper: None if upper else as_size(atom.args[0]))

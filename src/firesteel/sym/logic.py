@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from math import gcd
 
-from firesteel.sym.node import Expr, Size, as_expr, make, order
+from firesteel.sym.node import Expr, Size, as_expr, as_size, make, order
 from firesteel.sym.poly import Poly, divided, from_poly, plus, poly, scale, sort_key
 from firesteel.sym.rewrite import Context, rule
-from firesteel.sym.rules import plain
 
 # ---------------------------------------------------------------- minimum, maximum, choice
 
@@ -117,7 +116,7 @@ def _without_quotients(gap: Poly) -> Poly:
         atom = monomial[0] if len(monomial) == 1 and count in (1, -1) else None
         if atom is None or atom.op != "floordiv" or any(atom in other for other in gap if other is not monomial):
             continue
-        x, k = (plain(arg) for arg in atom.args)
+        x, k = map(as_size, atom.args)
         if type(k) is int and k > 0:
             rest = scale({m: n for m, n in gap.items() if m is not monomial}, k)
             return _without_quotients(plus(plus(rest, poly(x), count), {(): k - 1} if count < 0 else {}))
@@ -175,7 +174,7 @@ def _prefer_mod(c: Context, gap: Poly) -> Poly:
     for monomial in gap:
         for atom in monomial:
             if atom.op == "floordiv":
-                x, d = (plain(arg) for arg in atom.args)
+                x, d = map(as_size, atom.args)
                 whole = poly(c.sub(x, c.mul(d, atom)))
                 if gap == whole or gap == scale(whole, -1):
                     return poly(c.mod(x, d))
@@ -204,7 +203,7 @@ def not_(c: Context, a: Expr) -> Size | bool | None:
     if a.op == "not":
         return args[0]
     if a.op == "le" and args[0].dtype == "i64":
-        return c.build("le", c.add(plain(args[1]), 1), plain(args[0]))
+        return c.build("le", c.add(as_size(args[1]), 1), as_size(args[0]))
     if a.op == "eq":
         return c.known(make("ne", "bool", args))
     return c.known(make("eq", "bool", args)) if a.op == "ne" else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from firesteel.sym.node import Expr, Size, as_expr, make, order
+from firesteel.sym.node import Expr, Size, as_expr, as_size, make, order
 from firesteel.sym.poly import (
     Monomial,
     Poly,
@@ -73,7 +73,7 @@ def _find_divmod(c: Context, terms: Poly) -> Poly | None:
 
 def _undo_exact_division(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
     """d*(x//d) becomes x - r, where x % d is known to be r."""
-    x, d = (plain(arg) for arg in atom.args)
+    x, d = map(as_size, atom.args)
     term = single_term(d)
     rest = without(divided(monomial, (atom,)), term[0]) if term else None
     if term is None or rest is None or count % term[1]:
@@ -87,7 +87,7 @@ def _undo_exact_division(c: Context, terms: Poly, monomial: Monomial, count: int
 
 def _join_one(c: Context, terms: Poly, monomial: Monomial, count: int, atom: Expr) -> Poly | None:
     """Replaces count*rest*(x%d) and count*rest*d*(x//d) by count*rest*x, if the second is there too."""
-    x, divisor = (arg.attr if arg.op == "const" else arg for arg in atom.args)
+    x, divisor = map(as_size, atom.args)
     rest = {divided(monomial, (atom,)): count}
     quotient = c.mul(c.floordiv(x, divisor), divisor)
     wanted = multiply(rest, poly(quotient))
@@ -133,9 +133,7 @@ def floordiv_split(c: Context, x: Size, d: Size) -> Size | None:
         quotient = divide_exactly(poly(x), poly(d))
         return from_poly(quotient) if quotient is not None else None
     quotient, rest = divide_by_term(poly(x), *term)
-    if not quotient:
-        return None
-    return c.add(from_poly(quotient), c.floordiv(from_poly(rest), d))
+    return c.add(from_poly(quotient), c.floordiv(from_poly(rest), d)) if quotient else None
 
 
 @rule("floordiv", "(k*x + j) // (k*d) -> (x + j//k) // d where d > 0 or j % k == 0")
@@ -179,8 +177,8 @@ def floordiv_with_mod(c: Context, x: Size, d: Size) -> Size | None:
     if type(d) is not int:
         return None
     for monomial, count in poly(x).items():
-        if count == 1 and len(monomial) == 1 and monomial[0].op == "mod" and plain(monomial[0].args[1]) == d:
-            y = plain(monomial[0].args[0])
+        if count == 1 and len(monomial) == 1 and monomial[0].op == "mod" and as_size(monomial[0].args[1]) == d:
+            y = as_size(monomial[0].args[0])
             whole = c.add(from_poly({m: n for m, n in poly(x).items() if m is not monomial}), y)
             if c.bounds.divisor(whole) % d == 0:
                 return c.sub(c.floordiv(whole, d), c.floordiv(y, d))
@@ -208,7 +206,7 @@ def floordiv_small(c: Context, x: Size, d: Size) -> Size | None:
 def floordiv_nested(c: Context, x: Size, d: Size) -> Size | None:
     if type(x) is not Expr or x.op != "floordiv":
         return None
-    inner, p = (plain(arg) for arg in x.args)
+    inner, p = map(as_size, x.args)
     return c.floordiv(inner, c.mul(p, d)) if c.positive(p) and c.positive(d) else None
 
 
@@ -216,7 +214,7 @@ def floordiv_nested(c: Context, x: Size, d: Size) -> Size | None:
 def floordiv_of_mod(c: Context, x: Size, d: Size) -> Size | None:
     if type(x) is not Expr or x.op != "mod":
         return None
-    inner, modulus = (plain(arg) for arg in x.args)
+    inner, modulus = map(as_size, x.args)
     p = exact_quotient(modulus, d)
     if p is None or not (c.positive(d) and c.positive(p)):
         return None
@@ -270,10 +268,6 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
     return None if quotient is None else from_poly(quotient)
 
 
-def plain(node: Expr) -> Size:
-    return node.attr if node.op == "const" else node
-
-
 # ---------------------------------------------------------------- remainder
 
 @rule("mod", "x % 1 -> 0;  x % -k -> -((-x) % k)")
@@ -317,9 +311,9 @@ def mod_nested(c: Context, x: Size, d: Size) -> Size | None:
     terms = poly(x)
     for monomial, count in terms.items():
         for atom in monomial:
-            if atom.op == "mod" and exact_quotient(plain(atom.args[1]), d) is not None:
+            if atom.op == "mod" and exact_quotient(as_size(atom.args[1]), d) is not None:
                 rest = {m: n for m, n in terms.items() if m is not monomial}
-                whole = multiply({divided(monomial, (atom,)): count}, poly(plain(atom.args[0])))
+                whole = multiply({divided(monomial, (atom,)): count}, poly(as_size(atom.args[0])))
                 if whole is not None:
                     return c.mod(from_poly(plus(rest, whole)), d)
     return None

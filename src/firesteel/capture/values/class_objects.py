@@ -105,9 +105,7 @@ class ClassValue(Value):
 
     def iterate(self, m: Machine) -> list[Value]:
         given = self._by_metaclass(m, "__iter__")
-        if given is not None:
-            return given.iterate(m)
-        return [fresh(m, member) for member in self.cls]
+        return [fresh(m, member) for member in self.cls] if given is None else given.iterate(m)
 
     def iterator(self, m: Machine) -> Value:
         return m.iterate_over(TupleValue(self.iterate(m)))
@@ -117,9 +115,7 @@ class ClassValue(Value):
 
     def contains(self, m: Machine, item: Value) -> Value:
         given = self._by_metaclass(m, "__contains__", item)
-        if given is not None:
-            return boolean(given.truth(m))
-        return boolean(item.constant() in self.cls)
+        return boolean(item.constant() in self.cls if given is None else given.truth(m))
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         found = meaning(self.cls)
@@ -237,14 +233,9 @@ def is_python_class(cls: type) -> bool:
     """Made by a class statement: none of its methods is written in C for it."""
     known = _python_classes.get(cls)
     if known is None:
-        known = _python_classes[cls] = _is_python_class(cls)
+        known = _python_classes[cls] = bool(cls.__flags__ & (1 << 9)) and not any(
+            isinstance(v, (types.MethodDescriptorType, types.WrapperDescriptorType)) and v.__objclass__ is cls for v in vars(cls).values())
     return known
-
-
-def _is_python_class(cls: type) -> bool:
-    if not cls.__flags__ & (1 << 9):
-        return False
-    return not any(isinstance(v, (types.MethodDescriptorType, types.WrapperDescriptorType)) and v.__objclass__ is cls for v in vars(cls).values())
 
 
 def is_constant_object_type(cls: type) -> bool:

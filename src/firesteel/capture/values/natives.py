@@ -46,10 +46,7 @@ SPECIAL: dict[str, Callable[..., Value | None]] = {
 
 def native_base(cls: type) -> type | None:
     """The builtin class that a class is made over, if it is one of PAYLOADS."""
-    for base in cls.__mro__:
-        if base in PAYLOADS:
-            return base
-    return None
+    return next((base for base in cls.__mro__ if base in PAYLOADS), None)
 
 
 def builtin_part(value: Value) -> Value:
@@ -165,9 +162,8 @@ for _name, _methods in {"setitem": ("__setitem__",), "delitem": ("__delitem__",)
 
 # -- the builtin part ---------------------------------------------------------------------------------------------------
 _base: Any
-for _base in (dict, collections.OrderedDict, list, set, frozenset, tuple):
+for _base in (dict, collections.OrderedDict, collections.defaultdict, list, set, frozenset, tuple):
     PAYLOADS.add(_base, lambda m, args, kwargs, base=_base: CALLS[base](m, args, kwargs))
-PAYLOADS.add(collections.defaultdict, lambda m, args, kwargs: CALLS[collections.defaultdict](m, args, kwargs))
 for _base in (int, float, str, bytes):
     PAYLOADS.add(_base, lambda m, args, kwargs, base=_base: ConstValue(m.run_real(base, *map(m.known, args))))
 

@@ -27,7 +27,7 @@ from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import CannotRebuild, Value
 from firesteel.capture.values.class_objects import INSTANTIATE, new_then_init
 from firesteel.capture.values.const import FALSE, NONE, ConstValue, boolean, is_constant_object, is_none
-from firesteel.capture.values.containers import Sequence, SliceValue, TupleValue
+from firesteel.capture.values.containers import Sequence, SliceValue, TupleValue, gives_none
 from firesteel.capture.values.contexts import ContextValue, ExitValue
 from firesteel.capture.values.functions import NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
@@ -396,10 +396,8 @@ def call_handle(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return ask(m, found, args[0].identity(), TupleValue(list(args[2:])), named)
 
 
-@CALLS.row(torch._C._push_on_torch_function_stack)
-def call_push_mode(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    m.effects.change(m.modes, "entered", (*m.modes.entered, args[0]))
-    return NONE
+CALLS.row(torch._C._push_on_torch_function_stack)(
+    gives_none(lambda m, args, kwargs: m.effects.change(m.modes, "entered", (*m.modes.entered, args[0]))))
 
 
 @CALLS.row(torch._C._pop_torch_function_stack)
@@ -451,23 +449,13 @@ def without_modes(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)` with all torch function modes off the stack.  No context: an interrupt as one is left would leave them off."""
     modes = current_modes()
     try:
-        set_modes(())
+        torchstate.FUNCTION_MODES.put(())
         result = fn(*args)
-        set_modes(modes)
+        torchstate.FUNCTION_MODES.put(modes)
         return result
     except BaseException:
-        set_modes(modes)
+        torchstate.FUNCTION_MODES.put(modes)
         raise
-
-
-def set_modes(modes: tuple[TorchFunctionMode, ...]) -> None:
-    torchstate.FUNCTION_MODES.put(modes)
-
-
-def run_without_modes(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        return without_modes(fn, *args)
-    return run
 
 
 CALLS.row(torch._C._len_torch_function_stack)(lambda m, args, kwargs: ConstValue(len(m.modes.entered)))

@@ -23,6 +23,7 @@ from firesteel.capture.source import Call, Fixed, Source
 from firesteel.capture.values.base import MethodOfOwner, RealObject, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import NONE, ConstValue
+from firesteel.capture.values.containers import gives_none
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TensorValue, wrap_output
@@ -135,10 +136,8 @@ def call_device_count(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 CALLS.row(torch.get_rng_state)(lambda m, args, kwargs: read_state(m, default_generator(m)))
 
 
-@CALLS.row(torch.set_rng_state)
-def call_set_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    set_generator_state(m, default_generator(m), m.look(*args, *kwargs.values()))
-    return NONE
+CALLS.row(torch.set_rng_state)(
+    gives_none(lambda m, args, kwargs: set_generator_state(m, default_generator(m), m.look(*args, *kwargs.values()))))
 
 
 def cuda_generator(m: Machine, device: Value | None) -> Any:
@@ -149,10 +148,8 @@ def cuda_generator(m: Machine, device: Value | None) -> Any:
     return m.constant_object(torch.cuda.default_generators[torch.cuda.current_device() if where.index is None else where.index])
 
 
-@CALLS.row(torch.cuda.get_rng_state)
-def call_cuda_get_rng_state(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    given = dict(zip(("device",), args)) | kwargs
-    return read_state(m, cuda_generator(m, given.get("device")))
+CALLS.row(torch.cuda.get_rng_state)(
+    lambda m, args, kwargs: read_state(m, cuda_generator(m, args[0] if args else kwargs.get("device"))))
 
 
 @CALLS.row(torch.cuda.set_rng_state)
