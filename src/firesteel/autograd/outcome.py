@@ -152,7 +152,6 @@ class TraceOutcome:
         if self.made_leaves and has_leaves_beyond([v.tensor for v in self.values if v.differentiable], self.inputs):
             self._refuse("leaves_made_inside", "a result depends on a leaf that the program made")
 
-
     def _refuse(self, counter: str, reason: str) -> None:
         self.refusal = self.refusal or (counter, reason)
 

@@ -140,15 +140,15 @@ def is_tangent(node: Node) -> bool:
     return node.op == "placeholder" and str(node.target).startswith("tangents")
 
 
-def ancestors(roots: Iterable[Any], reads: dict[Node, list[Node]], stop: set[Node] | frozenset[Node] = frozenset()) -> set[Node]:
-    """The roots that are nodes, and all that they are computed from, not looking behind `stop`."""
+def ancestors(roots: Iterable[Any], reads: dict[Node, list[Node]], stops: Callable[[Node], bool] = lambda node: False) -> set[Node]:
+    """The roots that are nodes, and all that they are computed from, not looking behind one that `stops`."""
     seen = {node for node in roots if isinstance(node, Node)}
-    stack = [node for node in seen if node not in stop]
+    stack = list(seen)
     while stack:
-        for node in reads[stack.pop()]:
-            if node not in seen:
-                seen.add(node)
-                if node not in stop:
+        if not stops(last := stack.pop()):
+            for node in reads[last]:
+                if node not in seen:
+                    seen.add(node)
                     stack.append(node)
     return seen
 
@@ -193,7 +193,8 @@ def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
     must_save = set(needed)
     lent, pinned = lent_values(roles)
     again: Callable[[Node], bool] = lambda node: terms.again(node) and not (node in pinned and roles.policy(node).save and _one_value(node))
-    part = _taking_part(roles, needed, again)
+    seen = ancestors(needed, roles.reads, lambda node: not again(node))      # and what would have to be computed for it again
+    part = [node for node in roles.nodes if node in seen]
     net, enter, leave = Network(), {}, {}
     for node in part:
         once = not again(node)
@@ -212,19 +213,6 @@ def minimum_cut(roles: Roles, terms: Terms) -> list[Node]:
                     net.edge(leave[before], enter[node], INFINITE)
     kept = net.sink_side()
     return [node for node in part if leave[node] in kept and enter[node] not in kept]
-
-
-def _taking_part(roles: Roles, needed: Sequence[Node], again: Callable[[Node], bool]) -> list[Node]:
-    """What the backward reads and what would have to be computed for it again, in order."""
-    seen, stack = set(needed), list(needed)
-    while stack:
-        node = stack.pop()
-        if again(node):
-            for before in roles.reads[node]:
-                if before not in seen:
-                    seen.add(before)
-                    stack.append(before)
-    return [node for node in roles.nodes if node in seen]
 
 
 def may_recompute(roles: Roles, node: Node, again: frozenset[Node] = frozenset()) -> bool:
@@ -359,7 +347,7 @@ def _with_tuples(nodes: Iterable[Node]) -> frozenset[Node]:
 def build(roles: Roles, saved: Iterable[Node]) -> Partition:
     """Cuts the joint graph: the backward takes what it needs of `saved` and computes the rest."""
     available = set(saved)
-    reached = ancestors([*roles.gradients, *roles.late_effects], roles.reads, stop=available | set(roles.tangents))
+    reached = ancestors([*roles.gradients, *roles.late_effects], roles.reads, (available | set(roles.tangents)).__contains__)
     kept = [node for node in roles.nodes if node in reached and node in available]
     states = random_states(roles, reached, available)
     kept += states.values()

@@ -472,7 +472,6 @@ class SymbolicMachine(Reader):
         return tags
 
 
-
 def all_items(value: Value) -> list[Value]:
     return value.items if isinstance(value, TupleValue) else []
 

@@ -156,12 +156,10 @@ class TritonFunction:
 
     def leave(self) -> None:
         """Ends a sweep: what was written in its loop is gone, and without a loop only what varies along it stays known."""
-        lines, self.lines = self.lines, []
         if self.in_loop:
             self.memo = {k: v for k, v in self.memo.items() if not v.inside}
             self.valid = {k: v for k, v in self.valid.items() if k in self.memo}
         self.in_loop = False
-        self.lines = lines
         self.sweep = None
         self.masks[SWEEP] = None
 

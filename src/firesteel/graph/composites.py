@@ -212,7 +212,7 @@ class _Cumprod(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:   
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, out = (t.conj() if t.is_complex() else t for t in ctx.saved_tensors)
         return (_cumprod_gradient_again if torch.is_grad_enabled() else _cumprod_gradient)(grad, x, out, ctx.dim), None
 

@@ -171,15 +171,11 @@ def reshape(node: Node, shape: Shape, emit: Emit) -> Node:
 # ---------------------------------------------------------------- putting back
 
 PUT_BACK: Table[Callable[[Emit, Node, Node, ViewStep], Node]] = Table("way to write through a view", "graph/functional.py")
-
-
 PUT_BACK.row(*EMPTY_VIEWS)(lambda emit, base, value, step: value)
 
 
-@PUT_BACK.row(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim,
-              aten.squeeze.dims, aten.unsqueeze.default)
-def _reshaped(emit: Emit, base: Node, value: Node, step: ViewStep) -> Node:
-    return reshape(value, step.before.shape, emit)
+PUT_BACK.row(*RESHAPES, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)(
+    lambda emit, base, value, step: reshape(value, step.before.shape, emit))
 
 
 @PUT_BACK.row(aten.permute.default)

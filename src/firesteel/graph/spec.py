@@ -33,10 +33,6 @@ class Spec(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
     def numel(self) -> Size:
         return product(self.shape)
 

@@ -62,7 +62,6 @@ class Pack:
         return other is not None and self._make() == other._make() and all(
             mine is None and theirs is None or mine is not None and mine.like(theirs) for mine, theirs in zip(self.inner, other.inner))
 
-
     def _make(self) -> tuple[Any, ...]:
         return self.cls, self.context, self.names, self.others
 

@@ -23,7 +23,6 @@ operator("full.* zeros.* ones.* empty.* arange.* linspace.* logspace.* eye.* sca
          "new_empty_strided.* tril_indices.* triu_indices.*", recompute="create")
 
 
-
 def made(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: torch.memory_format | None = None) -> Spec:
     shape = as_sizes(shape)
     spec = make_spec(shape, dtype or torch.get_default_dtype(), device_of(device, default_device()))

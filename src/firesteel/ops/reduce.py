@@ -128,10 +128,13 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if is_integral(dtype) else dtype
 
 
-@lowering("sum sum.dim_IntList")
-def lower_sum(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _total(op: str, b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     kind = out_dtype(out)
-    return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(e, kind))
+    return _simple(b, out, x, op, dims, keepdim, kind, lambda e: to(e, kind))
+
+
+lowering("sum sum.dim_IntList")(functools.partial(_total, "sum"))
+lowering("prod prod.dim_int")(functools.partial(_total, "prod"))
 
 
 @lowering("nansum")
@@ -139,12 +142,6 @@ def lower_nansum(b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bo
     kind = out_dtype(out)
     number_or_zero = lambda e: S.where(S.isnan(e), 0, e) if is_float(e.dtype) else e
     return _simple(b, out, x, "sum", dims, keepdim, kind, lambda e: to(number_or_zero(to(e, compute_dtype(e.dtype))), kind))
-
-
-@lowering("prod prod.dim_int")
-def lower_prod(b: Builder, out: Any, x: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    kind = out_dtype(out)
-    return _simple(b, out, x, "prod", dim, keepdim, kind, lambda e: to(e, kind))
 
 
 @probed_rule("mean mean.dim")

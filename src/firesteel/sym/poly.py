@@ -84,9 +84,7 @@ def scale(a: Poly, factor: int) -> Poly:
 
 def join(a: Monomial, b: Monomial) -> Monomial:
     """The product of two monomials."""
-    if not a or not b:
-        return a or b
-    return tuple(sorted(a + b, key=order))
+    return tuple(sorted(a + b, key=order)) if a and b else a or b
 
 
 def multiply(a: Poly, b: Poly) -> Poly | None:

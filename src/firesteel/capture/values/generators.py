@@ -247,9 +247,6 @@ def exhausted(caller: Frame, result: Value) -> None:
     caller.pc = instr.target.index
 
 
-
-
-
 # -- generators that are dropped ----------------------------------------------------------------------------------------
 def drop(m: Machine, value: Value, leaving: Any = None) -> None:
     """A reference to an iterator is gone, with `leaving` all those of that frame: where it was the last, Python closes the generator in it."""

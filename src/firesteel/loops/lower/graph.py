@@ -246,9 +246,7 @@ class Walk:
 
     def attribute(self, node: Node) -> None:
         """A tensor held by the module.  One CPU number is read now and becomes a constant of the bodies."""
-        value = self.gm
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
+        value = operator.attrgetter(str(node.target))(self.gm)
         if not isinstance(value, torch.Tensor):
             self.values[node] = value
             return
