@@ -60,14 +60,20 @@ def test_layers_import_downwards_only(path):
     assert set(ours) <= allowed, f"{path} imports {set(ours) - allowed}"
 
 
-def test_capture_has_no_import_cycle():
-    """Imports for type checkers count: Values ask the machine through protocols.py and do not know it."""
-    files = {".".join(("firesteel", *path.relative_to(SRC).with_suffix("").parts)): path for path in FILES if own_layer(path) == "capture"}
-    left = {name: {used if used in files else used.rpartition(".")[0] for used in imported(path)} & files.keys() for name, path in files.items()}
-    while leaves := [name for name, used in left.items() if not used & left.keys()]:
-        for name in leaves:
+# files that name each other's classes, for type checkers alone: a builder and the tables of what it builds
+TIED = {"graph.record", "graph.trace", "autograd.function", "autograd.groups", "autograd.pieces", "codegen.llvm_code", "codegen.llvm_math",
+        "codegen.llvm_ops"}
+
+
+def test_imports_go_in_no_circle():
+    """Imports for type checkers count: in capture, Values ask the machine through protocols.py and do not know it."""
+    files = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in FILES if path.name != "__init__.py"}
+    names = {name: {used.removeprefix("firesteel.") for used in imported(path)} for name, path in files.items()}
+    left = {name: {one if one in files else one.rpartition(".")[0] for one in used} & files.keys() - {name} for name, used in names.items()}
+    while ends := [name for name, used in left.items() if not used & left.keys() or not any(name in other for other in left.values())]:
+        for name in ends:
             del left[name]
-    assert not left, f"among these there is a cycle: {sorted(left)}"
+    assert left.keys() == TIED, f"among these there is a cycle: {sorted(left.keys() ^ TIED)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))

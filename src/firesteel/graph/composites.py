@@ -239,12 +239,8 @@ def _cumprod_gradient_again(grad: Tensor, x: Tensor, out: Tensor, dim: int) -> T
     size = x.shape[-1]
     one = torch.ones((), dtype=x.dtype, device=x.device)
     own = torch.eye(size, dtype=torch.bool, device=x.device)
-    others = cumprod_differentiable(torch.where(own, one, x.unsqueeze(-2)), -1)
+    others = _Cumprod.apply(torch.where(own, one, x.unsqueeze(-2)), -1)
     return (others * grad.unsqueeze(-2)).triu().sum(-1).movedim(-1, dim)
-
-
-def cumprod_differentiable(x: Tensor, dim: int) -> Tensor:
-    return _Cumprod.apply(x, dim)
 
 
 @FUNCTIONS.row(torch.cumprod, Tensor.cumprod)
@@ -252,7 +248,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> A
     x = input if dtype is None else input.to(dtype)
     if out is not None or not x.requires_grad or not torch.is_grad_enabled() or x.dim() == 0 or not isinstance(dim, int):
         return NotImplemented
-    return cumprod_differentiable(x, wrap_dim(dim, x.dim()))
+    return _Cumprod.apply(x, wrap_dim(dim, x.dim()))
 
 
 # ---------------------------------------------------------------- others

@@ -109,19 +109,10 @@ for _op, _has_corners in RESAMPLERS.values():
         symbolic_row(_op.overloadpacket.vec, _op.overloadpacket)(_upsample_with_scales(_op, _has_corners))
 
 
-@symbolic_row(F.upsample)
-def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None) -> Any:     # noqa: A002
-    return interpolate(input, size, scale_factor, mode, align_corners)
-
-
-@symbolic_row(F.upsample_nearest)
-def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:     # noqa: A002
-    return interpolate(input, size, scale_factor)
-
-
-@symbolic_row(F.upsample_bilinear)
-def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Any:        # noqa: A002
-    return interpolate(input, size, scale_factor, "bilinear", True)
+symbolic_row(F.upsample)(lambda input, size=None, scale_factor=None, mode="nearest", align_corners=None: interpolate(
+    input, size, scale_factor, mode, align_corners))
+symbolic_row(F.upsample_nearest)(lambda input, size=None, scale_factor=None: interpolate(input, size, scale_factor))
+symbolic_row(F.upsample_bilinear)(lambda input, size=None, scale_factor=None: interpolate(input, size, scale_factor, "bilinear", True))
 
 
 # ---------------------------------------------------------------- pooling to a size

@@ -5,7 +5,7 @@ A call on it runs torch's C++ code and arrives at its world (`abstract.py`), whi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from firesteel.errors import DataAccess
 from firesteel.graph.spec import Spec, spec_of
 from firesteel.graph.wrappers import has_wrapper
 from firesteel.sym.symint import SYMBOLIC, from_sym
-
-if TYPE_CHECKING:
-    from firesteel.graph.abstract import AbstractWorld
 
 DATA: Any = torch.Tensor.data       # torch's own attribute
 BITS = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})      # views that only flip a bit
@@ -26,7 +23,7 @@ class AbstractTensor(torch.Tensor):
     program (`torch.tensor(3)`), else None; `record` belongs to the tracer."""
 
     spec: Spec
-    world: AbstractWorld
+    world: Any          # the AbstractWorld that made it
     value: torch.Tensor | None
     record: Any
     given: torch.Tensor | None = None           # as an example: the data that it has in every call, where that is known
@@ -91,7 +88,7 @@ def memory_of(tensor: Any) -> Any:
     return tensor if found is None else found
 
 
-def find_world(args: Any, kwargs: Any = None) -> AbstractWorld | None:
+def find_world(args: Any, kwargs: Any = None) -> Any:
     """The world of the first abstract tensor among the arguments."""
     for a in args:
         if type(a) is AbstractTensor:

@@ -49,13 +49,13 @@ def zeros(size: Sequence[Size], *, generator=None, dtype=None, layout=None, devi
     return made(size, dtype, device, memory_format)
 
 
-@rule("zeros_like ones_like empty_like")
-def zeros_like(x: Spec, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
+@rule("zeros_like ones_like empty_like full_like")
+def zeros_like(x: Spec, *numbers: Any, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
     return like(x, dtype=dtype, device=device, memory_format=memory_format)
 
 
-@rule("new_empty new_zeros new_ones")
-def new_empty(x: Spec, size: Sequence[Size], *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+@rule("new_empty new_zeros new_ones new_full")
+def new_empty(x: Spec, size: Sequence[Size], *value: Any, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
     return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
 
 
@@ -76,19 +76,7 @@ rule("full")(lambda size, value, *, dtype=None, layout=None, device=None, pin_me
 refuses("full")(lambda size, value, *, dtype=None, **options: fits_in(value, dtype or scalar_dtype(value)))
 
 
-@rule("full_like")
-def full_like(x: Spec, value: Any, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
-    return like(x, dtype=dtype, device=device, memory_format=memory_format)
-
-
 refuses("full_like fill.Scalar")(lambda x, value, *, dtype=None, **options: fits_in(value, dtype or x.dtype))
-
-
-@rule("new_full")
-def new_full(x: Spec, size: Sequence[Size], value: Any, *, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec(as_sizes(size), dtype or x.dtype, device_of(device, x.device))
-
-
 refuses("new_full")(lambda x, size, value, *, dtype=None, **options: fits_in(value, dtype or x.dtype))
 
 

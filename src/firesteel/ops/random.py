@@ -28,18 +28,8 @@ operator("rand.* randn.* randint.* randperm.* rand_like.* randn_like.* randint_l
 
 
 rule("rand randn rand.generator randn.generator")(zeros)
-rule("rand_like randn_like rand_like.generator randn_like.generator")(zeros_like)
-
-
-@rule("randint_like randint_like.generator")
-def randint_like(x: Spec, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Spec:
-    return like(x, dtype=dtype, device=device, memory_format=memory_format)
-
-
-@rule("randint_like.low_dtype randint_like.low_generator_dtype")
-def randint_like_low(x: Spec, low: Any, high: Any, *, generator=None, dtype=None, layout=None, device=None, pin_memory=None,
-                     memory_format=None) -> Spec:
-    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+rule("""rand_like randn_like rand_like.generator randn_like.generator randint_like randint_like.generator randint_like.low_dtype
+    randint_like.low_generator_dtype""")(zeros_like)
 
 
 @rule("native_dropout")
@@ -85,21 +75,12 @@ for _op in (torch.ops.aten.bernoulli_.float, getattr(torch.ops.aten.random_, "fr
 RULES.add(ZEROS_AND_ONES, lambda x, chance: like(x))
 
 
-@rule("randint randint.generator")
-def randint(high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
+@rule("randint randint.generator randint.low randint.low_generator")
+def randint(*limits_and_size: Any, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
+    return make_spec(tuple(limits_and_size[-1]), dtype or torch.int64, device_of(device, default_device()))
 
 
-@rule("randint.low randint.low_generator")
-def randint_low(low: Any, high: Any, size: Sequence[Size], *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec(tuple(size), dtype or torch.int64, device_of(device, default_device()))
-
-
-@rule("randperm randperm.generator")
-def randperm(n: Size, *, generator: Any = None, dtype=None, layout=None, device=None, pin_memory=None) -> Spec:
-    return make_spec((n,), dtype or torch.int64, device_of(device, default_device()))
-
-
+rule("randperm randperm.generator")(lambda n, **options: randint((n,), **options))
 rule("multinomial")(lambda x, count, replacement=False, *, generator=None: fresh(x, (*x.shape[:-1], count), torch.int64))
 
 

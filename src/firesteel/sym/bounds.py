@@ -15,14 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import gcd, inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from firesteel.sym.node import Expr, Size, as_size
 from firesteel.sym.poly import Monomial, Poly, from_poly, multiply, plus, poly, without
 from firesteel.table import Table
 
-if TYPE_CHECKING:
-    from firesteel.sym.rewrite import Context
+
+class Arithmetic(Protocol):
+    """What bounds ask of the engine, which asks for bounds (rewrite.py)."""
+    def sub(self, a: Size, b: Size) -> Size: ...
+    def floordiv(self, a: Size, b: Size) -> Size: ...
+    def positive(self, x: Size) -> bool: ...
+
 
 Bound = int | None
 Interval = tuple[Bound, Bound]
@@ -120,7 +125,7 @@ class Bounds:
 
     __slots__ = ("ranges", "symbolic", "context", "_intervals", "_nonneg", "_atoms")
 
-    def __init__(self, ranges: Mapping[Expr, tuple[Size | None, Size | None]], context: Context,
+    def __init__(self, ranges: Mapping[Expr, tuple[Size | None, Size | None]], context: Arithmetic,
                  relations: Mapping[Expr, tuple[Size | None, Size | None]]):
         """`relations` are further symbolic bounds of leaves that have a range in numbers."""
         self.context = context

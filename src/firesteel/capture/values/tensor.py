@@ -174,16 +174,10 @@ class TensorValue(Value):
         return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
-        if not can_be_argument(other):
-            return None
-        self.check_own(OPERATORS[op + "="])
-        return call_graph(m, "call_function", OPERATORS[op + "="], [self, other], {})
+        return TensorValue.binary(self, m, op + "=", other)
 
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
-        if not can_be_argument(other):
-            return None
-        self.check_own(OPERATORS[op])
-        return call_graph(m, "call_function", OPERATORS[op], [self, other], {})
+        return TensorValue.binary(self, m, op, other)
 
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":
