@@ -550,7 +550,7 @@ def compile_function(fn: Callable[..., Any], **settings: Any) -> Callable[..., A
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if is_unusual():
             return root.unusual()(*args, **kwargs)
-        region = regions.get((len(args), *kwargs)) or root.region(len(args), tuple(kwargs))
+        region = regions.get((len(args), *kwargs) if kwargs else (len(args),)) or root.region(len(args), tuple(kwargs))
         return drive(region, (*args, *kwargs.values()) if kwargs else args)
 
     if not isinstance(fn, torch.nn.Module):
