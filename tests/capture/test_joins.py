@@ -537,6 +537,33 @@ def test_effects_in_one_way():
     splits(f, (X, []), (-X, []))
 
 
+def test_lists_that_both_ways_change():
+    def f(x):
+        kept, other, alias = [x], [x, 7], []
+        alias.append(kept)
+        if x.sum() > 0:
+            kept.append(x + 1)
+            kept += [3, (x, x * 2)]
+            other[0] = x * 3
+        else:
+            kept.extend([x.sin(), 3, (x.cos(), x)])
+        kept.append(x)
+        return kept, other, len(alias[0]), alias[0] is kept
+    same(f, (X,), (-X,))
+
+
+def test_a_list_that_is_read_inside():
+    def f(x):
+        kept = []
+        for k in range(3):
+            if (x.sum() + k) > 0:
+                kept.append(x * 2 + (kept[-1] if kept else 0))
+            else:
+                kept.append(x - 1)
+        return torch.stack(kept)
+    same(f, (X,), (-X,))
+
+
 def test_lists_and_numbers_that_differ():
     def f(x):
         kept, n = [x], 0

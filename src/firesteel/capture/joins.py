@@ -9,7 +9,8 @@ makes the object, or stores there if it is one of the user's, and which nobody m
 written by the body, which is given it: it needs no result.
 
 What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
-breaks, raises, changes lists of the user's or the states of torch, or where they leave different things that are not tensors.
+breaks, raises, changes lists of the user's or the states of torch, or where they leave lists of different lengths or different things that
+are not tensors.
 An arm by which a tensor made before gets a history or another shape leaves abstract tensors changed: the capture then starts again with a break
 here (`Unjoinable`).
 A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
@@ -43,7 +44,7 @@ from firesteel.capture.liveness import live_slots
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, Undecided, Unjoinable, UserRaise, Value
 from firesteel.capture.values.const import ConstValue
-from firesteel.capture.values.containers import ListValue, TupleValue
+from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
 from firesteel.capture.values.functions import CellValue
 from firesteel.capture.values.mappings import DictValue, restore_entry
 from firesteel.capture.values.number import SymNumber
@@ -90,6 +91,22 @@ class AttributePlace:
 
 
 @dataclass(frozen=True, eq=False)
+class ItemsPlace:
+    """The items of a list made here, which must be decided."""
+    owner: ListValue
+
+    def read(self, m: Machine) -> Value | None:
+        return TupleValue(list(self.owner.items))
+
+    def write(self, m: Machine, value: Value) -> None:
+        m.effects.change(self.owner, "items", list(value.items))        # type: ignore[attr-defined]  # as it was read
+
+
+def is_list_made_here(value: Any) -> bool:
+    return type(value) is ListValue and value.source is None
+
+
+@dataclass(frozen=True, eq=False)
 class EntryPlace:
     """An entry of a dict made here."""
     entries: dict[Any, tuple[Value, Value]]
@@ -130,7 +147,7 @@ class StorePlace:
             self.owner(m).setitem(m, self.effect.data[0], value)
 
 
-Place = CellPlace | AttributePlace | EntryPlace | StorePlace
+Place = CellPlace | ItemsPlace | AttributePlace | EntryPlace | StorePlace
 STORES = {"setattr": ObjectValue, "set_plain": ObjectValue, "set_own": ObjectValue, "setitem": DictValue}      # effect -> what it is made on
 
 
@@ -178,14 +195,17 @@ class AtJump:
             if fn is setattr:
                 first.setdefault((id(target), args[1]), args)
             elif id(target) in self.known and id(target) not in stored:
-                places[id(target), args[fn is restore_entry]] = self._place(fn, target, args)
+                places[id(target), "items" if fn is drop_last else args[fn is restore_entry]] = self._place(fn, target, args)
         for (key, name), (target, _, old) in first.items():
             new = getattr(target, name)
             if key not in self.known or new is old or not isinstance(target, Value) and new == old:
                 continue
-            if not isinstance(target, CellValue) or name != "content" or new is None:
+            if isinstance(target, CellValue) and name == "content" and new is not None:
+                places[key, name] = CellPlace(target)
+            elif is_list_made_here(target) and name == "items":
+                places[key, name] = ItemsPlace(target)
+            else:
                 raise NotJoined
-            places[key, name] = CellPlace(target)
         return places
 
     def _place(self, fn: Callable[..., Any], target: Any, args: tuple[Any, ...]) -> Place:
@@ -193,6 +213,8 @@ class AtJump:
             return EntryPlace(target, args[1])
         if isinstance(target, ObjectValue) and getattr(fn, "__self__", None) is self.m.effects.attributes(target):
             return AttributePlace(target, args[0])
+        if fn is drop_last and is_list_made_here(target):
+            return ItemsPlace(target)
         raise NotJoined
 
     def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
@@ -238,7 +260,7 @@ class AtJump:
         value = place.read(self.m)
         if value is None:
             raise NotJoined
-        return self._picture(value, seen)
+        return self._sequence(value, seen) if isinstance(place, ItemsPlace) else self._picture(value, seen)
 
     def _picture(self, value: Value, seen: dict[int, Any]) -> Any:
         """A value as it is now: going back undoes changes of what was made on the way."""
@@ -252,8 +274,11 @@ class AtJump:
         if value is NULL or value is DELETED or id(value) in self.known or value.is_constant() or value.source is not None:
             return value
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
-            return SequencePicture(type(value), [self._picture(self.m.look(item), seen) for item in value.items])
+            return self._sequence(value, seen)
         return Other(value)
+
+    def _sequence(self, value: Any, seen: dict[int, Any]) -> SequencePicture:
+        return SequencePicture(type(value), [self._picture(self.m.look(item), seen) for item in value.items])
 
 
 @dataclass(eq=False)
@@ -336,7 +361,7 @@ class Merge:
         try:
             return self.merged(one, other)
         except NotJoined:
-            if isinstance(place, CellPlace) or isinstance(place, StorePlace) and any(map(is_number, (one, other))):
+            if isinstance(place, (CellPlace, ItemsPlace)) or isinstance(place, StorePlace) and any(map(is_number, (one, other))):
                 raise       # a counter is a symbol soon, of which nothing is known here
             return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
 

@@ -318,10 +318,14 @@ class ListValue(Sequence):
         self.assign(m, items)
 
 
+def drop_last(items: ListValue) -> None:
+    items._items.pop()
+
+
 @METHODS.row((ListValue, "append"))
 def list_append(m: Machine, self: ListValue, args: Args, kwargs: Kwargs) -> Value:
     self._items.append(args[0])
-    m.effects.on_undo(self._items.pop)
+    m.effects.on_undo(drop_last, self)
     m.effects.log("append", self, args[0])
     return NONE
 
