@@ -1,4 +1,5 @@
 """fs.install(), FIRESTEEL_INSTALL=1, torch.compile around and inside of ours, and our backend under the peer's capture."""
+import functools
 import subprocess
 import sys
 
@@ -212,6 +213,47 @@ def test_what_the_peer_was_to_compile_is_inlined(name):
 def test_the_peer_around_ours_calls_it(made):
     ours, x = made(), torch.randn(2, 4)
     torch.testing.assert_close(torch.compile(lambda x: ours(x) + 1, backend="eager")(x), ours(x) + 1)
+
+
+def wrapped(fn):
+    @functools.wraps(fn)
+    def call(x):
+        return fn(x) * 2
+    return call
+
+
+@pytest.mark.parametrize("compile", [fs.compile, lambda fn: torch.compile(fn, backend="eager")])
+def test_a_wrapper_around_a_compiled_function_is_not_skipped(compile):
+    fn, x = wrapped(compile(lambda x: layer(x) * 5)), torch.randn(2, 4)
+    for outer in (fn, lambda x: fn(x) + 1):
+        torch.testing.assert_close(fs.compile(outer)(x), outer(x))
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+@pytest.mark.parametrize("made", [lambda: fs.compile(lambda x: layer(x) * 5), lambda: fs.compile(torch.nn.Sequential(layer, torch.nn.ReLU())),
+                                  lambda: Holder(fs.compile(layer)), lambda: Holder(fs.compile(torch.nn.Sequential(layer, torch.nn.ReLU()))),
+                                  lambda: Holder(fs.compile(lambda x: layer(x) * 5))])
+def test_the_whole_graph_of_the_peer_has_ours_in_it(made):
+    ours, x, fs.counters["stats"]["unique_graphs"] = made(), torch.randn(2, 4), 0
+    found = torch.compile(ours, backend="eager", fullgraph=True)(x)
+    assert graphs() == 0
+    torch.testing.assert_close(found, ours(x))
+
+
+def test_symbolic_trace_of_what_holds_a_compiled_module():
+    holder, x = Holder(fs.compile(torch.nn.Sequential(layer, torch.nn.ReLU()))), torch.randn(2, 4)
+    holder.inner.register_forward_hook(lambda module, args, out: out * 3)
+    traced = torch.fx.symbolic_trace(holder)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["inner.0", "inner.1"]
+    torch.testing.assert_close(traced(x), holder(x))
 
 
 def test_our_backend_under_the_capture_of_the_peer():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch.compiler import is_dynamo_compiling
 
 from firesteel import artifacts, stages, tiers
 from firesteel.autograd import engine
@@ -233,6 +234,14 @@ def call_module(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
+def call_traced(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Its call for torch.fx.symbolic_trace, which knows the compiled module and the parts of both, not the module below."""
+    return module._call_impl(*args, **kwargs)
+
+
+setattr(call_module, marks.TRACED, call_traced)
+
+
 def call_forward(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What is captured where a program calls a module's forward itself."""
     forward = class_forward(module) if "forward" in vars(module) else module.forward
@@ -334,14 +343,15 @@ def _compiled_step(cls: Any, name: str) -> Callable:
 
 def _make_compiled_class(cls: Any) -> Any:
     def call(self, *args, **kwargs):
+        if is_dynamo_compiling():       # torch.compile inlines the module itself
+            return super(made, self).__call__(*args, **kwargs)
         return self._firesteel_call(self._firesteel_original, *args, **kwargs)
 
     @functools.wraps(cls.forward)
     def forward(self, *args, **kwargs):
+        if is_dynamo_compiling():
+            return super(made, self).forward(*args, **kwargs)
         return self._firesteel_forward(self._firesteel_original, *args, **kwargs)
-
-    marks.hide_from_the_peer(call)
-    marks.hide_from_the_peer(forward)
 
     def deepcopy(self, memo):
         return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)
@@ -353,4 +363,5 @@ def _make_compiled_class(cls: Any) -> Any:
             "__call__": call, "forward": forward, **{name: _compiled_step(cls, name) for name in steps_of(cls)},
             "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls,), body)
+    made: Any = type(cls.__name__, (cls,), body)
+    return made

@@ -235,7 +235,7 @@ class Region:
             counters["eager_calls"]["a torch dispatch mode is on, which must see every operator"] += 1
             log("perf", lambda: f"{self.name} runs eagerly: a torch dispatch mode is on, which must see every operator")
             return True
-        if any(isinstance(x, torch.fx.Proxy) for x in inputs):
+        if marks.is_symbolic(inputs):
             return True     # torch.fx.symbolic_trace must see every operator too
         if names := needed():
             counters["eager_calls"][f"the program has replaced torch.Tensor.{names[0]}, which compiled code needs"] += 1
@@ -352,6 +352,8 @@ class FunctionRegion(Region):
     def eager(self, inputs: tuple[Any, ...]) -> Any:
         part = self.root.part(self.root.fn) if self.eager_only and not isinstance(self.root.fn, types.FunctionType) else None
         fn = self.root.fn if part is None else part
+        if marks.is_symbolic(inputs):
+            fn = getattr(fn, marks.TRACED, fn)
         return fn(*inputs[:self.positional], **dict(zip(self.keywords, inputs[self.positional:])))
 
 

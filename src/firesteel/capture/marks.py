@@ -28,6 +28,7 @@ FORBIDDEN = "__firesteel_forbidden__"
 CONSTANT = "__firesteel_constant__"
 WHOLE = "__firesteel_whole__"           # a break inside is one of the call, made for real: see parts.py
 COMPILED = "__firesteel_compiled__"     # on a compiled wrapper: the function it was made of
+TRACED = "__firesteel_traced__"         # on a function: what to call in its place where torch.fx.symbolic_trace looks on
 HIDDEN = "__firesteel_hidden__"         # on a function of ours that the peer takes for disabled
 DIMENSIONS = "__firesteel_dimensions__"
 
@@ -76,6 +77,11 @@ def is_unusual() -> bool:
 
 
 _is_tracing: Callable[[], bool] = torch._C._is_tracing
+
+
+def is_symbolic(inputs: Iterable[Any]) -> bool:
+    """Does torch.fx.symbolic_trace look on?"""
+    return any(isinstance(x, torch.fx.Proxy) for x in inputs)
 
 
 def forced_backend() -> Any:
@@ -276,15 +282,29 @@ def before_the_peer(fn: Any) -> Any:
     """The function that the peer was to compile, or an optimiser's function on which it, once loaded, put marks of its own.  None for all others."""
     # boundary: recognises the attributes that torch.compile and torch._dynamo.disable leave on a function
     original = getattr(fn, "_torchdynamo_orig_callable", None)
-    if original is None or getattr(fn, "_torchdynamo_disable", False) and not is_in_package(home_of(fn), "torch.optim"):
+    if original is None or not has_own_marks(fn) or getattr(fn, "_torchdynamo_disable", False) and not is_in_package(home_of(fn), "torch.optim"):
         return None
     return original
 
 
+def has_own_marks(fn: Any) -> bool:
+    """Not those of a function that it is wrapped around: functools.wraps copies them.  (The peer has not always written whose they are.)"""
+    fn = getattr(fn, "__func__", fn)
+    return getattr(fn, "_torchdynamo_wrapper_id", None) in (None, id(fn))
+
+
+def compiled_of(fn: Any) -> Any:
+    """The function below a compiled wrapper; None for all others."""
+    return getattr(fn, COMPILED, None) if has_own_marks(fn) else None
+
+
 def stands_for(compiled: Any, fn: Callable[..., Any]) -> None:
-    """Marks a compiled wrapper of a function: torch.jit.script takes the function, as it does behind torch.jit.script_if_tracing."""
+    """Marks a compiled wrapper of a function: torch.jit.script takes the function, as it does behind torch.jit.script_if_tracing; so does
+    torch.compile(compiled)."""
     setattr(compiled, COMPILED, fn)
-    vars(compiled).update({"__original_fn": fn, "__script_if_tracing_wrapper": True})
+    # boundary: the attributes by which torch.compile finds the function below a wrapper that it is given
+    vars(compiled).update({"__original_fn": fn, "__script_if_tracing_wrapper": True, "_torchdynamo_orig_callable": fn,
+                           "_torchdynamo_wrapper_id": id(compiled)})
     hide_from_the_peer(compiled)
 
 

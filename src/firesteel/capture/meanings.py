@@ -137,7 +137,7 @@ def replacement(fn: Any) -> Any:
     """What is called in its place; None where it is called itself."""
     if not isinstance(fn, types.FunctionType):
         return None
-    if (original := getattr(fn, marks.COMPILED, None)) is not None:
+    if (original := marks.compiled_of(fn)) is not None:
         return original
     if fn.__code__ is marks.TORCH_DISABLED:         # by which torch hides functions of its own from its compiler
         return fn.__wrapped__       # type: ignore[attr-defined]  # set by functools.wraps

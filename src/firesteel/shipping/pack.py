@@ -73,7 +73,7 @@ def package(model: Callable, example_inputs: Sequence[Any], path: str | os.PathL
     if not isinstance(example_inputs, (tuple, list)):
         raise UserError("fs.package takes a tuple of example arguments.", hint="Pass (x,) for one argument.")
     wanted = checked_processors(processors)
-    original = getattr(model, "_firesteel_original", getattr(model, marks.COMPILED, model))
+    original = getattr(model, "_firesteel_original", marks.compiled_of(model) or model)
     call = ExampleCall(original, tuple(example_inputs), dict(example_keywords or {}))
     with marked(call, dynamic):
         taken = RecordedModel(original, call, dynamic is True)

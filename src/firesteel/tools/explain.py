@@ -175,7 +175,7 @@ def explain(fn: Callable, **settings: Any) -> Callable[..., Explanation]:
     """`explain(fn)(*args, **kwargs)` compiles and runs `fn` once and reports what became of it; of what is compiled already, with its settings,
     and why it was compiled again so far."""
     root = root_region(fn)
-    plain = getattr(fn, "_firesteel_original", getattr(fn, marks.COMPILED, fn))
+    plain = getattr(fn, "_firesteel_original", marks.compiled_of(fn) or fn)
     own = {} if root is None else {"backend": root.backend.__wrapped__, "fullgraph": root.fullgraph, "dynamic": root.dynamic}
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
