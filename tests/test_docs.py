@@ -22,9 +22,9 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def blocks(page):
-    """Python blocks of a page, which share their names; (line, text)."""
+    """Python blocks of a page, which share their names, but not those of errors.md behind a comment; (line, text)."""
     text = page.read_text()
-    return [(text[:found.start(1)].count("\n") + 1, found[1]) for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+    return [(text[:found.start(1)].count("\n") + 1, found[1]) for found in re.finditer(r"(?<!-->\n\n)^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
@@ -45,6 +45,13 @@ def test_files_that_pages_name_are_there(page):
     named = re.findall(r"`((?:docs|tests|bench|examples|src)/[\w./-]*\.\w+)`", page.read_text())
     named += re.findall(r"python ((?:docs|tests|bench|examples)/[\w./-]*\.py)", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_the_site_reads_every_fence(page):
+    """Its Markdown knows no words behind the language: it would show the text as prose, and prose as code."""
+    fences = [line.strip() for line in page.read_text().splitlines() if line.strip().startswith("```")]
+    assert len(fences) % 2 == 0 and all(re.fullmatch(r"```\w*", fence) for fence in fences) and set(fences[1::2]) <= {"```"}
 
 
 def test_what_was_measured_has_its_command():
@@ -77,7 +84,7 @@ def test_variables_that_pages_name_are_read():
 
 # ---------------------------------------------------------------- docs/errors.md
 
-EXAMPLES = re.findall(r"^```python (error|break)=(\w+)\n(.*?)^```$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(r"^<!-- (error|break)=(\w+) -->\n\n```python\n(.*?)^```$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE | re.DOTALL)
 RAISED_BY_SEVERAL = {"DifferentPrograms", "InternalError"}        # by two processes, by a bug: tests/distributed, tests/tools/test_debug.py
 
 
@@ -121,7 +128,7 @@ def test_the_sections_say_what_the_messages_do():
 # ---------------------------------------------------------------- its warnings
 
 WARNINGS = re.findall(r"^`([^`]+)`: ([^#]*)", (ROOT / "docs" / "errors.md").read_text().split("## Warnings")[1], re.MULTILINE)
-SHOWN = {message: found[1] for message, text in WARNINGS if (found := re.search(r"^```python warning\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))}
+SHOWN = {message: found[1] for message, text in WARNINGS if (found := re.search(r"^<!-- warning -->\n\n```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))}
 
 
 def pieces(message, hole):

@@ -125,7 +125,7 @@ def check_settings() -> Found:
     unknown = [name for name in given if name not in known]
     logs = [n for n in os.environ.get("FIRESTEEL_LOGS", "").split(",") if n.strip() and n.strip() not in LOG_NAMES]
     remedies = [f"There is no setting {', '.join(unknown)}." if unknown else "", f"There is no log {', '.join(logs)}." if logs else ""]
-    return Found(", ".join(f"{name}={os.environ[name]}" for name in given) or "as they come", " ".join(filter(None, remedies)))
+    return Found(", ".join(f"{name}={os.environ[name]}" for name in given) or "all at their defaults", " ".join(filter(None, remedies)))
 
 
 @CHECKS.row("a kernel")
