@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from uses import use
+from uses import trained, use
 
 
 def small_llama():
@@ -201,3 +201,15 @@ def test_adapters(name):
                     found.append(compiled(input_ids=ids).logits)
         return losses, found, [p.detach() for p in model.parameters() if p.requires_grad]
     trains()
+
+
+@use("transformers", breaks=11, graphs=9)
+def test_speech(compile):
+    """Spans of time are masked by indices that NumPy draws, layers dropped by chance, labels of a loss selected by a mask."""
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+    settings = Wav2Vec2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, conv_dim=(16, 16), conv_stride=(5, 2),
+                              conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, vocab_size=12,
+                              mask_time_length=2, mask_time_prob=0.3, layerdrop=0.1)
+    model = Wav2Vec2ForCTC(settings).train()
+    step, sound, labels = compile(lambda x, labels: model(x, labels=labels).loss), torch.randn(2, 400), torch.randint(1, 12, (2, 5))
+    return trained(model, lambda: step(sound, labels), count=2)
