@@ -16,7 +16,8 @@ FILES = sorted(SRC.rglob("*.py"))
 BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "native_tensors", "records", "watchers",
         "support", "tracebacks"}
 # what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built
-CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches", "graph.build"}
+CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches",
+         "autograd.custom", "graph.build"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(CALLS, BASE | CALLS | {"sym"}),
@@ -246,7 +247,7 @@ TESTS = pathlib.Path(__file__).parent
 ACROSS = {"distributed", "e2e", "errors", "fuzz", "gpu", "packages"}       # folders of programs that go through every stage
 # test files without a source of their name, by what they are about instead
 ELSEWHERE = {
-    "all of ahead-of-time autograd": "gradients symbolic_gradients opinfo opinfo_sizes checkpoint custom state subclasses",
+    "all of ahead-of-time autograd": "gradients symbolic_gradients opinfo opinfo_sizes checkpoint state subclasses",
     "programs of the Python language": "language_corners language_errors language_library language_objects language_statements",
     "a break at any instruction": "break_anywhere break_programs one_split user_lines",
     "whole training steps in one function": "backward_inside requires_grad_inside training_inside",

@@ -83,9 +83,9 @@ def _settings(compiler: Callable = pipeline.compile_native) -> dict[str, Any]:
             "rewrite": rewrite}
 
 
-def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool, turns_on: bool) -> Callable | None:
+def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool, turns_on: bool, ranks: Any) -> Callable | None:
     """What `native` makes of a captured graph that the cache has; None where it has not.  The graph is read where something needs it."""
-    return aot.compile_kept(entry, read_graph, turns_on, **_settings(), whole=whole)
+    return aot.compile_kept(entry, read_graph, turns_on, ranks, **_settings(), whole=whole)
 
 
 def kept_parts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cache: Callable[..., ProgramEntry]) -> Callable:

@@ -28,6 +28,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from firesteel.autograd.backwards import ResultOfOperator
+from firesteel.autograd.custom import CustomFunction, ValueRef
 from firesteel.autograd.regions import module_of
 from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
@@ -226,6 +227,8 @@ def all_nodes(gm: GraphModule) -> Iterable[Node]:
         yield node
         if node.op == "get_attr" and isinstance(body := attribute(gm, node), GraphModule):
             yield from all_nodes(body)
+        if custom := custom_of(node):
+            yield from (*all_nodes(custom.forward), *all_nodes(custom.backward))
 
 
 def attribute(gm: GraphModule, node: Node) -> Any:
@@ -275,14 +278,30 @@ def function_lines(gm: GraphModule, name: str) -> list[str]:
             lines += function_lines(value, str(node.target))
             body.append(f"    {node.name}: None = self.{node.target}")
         else:
+            if custom := custom_of(node):
+                lines += custom_lines(custom, f"{name}_{node.name}")
             if node.op == "get_attr":
                 lines.append(f"{str(node.target).replace('.', '_')} = {TextWriter().text(attribute(gm, node))}")
-            body.append(f"    {node.name}: {type_text(node)} = {call_text(node)}")
+            body.append(f"    {node.name}: {type_text(node)} = {call_text(node, f'{name}_{node.name}')}")
     region = [f"checkpoint_{name} = {TextWriter().text(gm.meta['checkpoint'])}"] if "checkpoint" in gm.meta else []
     return [*lines, *region, f"def {name}({', '.join(given)}):", *body]
 
 
-def call_text(node: Node) -> str:
+def custom_of(node: Node) -> CustomFunction | None:
+    """The user's autograd function that a node applies."""
+    return getattr(node.target, "custom", None) if node.op == "call_function" else None
+
+
+def custom_lines(custom: CustomFunction, name: str) -> list[str]:
+    """Its two graphs, and what is known beside them."""
+    facts = {field.name: getattr(custom, field.name) for field in dataclasses.fields(custom)}
+    reads = [(ref.is_input, ref.number, ref.saved) for ref in facts.pop("reads")]
+    graphs = [function_lines(facts.pop(part), f"{name}_{part}") for part in ("forward", "backward")]
+    return [*graphs[0], *graphs[1], f"{name} = custom({name!r}, {TextWriter().text({**facts, 'reads': reads})})"]
+
+
+def call_text(node: Node, custom: str = "") -> str:
+    """`custom`: under what name an autograd function of the user's is known."""
     writer = TextWriter()
     if node.op == "get_attr":
         return f"self.{str(node.target).replace('.', '_')}"
@@ -290,7 +309,8 @@ def call_text(node: Node) -> str:
     named = [f"{key}={writer.text(value)}" for key, value in node.kwargs.items()]
     if node.op == "call_method":
         return f"{args[0]}.{node.target}({', '.join([*args[1:], *named])})"
-    return f"{name_of(node.target) if node.op == 'call_function' else f'unreadable({str(node.target)!r})'}({', '.join([*args, *named])})"
+    called = name_of(node.target) if node.op == "call_function" else f"unreadable({str(node.target)!r})"
+    return f"{custom if custom and custom_of(node) else called}({', '.join([*args, *named])})"
 
 
 def type_text(node: Node) -> str:
@@ -405,7 +425,7 @@ class GraphReader:
         cpu = HOST
         self.names: dict[str, Any] = {
             **NAMES, "backed": self.backed, "unbacked": lambda *about: self.backed(None, *about), "known": self.env.decide,
-            "assumed": self.env.assume, "tagged": self.tagged,
+            "assumed": self.env.assume, "tagged": self.tagged, "custom": self.custom,
             **{name: TensorType(Spec((), (), 0, dtype, cpu)) for name, dtype in DTYPES.items()}}
         self.symbol = ""                    # the one being assigned
         self.settings: dict[str, Any] = {}
@@ -432,6 +452,11 @@ class GraphReader:
         made = self.env.create_unbacked(lo, hi, source, dtype) if hint is None else self.env.create_symbol(hint, source, lo, hi, dtype)
         assert made is symbol(self.symbol, dtype), made
         return made
+
+    def custom(self, name: str, facts: dict[str, Any]) -> Callable[..., Any]:
+        reads = [ValueRef(*ref) for ref in facts.pop("reads")]
+        graphs = {part: self.settings[f"{name}_{part}"] for part in ("forward", "backward")}
+        return CustomFunction(**facts, **graphs, reads=reads).applied()
 
     def tagged(self, kind: Any, **tags: Any) -> Tagged:
         return Tagged(kind, tags)

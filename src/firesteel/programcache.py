@@ -51,6 +51,7 @@ from firesteel.targets import CUDA, KINDS
 
 SUFFIX = ".program"
 OPERATORS = "torch.ops.firesteel."
+COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
 INPUTS = "\n# inputs\n"      # between a graph's text and those of its inputs
 
 
@@ -101,11 +102,11 @@ def env_of(gm: GraphModule) -> ShapeEnv | None:
 def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
     if any(not node.op.startswith(("call_", "placeholder", "output")) for node in gm.graph.nodes):
         raise NotKept("it holds a tensor or a graph of its own")
-    if "ranks" in gm.meta:
-        raise NotKept("ranks compare it")
     text = dumps.graph_text(gm, hands_on=bool(gm.meta.get("hands_on")))
     inputs = "\n".join(map(input_text, example_inputs))
     check_text(text + inputs)
+    if re.search(r"\bunbacked\(", text):
+        raise NotKept("it has sizes that only run time knows")
     return key_of_text(f"{text}{INPUTS}{inputs}")
 
 
@@ -131,13 +132,11 @@ def input_text(value: Any) -> str:
 def check_text(text: str) -> None:
     """Does it say all?  Strings of the program that look as if it did not are taken for that."""
     strangers = [home for home in re.findall(r"\bfind\('([^']*)'", text) if not is_in_package(home, "firesteel")]
-    strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in LIBRARY_OPERATORS]
+    strangers += [name for name in re.findall(r"\btorch\.ops\.(\w+)", text) if name not in (*LIBRARY_OPERATORS, *COLLECTIVES)]
     if strangers or "unreadable(" in text:
         raise NotKept(f"it calls or holds what is the program's own: {', '.join(strangers) or 'an object without a name'}")
     if "constant(None" in text:
         raise NotKept("it holds a large constant")
-    if re.search(r"\bunbacked\(", text):
-        raise NotKept("it has sizes that only run time knows")
 
 
 def facts() -> dict[str, Any]:
@@ -196,8 +195,12 @@ class DiskEntry:
         self.let_go: Callable[[], None] = lambda: None      # of the lock that who makes it holds
 
     def _made(self) -> tuple[int, ...]:
-        """What a cached program cannot recompute: symbols, conditions on them, and specialised sizes, with the line to report."""
-        return (len(self.env.symbols), len(self.env.asserts), counters["aot"]["specialized_by_op"]) if self.env is not None else ()
+        """What a cached program cannot recompute: symbols, conditions on them, and specialised sizes, with the line to report.  Numbers that the
+        program itself computes of its sizes (a factor of batch normalisation) are no symbols of its callers."""
+        if self.env is None:
+            return ()
+        symbols = [info for info in self.env.symbols.values() if info.hint is not None or info.expr.dtype != "f64"]
+        return len(symbols), len(self.env.asserts), counters["aot"]["specialized_by_op"]
 
     def outline(self) -> Outline | None:
         """The outline where all is there."""
@@ -210,7 +213,10 @@ class DiskEntry:
         return None if read is None else read[1]
 
     def _claim(self, part: str) -> tuple[Callable, Any] | None:
-        """Before it is made here: what another process made meanwhile, if one was about to."""
+        """Before it is made here: what another process made meanwhile, if one was about to.  Ranks do not wait here: they wait for each other to
+        compare what they make."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return None
         self.let_go, made = diskcache.kernels(SUFFIX).claim(f"{part} {self.key}")
         transaction.on_failure(self.let_go)
         if not made:

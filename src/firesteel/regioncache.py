@@ -5,8 +5,9 @@ reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `prog
  - Every guard that capture made is in the entry, and is checked on the call for which it is loaded, and on all later ones.
  - What capture took as fixed is compared by prints (capture/prints.py): all functions that it executed, the classes that it met, what code may
    have read of builtins and of modules of torch and the standard library, and the files in which the program's own code stands.
- - A region that relies on anything else is not kept: objects that are no code and that no source leads to, functions of the user's that are
-   compiled on their own at a break, graphs that are not kept themselves, or are compiled in parts and have symbols.
+ - A region that relies on anything else is not kept: objects that are no code and that no source leads to (dist.get_rank reads one), graphs that
+   are not kept themselves, or are compiled in parts and have symbols.  Functions that are compiled on their own at a break are regions too.
+ - Where torch.distributed runs, the rank is part of the key; ranks compare the collectives of what they load as of what they capture.
  - Up to VARIANTS of a region are kept, and tried in turn.  What was seen to change, by which symbols are chosen, is part of their key: a variant
    is found where capture would make the same.  A region behind a break is one like others, its frames are part of its key.
  - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is captured again.
@@ -128,8 +129,6 @@ def check_asked(region: Any) -> None:
         raise NotKept("it is a backward, runs under a torch function mode, or is compiled for one call")
     if marks.SUBSTITUTES:
         raise NotKept("functions are substituted")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise NotKept("ranks compare what they capture")
 
 
 # ---------------------------------------------------------------- keys
@@ -144,7 +143,15 @@ def key_of(region: Any, inputs: Sequence[Any]) -> str:
         "positional": getattr(region, "positional", None), "fullgraph": root.fullgraph, "dynamic": root.dynamic, "learnt": region.policy.text(),
         "inputs": [input_text(value, Local(name), region.policy) for name, value in zip(region.arg_names, inputs)]}
     settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
+    if world_group() is not None:       # what the program asks of it, capture takes as constants
+        about["rank"] = [torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.get_backend()]
     return f"region {json.dumps(about)} {json.dumps(settings)} {json.dumps(programcache.fact_texts())}"
+
+
+def world_group() -> Any:
+    """That of all ranks; None where there are none."""
+    distributed = torch.distributed
+    return distributed.distributed_c10d._get_default_group() if distributed.is_available() and distributed.is_initialized() else None
 
 
 def input_text(value: Any, source: Local, policy: SymbolPolicy) -> str:
@@ -201,7 +208,8 @@ class Keeping:
         self.region, self.made, self.prints = region, made, Prints()
         self.names = {name: value for name, value in made.run.__globals__.items() if name.startswith("c_")}
         told = next((value for value in self.names.values() if getattr(value, "func", None) is as_eager_says), None)
-        own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn, "code": code_of(region.root.fn), "end": END}
+        own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn, "code": code_of(region.root.fn), "end": END,
+               "world": world_group()}
         self.guards = [guard for guard in made.guard.guards if not self._always_holds(guard)]
         homes = {code: str(scope.get("__name__", "")) for code, scope in made.executed.items()}
         self.writer = RegionWriter(self.guards, {name: value for name, value in own.items() if value is not None}, self.prints, homes)
@@ -213,7 +221,7 @@ class Keeping:
                  "names": {name: self._name(value) for name, value in self.names.items()}, "frames": writer.value(getattr(self.region, "spec", None)),
                  "fixed": [writer.object(obj) for obj in fixed if writer.is_found(obj)],
                  "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "scope": made.run.__globals__.get("__name__"),
-                 "asked": sorted(self._names()), "library": self._library(), "imported": made.imported, **self._break(), **self._program()}
+                 "asked": sorted(self._names()), "library": self._library(), "imported": self._imported(), **self._break(), **self._program()}
         self._check_executed(fixed)
         homes = {*self.prints.homes, *(str(scope.get("__name__", "")) for scope in made.executed.values())}
         files = files_of(sorted(home for home in homes if not is_library(home) and not is_in_package(home, "firesteel")))
@@ -241,7 +249,7 @@ class Keeping:
         if parts and (env := programcache.env_of(graph)) is not None and env.symbols:
             raise NotKept("its graph has symbols, and is compiled in parts")
         key = programcache.key_of(graph, examples(graph)) if parts else keys[0]
-        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1],
+        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1], "ranks": graph.meta.get("ranks"),
                 "calls": sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), **traces(graph, self._homes())}
 
     def _break(self) -> dict[str, Any]:
@@ -254,8 +262,13 @@ class Keeping:
         return {"broke": [stop.sentence, where, stop.hint], "says": self._homes()}
 
     def _name(self, value: Any) -> Any:
-        """A name of the run function's: regions behind breaks by their frames."""
-        return {"continuation": self.writer.value(value.spec)} if getattr(value, "resumes", False) else self.writer.value(value)
+        """A name of the run function's: regions behind breaks by their frames, functions compiled on their own by those that they stand for."""
+        if getattr(value, "resumes", False):
+            return {"continuation": self.writer.value(value.spec)}
+        whole, owner = next((key for key, part in self.region.root.parts.items() if part is not None and part is value), (None, None))
+        if whole is None:
+            return self.writer.value(value)
+        return {"part": [self.writer.value(whole if owner is None else owner), None if owner is None else whole.__name__]}
 
     def _fixed(self) -> list[Any]:
         """Objects that capture took as they were, without a guard."""
@@ -263,7 +276,7 @@ class Keeping:
         for obj, value in self.made.objects:
             if isinstance(obj, types.FunctionType) and marks.is_marked(obj, marks.CONSTANT):
                 raise NotKept(f"a result of {described(obj)} is a constant of this process")
-            if value.source is not None and type(value.source) is not Fixed or is_ours(obj):
+            if value.source is not None and type(value.source) is not Fixed or is_ours(obj) or obj is world_group():
                 continue
             if isinstance(obj, UNCHANGING) or self._is_of_signature(obj) or type(obj) is dict and scope_name(obj) is not None:
                 continue
@@ -276,10 +289,15 @@ class Keeping:
     def _library(self) -> dict[str, dict[str, str]]:
         """What may have been read of modules of libraries, by whatever was executed."""
         names = self._names()
-        modules = [builtins, *(obj for obj, _ in self.made.objects if isinstance(obj, types.ModuleType))]
+        loaded = [obj for obj, _ in self.made.objects if isinstance(obj, types.ModuleType) and not isinstance(obj, torch._ops._OpNamespace)]
+        modules = [builtins, *loaded]
         scopes = [*map(vars, modules), *self.made.executed.values()]
         found = {str(scope["__name__"]): scope for scope in scopes if is_library(str(scope.get("__name__", "")))}
         return {home: {name: library_print(self.prints, scope[name]) for name in sorted(names & scope.keys())} for home, scope in found.items()}
+
+    def _imported(self) -> dict[str, Any]:
+        """Without torch's operators, which are there when they are asked for."""
+        return {home: names for home, names in self.made.imported.items() if not is_in_package(home, "torch.ops")}
 
     def _names(self) -> set[str]:
         codes = list(self.made.executed)
@@ -349,7 +367,8 @@ class Loading:
         self.run_code = marshal.loads(payload[payload.index(b"\n") + 1:])
         self.prints = Prints()
         self.read_graph: Callable[[], Any] = functools.cache(self._graph)
-        self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "code": code_of(region.root.fn), "told": self._told, "end": END}
+        self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "code": code_of(region.root.fn), "told": self._told, "end": END,
+                                    "world": world_group()}
         self.reader = RegionReader(self.about, dict(zip(region.arg_names, inputs)), self.own, self.prints)
 
     def code(self) -> RegionCode:
@@ -411,7 +430,7 @@ class Loading:
             if self.about["parts"]:
                 return self._parts()
             entry = programcache.known_entry(self.about["program"])
-            compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"])
+            compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"], self.about["ranks"])
         if compiled is None:
             raise Changed("its program is not in the cache")
         return compiled
@@ -433,6 +452,10 @@ class Loading:
     def _name(self, data: Any) -> Any:
         if type(data) is dict and "continuation" in data:
             return self.region.root.continuation(self.reader.value(data["continuation"]))
+        if type(data) is dict and "part" in data:
+            owner, name = data["part"]
+            found = self.reader.value(owner)
+            return self.region.root.part(found if name is None else getattr(found, name))
         return self.reader.value(data)
 
     def _broke(self) -> str:

@@ -22,6 +22,18 @@ def test_programs(tmp_path):
     keys_are_those_of_all_ranks(tmp_path)
 
 
+def test_programs_and_regions_are_kept(tmp_path):
+    """By both ranks, in one folder; then one of them has lost what it kept."""
+    for lost, found in ((False, {}), (False, KEPT), (True, {name: [0, 0] for name in KEPT})):
+        results = run_ranks(HERE / "programs_kept.py", FIRESTEEL_VERIFY="0", FIRESTEEL_CACHE_DIR=str(tmp_path / "cache"), LOST="0" if lost else "")
+        assert all(result.pop("equal", None) is True for result in results.values()), results
+        assert {name: results[name]["found"] for name in found} == found, results
+        assert results["rank_as_a_constant"]["value"] == 5.0        # of rank 0: 1 * 2 + 2 * 2 - 1, and no other rank's
+
+
+KEPT = {"all_reduce": [1, 1], "gradients": [0, 2], "rank_as_a_constant": [0, 1]}        # regions, where no guard reads an object that has no name, and programs
+
+
 def in_one_graph(results):
     assert {name: results[name] for name in CAPTURED if results[name] != ONE_GRAPH} == {}
 

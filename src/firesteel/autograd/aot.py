@@ -40,7 +40,7 @@ from firesteel.autograd.outline import (
     without_graph,
 )
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
-from firesteel.autograd.ranks import compare_ranks
+from firesteel.autograd.ranks import compare_ranks, rows_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.seams import runs_users_code
 from firesteel.autograd.second_order import SecondOrder, autocast_state, kind_of
@@ -173,6 +173,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if entry is not None and (outline := entry.outline()) is not None:
         counters["aot"]["ok"] += 1
         mark_histories(graph, outline.joint)
+        if graph is not None and "ranks" in graph.meta:
+            compare_ranks(outline.ranks, *graph.meta["ranks"])
         return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
     try:
         with timed("joint"):
@@ -196,7 +198,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         return run_by_eager(*joint.refusal, eager)
     stages.done("joint", joint, graph)
     if graph is not None and "ranks" in graph.meta:
-        compare_ranks(joint.gm, *graph.meta["ranks"])
+        joint.gm.meta["ranks"] = rows_of(joint.gm)
+        compare_ranks(joint.gm.meta["ranks"], *graph.meta["ranks"])
     entry = entry if joint.packing is None else None
     compiled = runtime.training(training_graph(joint, program, compilers, eager, entry)) if joint.tangents else \
         _compile_inference(joint, compilers, eager, entry)
@@ -204,13 +207,16 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     return in_grad_mode(compiled, turns_on, joint)
 
 
-def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], turns_on: bool, **settings: Any) -> Callable | None:
+def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], turns_on: bool, ranks: Sequence[Any] | None,
+                 **settings: Any) -> Callable | None:
     """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there.  `turns_on` is
-    what `program_of` said of it."""
+    what `program_of` said of it, `ranks` under which name ranks compare it."""
     outline = None if runtime.is_transformed() else entry.outline()
     if outline is None:
         return None
     counters["aot"].update(total=1, ok=1)
+    if ranks:
+        compare_ranks(outline.ranks, *ranks)
     program: Program = lambda *inputs: program_of(read_graph())[0](*inputs)     # noqa: E731
     compiled = _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
     return in_grad_mode(compiled, turns_on, outline.joint)
@@ -279,7 +285,7 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     if entry is not None:
-        entry.keep(Outline(without_graph(joint), boxed), forward, None)
+        entry.keep(Outline(without_graph(joint), boxed, ranks=joint.gm.meta.get("ranks", {})), forward, None)
     if joint.packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
     return _inference(joint, boxed, forward, eager)
@@ -347,7 +353,7 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
         "non_differentiable": joint.non_differentiable, "gradients": gradients, "reaches": reaches, "tangent_numbers": numbers,
         "saved_results": saved_results(joint, results_of(fw)), "copied": read_and_written(joint),
         "draws_random": any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"),
-        "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on})
+        "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on}, ranks=joint.gm.meta.get("ranks", {}))
     if entry is not None:
         entry.keep(outline, made, bw)
     compile_backward = functools.partial(_compile_backward, bw, compilers, packs, stages.current(), entry)

@@ -27,6 +27,7 @@ class Outline:
     joint: Joint                    # without its graph and examples
     boxed: bool = False             # an inference graph that takes its inputs in one list
     facts: dict[str, Any] = field(default_factory=dict)     # fields of its TrainingGraph, where it has gradients
+    ranks: dict[str, list[Any]] = field(default_factory=dict)       # its collectives, where ranks compare them (ranks.py)
 
 
 class ProgramEntry(Protocol):

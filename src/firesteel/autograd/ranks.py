@@ -3,9 +3,9 @@
 When a function is compiled for the first time in a process group, each rank writes the row of its collectives into the group's store and reads
 those of the others: an operator, its dtype and sizes, for each call.  It waits for them for `fs.config.rank_wait` seconds at most; a rank that is
 later is only warned about, since it may be slow.  Rows are compared as far as both go: a graph may end early at a break, and the rest comes in
-another.
+another.  A program that comes out of the cache brings the rows with it: some ranks may find it there and others not.
 
-    compare_ranks(joint.gm, "step:12", whole=True)      # DifferentPrograms: Ranks 0 and 1 compile different programs ...
+    compare_ranks(rows_of(joint.gm), "step:12", whole=True)      # DifferentPrograms: Ranks 0 and 1 compile different programs ...
 """
 from __future__ import annotations
 
@@ -25,15 +25,25 @@ from firesteel.operators import collective
 UNEVEN = frozenset({"all_to_all_single"})       # sizes may differ between ranks
 
 
-def compare_ranks(gm: GraphModule, region: str, whole: bool) -> None:
-    """`whole`: no break follows in the function."""
-    world: Any = torch.distributed.distributed_c10d
-    rows: dict[str, list[Any]] = {world._get_default_group().group_name: []}
+Rows = dict[str, list[Any]]     # name of a group, "" for that of all ranks -> its calls
+
+
+def rows_of(gm: GraphModule) -> Rows:
+    rows: Rows = {"": []}
+    everybody = torch.distributed.distributed_c10d._get_default_group().group_name
     for node in gm.graph.nodes:
         if collective(node.target) == "start":
-            group = node.args[-1]
-            rows.setdefault(getattr(group, "group_name", group), []).append(described(node))
+            group: Any = node.args[-1]
+            name = getattr(group, "group_name", group)
+            rows.setdefault("" if name == everybody else name, []).append(described(node))
+    return rows
+
+
+def compare_ranks(rows: Rows, region: str, whole: bool) -> None:
+    """`whole`: no break follows in the function."""
+    world: Any = torch.distributed.distributed_c10d
     for name, calls in rows.items():
+        name = name or world._get_default_group().group_name
         ranks = world.get_process_group_ranks(world._resolve_process_group(name))
         Meeting(world._get_default_store(), f"firesteel/{name}/{region}", region, torch.distributed.get_rank(), ranks).hold(calls, whole)
 

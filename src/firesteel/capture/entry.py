@@ -492,7 +492,8 @@ class Root:
 
     def _compiled(self, fn: Callable[..., Any], backend: Backend, **settings: Any) -> Callable[..., Any]:
         return compile_function(fn, backend=backend, dynamic=self.dynamic, make_world=self.make_world, native_compiler=self.native_compiler,
-                                recompile_limit=self.recompile_limit, first_backends=self.first_backends, later=self.later, **settings)
+                                recompile_limit=self.recompile_limit, first_backends=self.first_backends, later=self.later, kept=self.kept,
+                                **settings)
 
     def unusual(self) -> Callable[..., Any]:
         """What is called where a stance or a block says so: the function itself, or code of the backend that is forced."""

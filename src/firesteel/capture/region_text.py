@@ -34,6 +34,7 @@ from firesteel.capture.prints import NoPrint, Prints
 from firesteel.capture.source import Fixed, Source
 from firesteel.capture.values.iterators import HasMore, Peek
 from firesteel.capture.values.natives import NativeItem
+from firesteel.homes import is_in_package
 from firesteel.sym.node import Expr, make
 
 
@@ -187,6 +188,11 @@ class RegionWriter:
         raise Unwritable(f"no name and no guard leads to {described(obj)}")
 
 
+def operators_of(home: str) -> Any:
+    """torch's namespace of operators of this name, which is a module from its first use on; None where it is none."""
+    return getattr(torch.ops, home.removeprefix("torch.ops.")) if is_in_package(home, "torch.ops") and home != "torch.ops" else None
+
+
 def described(obj: Any) -> str:
     return f"{getattr(obj, '__qualname__', None) or getattr(obj, 'co_qualname', None) or 'an object'} ({type(obj).__name__})"
 
@@ -315,7 +321,7 @@ class RegionReader:
         if how == "own":
             return self.own[about[0]]
         if how in ("scope", "module"):
-            found: Any = sys.modules.get(about[0])
+            found: Any = sys.modules.get(about[0]) or operators_of(about[0])
             if found is None:
                 raise Changed(f"the module {about[0]} is not loaded")
             return found if how == "module" else found.__dict__

@@ -25,6 +25,7 @@ import torch.fx
 from torch.autograd.function import once_differentiable
 
 from firesteel import transaction
+from firesteel.autograd.custom import CustomFunction, ValueRef
 from firesteel.autograd.regions import module_of
 from firesteel.autograd.seams import is_seam_function
 from firesteel.capture import marks, polyfills
@@ -41,7 +42,6 @@ from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
-from firesteel.records import dataclass
 
 Node = torch.fx.Node
 BASE = torch.autograd.function._SingleLevelFunction
@@ -273,31 +273,30 @@ class Trial:
                                   [node for node in backward if node not in behind], wanted)
         marked = {name: [m.look(value) for value in self._attribute(m, context, name).iterate(m)] for name in ("saved_tensors", "dirty", "constant")}
         saved, constant = ([value.as_arg(m)[0] for value in marked[name]] for name in ("saved_tensors", "constant"))
-        places = [ValueRef.of(node, self.inputs, results, node in saved) for node in read]
+        places = [value_ref(node, self.inputs, results, node in saved) for node in read]
         tensors = [value for value in self.args if isinstance(value, TensorValue)]
-        self.recipe = Recipe(
-            self.cls, self.forward, self.backward, len(outputs), places, [k for k, value in enumerate(tensors) if value in marked["dirty"]],
+        self.recipe = CustomFunction(
+            self.cls.__name__, self.cls.__module__, getattr(self.cls.backward, "__code__", None) is ONCE, self.cls.generate_vmap_rule,
+            self.forward, self.backward, len(outputs), places, [k for k, value in enumerate(tensors) if value in marked["dirty"]],
             [*(outputs.index(node) for node in constant if node in outputs), *range(len(outputs), len(results))],
             [k for k, value in enumerate(gradients) if isinstance(self.args[k], TensorValue)], len(self.inputs))
 
     def node(self, m: Machine) -> Value:
         """The call in the graph."""
-        recipe = self.recipe
-        applied = recipe.function(call_body)
-
-        def apply(*inputs: Any) -> Any:
-            return applied.apply(*inputs)
-
-        apply.__name__ = apply.__qualname__ = f"{self.cls.__name__}_apply"
-        apply.firesteel_function = recipe.function        # type: ignore[attr-defined]  # a trace runs the two graphs its own way
+        apply = self.recipe.applied()
         out = run_abstract(m, apply, [node.meta["val"] for node in self.inputs], {}, f"{self.cls.__qualname__}.apply")
         node = m.record.call_function(apply, tuple(self.inputs), {}, out)
-        items = iter(range(recipe.outputs))
+        items = iter(range(self.recipe.outputs))
         values = [value if not isinstance(value, TensorValue) else self._item(m, node, out, next(items)) for value in self.outputs]
         return values[0] if self.single else TupleValue(values)
 
     def _item(self, m: Machine, node: Node, out: Any, place: int) -> Value:
         return wrap_output(m, out[place], m.record.call_function(operator.getitem, (node, place), {}, out[place]))
+
+
+def value_ref(node: Node, inputs: list[Node], results: list[Node], saved: bool) -> ValueRef:
+    is_input = node not in results
+    return ValueRef(is_input, (inputs if is_input else results).index(node), saved)
 
 
 def is_tracked(value: Value) -> bool:
@@ -323,63 +322,3 @@ def as_module(name: str, inputs: Sequence[Node], nodes: Sequence[Node], results:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(None if node is None else copies[node] for node in results))
     return module_of(graph, name)
-
-
-# -- the function that runs -----------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class ValueRef:
-    """Where the backward finds something: an input or a result of the forward; saved as the user did (checked for later writes) or just kept."""
-    is_input: bool
-    number: int
-    saved: bool
-
-    @classmethod
-    def of(cls, node: Node, inputs: list[Node], results: list[Node], saved: bool) -> ValueRef:
-        is_input = node not in results
-        return cls(is_input, (inputs if is_input else results).index(node), saved)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a captured function consists of."""
-    cls: type[torch.autograd.Function]
-    forward: torch.fx.GraphModule
-    backward: torch.fx.GraphModule
-    outputs: int                # tensors that the user's forward gives; behind them come values that only the backward reads
-    reads: list[ValueRef]          # of the backward, behind the gradients
-    dirty: list[int]            # inputs
-    constant: list[int]         # results that carry no gradient
-    tensors: list[int]          # arguments that are tensors: the first inputs
-    inputs: int
-
-    def function(self, run: Callable[..., Any]) -> type[torch.autograd.Function]:
-        """A torch.autograd.Function whose graphs are run by `run`."""
-        backward = functools.partial(self._backward, run)
-        made: dict[str, Any] = {
-            "forward": staticmethod(lambda *inputs: tuple(run(self.forward, *inputs))), "setup_context": staticmethod(self._setup),
-            "backward": staticmethod(once_differentiable(backward) if getattr(self.cls.backward, "__code__", None) is ONCE else backward),
-            "generate_vmap_rule": self.cls.generate_vmap_rule, "__module__": self.cls.__module__}
-        kind: Any = type(torch.autograd.Function)
-        return kind(self.cls.__name__, (torch.autograd.Function,), made)
-
-    def _setup(self, ctx: Any, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
-        found = [(inputs if place.is_input else results)[place.number] for place in self.reads]
-        checked = [place.saved and isinstance(value, torch.Tensor) for place, value in zip(self.reads, found)]
-        ctx.save_for_backward(*[value for value, yes in zip(found, checked) if yes])
-        ctx.kept = [(None if yes else value, yes) for value, yes in zip(found, checked)]
-        if self.dirty:
-            ctx.mark_dirty(*[inputs[k] for k in self.dirty])
-        constant = [results[k] for k in self.constant if isinstance(results[k], torch.Tensor)]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-
-    def _backward(self, run: Callable[..., Any], ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        read = [next(saved) if yes else value for value, yes in ctx.kept]
-        found = run(self.backward, *gradients[:self.outputs], *read)
-        given = [found[k] for k in self.tensors]
-        return (*given, *[None] * (self.inputs - len(given)))
-
-
-def call_body(body: torch.fx.GraphModule, *inputs: Any) -> Any:
-    return body(*inputs)

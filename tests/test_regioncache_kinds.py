@@ -1,0 +1,181 @@
+"""Captured regions between processes, by kind: the user's autograd functions, factors of symbolic sizes; and every kind under damage, kill -9 and company."""
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from test_regioncache import as_eager, cache, seeded, x  # noqa: F401
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+import firesteel as fs
+from firesteel.artifacts import counters
+
+
+class Scaled(torch.autograd.Function):
+    """With a number for an argument, a result that carries no gradient, and a backward that is not the forward's."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        rounded = x.round()
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        ctx.mark_non_differentiable(rounded)
+        return x * factor, rounded
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * ctx.factor, None
+
+
+class Nested(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].sin()
+
+
+class Prints(torch.autograd.Function):
+    """Whose forward is compiled on its own, at a break."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        print(end="")
+        ctx.save_for_backward(x)
+        return y.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+def applies(x):
+    scaled, rounded = Scaled.apply(x.sin(), 3.0)
+    return scaled + Nested.apply(x) + rounded
+
+
+def applies_behind_a_break(x):
+    y = x.sin()
+    print(end="")
+    return Nested.apply(y) + Scaled.apply(y, 2.0)[0]
+
+
+def breaks_inside(x):
+    return Prints.apply(x.sin()) + 1
+
+
+def run(fn, give):
+    """Its result and gradient."""
+    given = give().requires_grad_()
+    out = fn(given)
+    out.sin().sum().backward()
+    return out.detach(), given.grad
+
+
+@pytest.mark.parametrize("fn", [applies, applies_behind_a_break, breaks_inside], ids=lambda fn: fn.__name__)
+def test_autograd_functions_of_the_user(cache, monkeypatch, fn):  # noqa: F811
+    for _ in range(2):
+        fs.reset()
+        torch.testing.assert_close(run(fs.compile(fn), lambda: x(3, 4)), run(fn, lambda: x(3, 4)))
+    assert counters["native"]["region_hits"] and not {"capture", "joint"} & fs.stage_times().keys(), dict(counters["regions_not_kept"])
+    for cls in (Nested, Prints):
+        monkeypatch.setattr(cls, "backward", staticmethod(lambda ctx, gradient: gradient * 7))
+    fs.reset()
+    torch.testing.assert_close(run(fs.compile(fn), lambda: x(3, 4)), run(fn, lambda: x(3, 4)))
+
+
+@pytest.mark.parametrize("layer, shape", [(lambda: nn.BatchNorm1d(4), (5, 4)), (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 6, 6)),
+                                          (lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True), (2, 3, 8))], ids=["1d", "2d", "instance"])
+def test_batch_norm_in_training_with_symbolic_sizes(cache, layer, shape):  # noqa: F811
+    for _ in range(2):
+        fs.reset()
+        modules = [seeded(layer)().double() for _ in range(2)]
+        compiled = fs.compile(modules[1], dynamic=True)
+        for rows in (shape[0], shape[0] + 3, shape[0] + 1):
+            given = torch.randn(rows, *shape[1:], dtype=torch.float64)
+            torch.testing.assert_close(run(compiled, given.clone), run(modules[0], given.clone))
+        torch.testing.assert_close(*([*module.state_dict().values(), *(p.grad for p in module.parameters())] for module in modules))
+    assert counters["native"]["region_hits"] == 1 and "capture" not in fs.stage_times(), dict(counters["regions_not_kept"])
+
+
+def goes_on(x):
+    hidden = x.tanh()
+    return hidden, hidden.sin().sum()
+
+
+def by_size(x):
+    return x.softmax(0) * x.shape[0]
+
+
+@pytest.mark.parametrize("fn, dynamic", [(goes_on, None), (applies_behind_a_break, None), (breaks_inside, None), (by_size, True)],
+                         ids=["parts", "break", "part of its own", "symbols"])
+def test_damage_at_any_byte(cache, fn, dynamic):  # noqa: F811
+    """Of any entry: what is right is found, the rest is made again."""
+    def once():
+        fs.reset()
+        return as_eager(lambda: fn, x(3, 4).requires_grad_())
+    once(), once()
+    assert "capture" not in fs.stage_times(), dict(counters["regions_not_kept"])
+    places = random.Random(0)
+    for path in sorted(cache.rglob("*.program")):
+        whole = path.read_bytes()
+        for at in [places.randrange(len(whole)) for _ in range(3)]:
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << places.randrange(8)]) + whole[at + 1:])
+            once()
+        path.write_bytes(whole[:places.randrange(len(whole))])
+        once()
+    once()
+    assert "capture" not in fs.stage_times()
+
+
+SCRIPT = """
+import sys, torch, firesteel as fs
+import its_programs
+torch.manual_seed(0)
+for number, fn in enumerate(its_programs.PROGRAMS):
+    compiled = fs.compile(fn, dynamic=number == 3)
+    for rows in (3, 5):
+        given = [torch.linspace(-1, 1, rows * 4).reshape(rows, 4).requires_grad_() for _ in range(2)]
+        results = [torch.utils._pytree.tree_leaves(f(x))[-1] for f, x in zip((fn, compiled), given)]
+        for result in results:
+            result.sum().backward()
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(x.grad for x in given))
+print("right", "capture" in fs.stage_times(), dict(fs.counters["regions_not_kept"]))
+"""
+
+
+def test_processes_some_of_which_are_killed(tmp_path):
+    """Breaks, parts, variants and autograd functions; at last all is found."""
+    source = pathlib.Path(__file__).read_text()
+    kinds = source[source.index("class Scaled"):source.index("def run(")] + source[source.index("def goes_on"):source.index("@pytest.mark.parametrize(\"fn, dynamic\"")]
+    head = "import torch\nfrom torch.autograd.function import once_differentiable\n"
+    (tmp_path / "its_programs.py").write_text(f"{head}{kinds}\nPROGRAMS = (applies, applies_behind_a_break, breaks_inside, by_size, goes_on)\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for name in ("its_programs.py", "script.py"):
+        os.utime(tmp_path / name, (1, 1))
+    env = {**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FIRESTEEL_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+
+    def start():
+        return subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=env, stdout=subprocess.PIPE, text=True)
+    for count in (1, 6, 20):        # entries that are there when a process dies
+        victim = start()
+        while len(list(tmp_path.rglob("*.program"))) < count and victim.poll() is None:
+            time.sleep(0.01)
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate()
+    answers = [process.communicate(timeout=600)[0] for process in [start() for _ in range(3)]]
+    assert all(answer.startswith("right") for answer in answers), answers
+    assert start().communicate(timeout=600)[0] == "right False {}\n"
