@@ -30,6 +30,7 @@ from torch.fx.node import map_arg
 from firesteel.autograd.maxflow import INFINITE, SINK, SOURCE, Network
 from firesteel.autograd.recompute import (
     RecomputePolicy,
+    base_of,
     bytes_of,
     find_entries,
     is_size,
@@ -236,16 +237,12 @@ def lent_values(roles: Roles) -> tuple[set[Node], set[Node]]:
     direct: dict[Node, list[Node]] = {}         # value -> those that read it in the backward
     for node in late:
         for before in roles.reads[node]:
-            direct.setdefault(_viewed(before), []).append(node)
+            direct.setdefault(base_of(before), []).append(node)
     gradients = {node for node in roles.gradients if isinstance(node, Node)}
-    shown = {_viewed(node) for node in roles.outputs if isinstance(node, Node) and not is_size(node) and node not in gradients}
+    shown = {base_of(node) for node in roles.outputs if isinstance(node, Node) and not is_size(node) and node not in gradients}
     shown.update(node for node in roles.primals if node.meta.get("held") and node not in gradients)
-    lent = {node for node in roles.nodes if (base := _viewed(node)) in shown and base not in direct}
+    lent = {node for node in roles.nodes if (base := base_of(node)) in shown and base not in direct}
     return lent, _read_by_chance(roles, late, {node: direct[node] for node in shown & direct.keys()})
-
-
-def _viewed(node: Node) -> Node:
-    return chain[0].all_input_nodes[0] if (chain := views_to(node)) else node
 
 
 def _read_by_chance(roles: Roles, late: set[Node], direct: dict[Node, list[Node]]) -> set[Node]:
@@ -262,7 +259,7 @@ def _read_by_chance(roles: Roles, late: set[Node], direct: dict[Node, list[Node]
             needs[node] = set().union(*({reached.get(user, 0)} if user in late else needs.get(user, ()) for user in node.users))
     found = set()
     for node, needed in needs.items():
-        covers = [[reached.get(one, 0) for one in direct[value]] for before in roles.reads[node] if (value := _viewed(before)) in direct]
+        covers = [[reached.get(one, 0) for one in direct[value]] for before in roles.reads[node] if (value := base_of(before)) in direct]
         if covers and op_class(node) != "view" and any(all(bits & ~cover for cover in one) for one in covers for bits in needed):
             found.add(node)
     return found
@@ -498,8 +495,7 @@ class GraphCopier:
 
     def kept(self, node: Node) -> Node:
         """What the forward returns for a saved value; where it aliases an input that will be mutated, the same view of a copy."""
-        views = views_to(node)
-        base = views[0].all_input_nodes[0] if views else node
+        views, base = views_to(node), base_of(node)
         if not (base.op == "placeholder" and base.meta.get("mutated")) or is_size(node):
             return node
         spec = getattr(base.meta["val"], "spec", None)

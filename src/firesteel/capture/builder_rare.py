@@ -64,10 +64,8 @@ for _kind in DictView.TYPES:
         WRAPPERS.add(type(getattr(_dict(), _kind)()), functools.partial(wrap_view, _kind))
 
 
-@WRAPPERS.row(re.Match)
-def wrap_match(m: Machine, obj: re.Match, source: Source) -> Value:
-    """One that was found while capturing is known; one that comes in is another in each call."""
-    return FixedObject(obj, source) if type(source) is Fixed else opaque(m, obj, source)
+# a match that was found while capturing is known; one that comes in is another in each call
+WRAPPERS.row(re.Match)(lambda m, obj, source: FixedObject(obj, source) if type(source) is Fixed else opaque(m, obj, source))
 
 
 # -- iterators, and what is made by a call --------------------------------------------------------------------------------

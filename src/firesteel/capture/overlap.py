@@ -8,7 +8,7 @@ What always holds: a program that writes no shared input has no such guard.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,12 +64,8 @@ def _check(x: str, data: Overlap, w: Writer) -> str:
 
 def _sentence(name: str, data: Overlap, now: Any) -> str:
     names = [source.name for source in data.sources]
-    shown = _names(data.pairs, lambda k: names[k])
+    shown = ", ".join(f"{names[i]} with {names[j]}" for i, j in sorted(data.pairs))
     return f"which of {', '.join(names)} share memory has changed; the code, which writes one of them, is for {shown or 'none'}"
-
-
-def _names(pairs: Pairs, name: Callable[[int], str]) -> str:
-    return ", ".join(f"{name(i)} with {name(j)}" for i, j in sorted(pairs))
 
 
 KINDS.add("overlap", Kind(RELATION, _check, _sentence, sources=lambda data: data.sources))

@@ -163,9 +163,7 @@ def wished(wish: str, least: int | None, greatest: int | None) -> DimPolicy:
 
 def is_of_an_argument(source: Source) -> bool:
     """Does reading it start at an argument of the call?"""
-    while (base := getattr(source, "base", None)) is not None:
-        source = base
-    return isinstance(source, Local)
+    return isinstance(source.root, Local)
 
 
 def is_argument(source: Source) -> bool:

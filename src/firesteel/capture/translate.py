@@ -208,7 +208,7 @@ def _write_break(region: Captures, m: SymbolicMachine, e: RunEmitter, stop: Brea
     e.constants.namespace["__name__"] = m.frames[-1].scope.get("__name__")      # what the breaking call may ask its caller for
     action = action_of(e, m)
     if action is None:
-        _write_eager_rest(region, m, e)
+        _write_eager_rest(region, m, e, current_state(e, m))
         return
     exits = [(leave.condition, exit_state(e, m, leave)) for leave in action.exits]
     handler = handler_state(e, m, "error")
@@ -233,8 +233,7 @@ def _write_action(region: Captures, m: SymbolicMachine, e: RunEmitter, action: A
     e.line(f"    return {e.constant(go_on)}({_target(region, e, handler)}, {_values(handler)})")
 
 
-def _write_eager_rest(region: Captures, m: SymbolicMachine, e: RunEmitter) -> None:
-    state = current_state(e, m)
+def _write_eager_rest(region: Captures, m: SymbolicMachine, e: RunEmitter, state: FramesState) -> None:
     _write_states(m, e)
     e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
 
@@ -245,9 +244,7 @@ def exit_writer(region: Captures, m: SymbolicMachine) -> Callable[[int], tuple[R
         e = RunEmitter(m)
         m.effects.emit(e)
         write_generators(e, m)
-        state = exit_state(e, m, Exit(index, 1))
-        _write_states(m, e)
-        e.line(f"return {_target(region, e, state)}.eager({_values(state)})")
+        _write_eager_rest(region, m, e, exit_state(e, m, Exit(index, 1)))
         return e, e.outputs
     return write
 

@@ -104,14 +104,9 @@ def copied_object(m: Machine, value: ObjectValue, each: Each, done: dict[int, tu
     else:
         made = ObjectValue(value.cls)
     done[id(value)] = (value, made)
-    for name, attribute in own_attributes(m, value).items():
+    for name, attribute in InstanceDict(value).unread(m).items():
         m.effects.store_attr(made, name, each(attribute))
     return made
-
-
-def own_attributes(m: Machine, value: ObjectValue) -> dict[str, Value]:
-    """The instance's attributes, unread where nobody looked at them; their names are guarded."""
-    return InstanceDict(value).unread(m)
 
 
 def own_method(m: Machine, value: Value, name: str) -> Value | None:
