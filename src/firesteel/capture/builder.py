@@ -307,11 +307,8 @@ def known_key(m: Machine, key: Any, source: Source, index: int) -> Value:
 
 
 WRAPPERS.row(dict, collections.OrderedDict, collections.defaultdict)(wrap_dict)
-
-
-@WRAPPERS.row(types.MappingProxyType)
-def wrap_proxy(m: Machine, obj: types.MappingProxyType, source: Source) -> Value:
-    return ProxyValue(lazy_entries(m, obj, source, is_fixed(source)), source, obj, types.MappingProxyType)
+WRAPPERS.row(types.MappingProxyType)(
+    lambda m, obj, source: ProxyValue(lazy_entries(m, obj, source, is_fixed(source)), source, obj, types.MappingProxyType))
 
 
 @WRAPPERS.row(set)

@@ -31,9 +31,8 @@ def part_of(fn: Any, compiled: Compile) -> Any:
     return next((part for row in PARTS.values() if (part := row(fn, compiled)) is not None), None)
 
 
-@PARTS.row("whole function")
-def whole_function(fn: Any, compiled: Compile) -> Any:
-    return compiled(fn) if isinstance(fn, types.FunctionType) and getattr(fn, marks.WHOLE, False) else None
+PARTS.row("whole function")(
+    lambda fn, compiled: compiled(fn) if isinstance(fn, types.FunctionType) and getattr(fn, marks.WHOLE, False) else None)
 
 
 # -- custom functions ---------------------------------------------------------------------------------------------------

@@ -261,9 +261,8 @@ def masked_select(input: Tensor, mask: Tensor, *, out: Any = None) -> Any:      
     return x[where]
 
 
-@symbolic_row(torch.sgn, Tensor.sgn)
-def sgn(input: Tensor, *, out: Any = None) -> Any:      # noqa: A002
-    return NotImplemented if out is not None or input.is_complex() else torch.sign(input)
+symbolic_row(torch.sgn, Tensor.sgn)(
+    lambda input, *, out=None: NotImplemented if out is not None or input.is_complex() else torch.sign(input))
 
 
 @symbolic_row(torch.as_strided_copy)
@@ -271,9 +270,8 @@ def as_strided_copy(input: Tensor, size: Any, stride: Any, storage_offset: Any =
     return NotImplemented if out is not None else input.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
-@FUNCTIONS.row(torch.narrow, Tensor.narrow)
-def narrow(input: Tensor, dim: int, start: Any, length: Any) -> Any:        # noqa: A002
-    return input.narrow(dim, _read(start), length) if isinstance(start, Tensor) else NotImplemented
+FUNCTIONS.row(torch.narrow, Tensor.narrow)(
+    lambda input, dim, start, length: input.narrow(dim, _read(start), length) if isinstance(start, Tensor) else NotImplemented)
 
 
 def _read(number: Tensor) -> Any:

@@ -459,9 +459,8 @@ def _record_fill(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> A
     return target
 
 
-@RECORDERS.row(aten.resize_as_.default)
-def _record_resize_as(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
-    return _record_reshape(world, facts(aten.resize_.default), (args[0], list(to_spec(args[1]).shape)), {})
+RECORDERS.row(aten.resize_as_.default)(
+    lambda world, fact, args, kwargs: _record_reshape(world, facts(aten.resize_.default), (args[0], list(to_spec(args[1]).shape)), {}))
 
 
 @RECORDERS.row(aten.bernoulli_.float)

@@ -178,9 +178,7 @@ shape("hash_tensor")(lambda x, dim=(), *, keepdim=False, mode=0: reduce_shape(x,
 MOST_DIMS = 64      # of a tensor that a reduction's bit set of dimensions can name
 
 
-@probed_rule("amax amin")
-def amax(x: Spec, dim: Dims = (), keepdim: bool = False) -> Spec:
-    return reduced(x, dim, keepdim, x.dtype)
+probed_rule("amax amin")(lambda x, dim=(), keepdim=False: reduced(x, dim, keepdim, x.dtype))
 
 
 @probed_rule("aminmax")

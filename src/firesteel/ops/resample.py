@@ -24,11 +24,7 @@ aten = torch.ops.aten
 operator("grid_sampler_2d.* grid_sampler_2d_backward.* upsample_* _upsample_*", library=True)
 operator("upsample_nearest1d.* upsample_nearest2d.* upsample_nearest3d.* _upsample_nearest_exact1d.* _upsample_nearest_exact2d.* "
          "_upsample_nearest_exact3d.*", recompute="move")
-
-
-@device_rule("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d")
-def upsample_nearest1d(x: Spec, size: Sequence[Size], *scales: Any) -> Spec:
-    return fresh(x, (*x.shape[:2], *size))
+device_rule("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d")(lambda x, size, *scales: fresh(x, (*x.shape[:2], *size)))
 
 
 @refuses("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
@@ -58,14 +54,9 @@ def _upsample(x: Tensor, sizes: Sequence[Any], scales: Sequence[float | None], e
 
 
 decomposition("upsample_nearest1d", core=False)(lambda x, size, scales=None: _upsample(x, size, [scales], False))
-
-
-@device_rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d "
-             "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa")
-def upsample(x: Spec, size: Sequence[Size], *options: Any, **named: Any) -> Spec:
-    return suggested(x, (*x.shape[:2], *size))
-
-
+device_rule("upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d "
+             "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa")(
+    lambda x, size, *options, **named: suggested(x, (*x.shape[:2], *size)))
 decomposition("upsample_nearest2d", core=False)(
     lambda x, size, scales_h=None, scales_w=None: _upsample(x, size, [scales_h, scales_w], False))
 

@@ -83,9 +83,8 @@ def _masked_put(b: Builder, out: Any, x: Operand, indices: Sequence[Operand | No
 
 # ---------------------------------------------------------------- along a dimension
 
-@device_rule("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy index_reduce")
-def scatter(x: Spec, *args: Any, **kwargs: Any) -> Spec:
-    return fresh(x)
+device_rule("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy index_reduce")(
+    lambda x, *args, **kwargs: fresh(x))
 
 
 @refuses("scatter.src scatter.reduce scatter_add scatter_reduce.two scatter.value scatter.value_reduce")

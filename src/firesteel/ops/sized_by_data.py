@@ -98,11 +98,8 @@ rule("_histogramdd_from_bin_tensors")(lambda x, bins, **options: fresh(x, [produ
 # ---------------------------------------------------------------- jagged values
 
 operator("_jagged_to_padded_dense_forward.* _padded_dense_to_jagged_forward.*", library=True)
-
-
-@rule("_jagged_to_padded_dense_forward")
-def jagged_to_padded(values: Spec, offsets: Sequence[Spec], max_lengths: Sequence[Size], padding_value: float = 0.0) -> Spec:
-    return fresh(values, (offsets[0].shape[0] - 1, *max_lengths, *values.shape[1:]))
+rule("_jagged_to_padded_dense_forward")(
+    lambda values, offsets, max_lengths, padding_value=0.0: fresh(values, (offsets[0].shape[0] - 1, *max_lengths, *values.shape[1:])))
 
 
 @rule("_padded_dense_to_jagged_forward")

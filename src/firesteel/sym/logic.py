@@ -181,9 +181,7 @@ def _prefer_mod(c: Context, gap: Poly) -> Poly:
     return gap
 
 
-@rule("ne", "x != y -> not (x == y)")
-def ne(c: Context, a: Size, b: Size) -> Size | bool:
-    return c.build("not", c.build("eq", a, b))
+rule("ne", "x != y -> not (x == y)")(lambda c, a, b: c.build("not", c.build("eq", a, b)))
 
 
 def _eq_bool(c: Context, a: Size, b: Size) -> Size | bool | None:

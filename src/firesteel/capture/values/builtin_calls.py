@@ -114,13 +114,7 @@ def is_subclass(known: type, cls: type) -> bool:
 
 
 CALLS.row(issubclass)(lambda m, args, kwargs: boolean(issubclass(args[0].constant(), class_list(m, args[1]))))
-
-
-@CALLS.row(type)
-def call_type(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return make_class_of(m, *args) if len(args) == 3 else m.constant_object(args[0].python_type())
-
-
+CALLS.row(type)(lambda m, args, kwargs: make_class_of(m, *args) if len(args) == 3 else m.constant_object(args[0].python_type()))
 CALLS.row(callable)(lambda m, args, kwargs: boolean("__call__" in dir(args[0].python_type())))
 CALLS.row(id)(lambda m, args, kwargs: IdValue(args[0]))
 

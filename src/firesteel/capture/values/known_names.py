@@ -115,6 +115,5 @@ for _fn, _error in {torch._check: RuntimeError, torch._check_value: ValueError, 
     CALLS.add(_fn, functools.partial(_checks, _fn, _error))
 
 
-@CALLS.row(torch._check_is_size)
-def call_check_is_size(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    return _checks(torch._check, RuntimeError, m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs)
+CALLS.row(torch._check_is_size)(
+    lambda m, args, kwargs: _checks(torch._check, RuntimeError, m, [m.compare(">=", args[0], ConstValue(0)), *args[1:]], kwargs))

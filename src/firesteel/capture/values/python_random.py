@@ -195,11 +195,8 @@ def _made_inside(make: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return PythonRandom(example, add_draw(m, None, make, args, kwargs, make.__name__))
 
 
-@INSTANTIATE.row("random number generator of Python")
-def new_random(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
-    return _made_inside(cls, m, args, kwargs) if cls in (random.Random, np.random.RandomState) else None
-
-
+INSTANTIATE.row("random number generator of Python")(
+    lambda m, cls, args, kwargs: _made_inside(cls, m, args, kwargs) if cls in (random.Random, np.random.RandomState) else None)
 CALLS.add(np.random.default_rng, functools.partial(_made_inside, np.random.default_rng))
 
 
