@@ -56,6 +56,12 @@ def test_fixed_step_solver(compile):
     return solver(compile, odeint)
 
 
+@use("torchdiffeq", graphs=1)
+def test_adjoint_solver(compile):
+    from torchdiffeq import odeint_adjoint
+    return solver(compile, odeint_adjoint)
+
+
 @use("torchdiffeq", breaks=11, graphs=10)
 def test_adaptive_solver(compile):
     from torchdiffeq import odeint
@@ -80,12 +86,6 @@ def test_sde_solver(compile):
                                               bm=torchsde.BrownianInterval(0.0, 0.5, size=(3, 2), entropy=7)))
     y = solve(torch.ones(3, 2))
     return solved(field, y)
-
-
-@use("torchdiffeq", graphs=1)
-def test_adjoint_solver(compile):
-    from torchdiffeq import odeint_adjoint
-    return solver(compile, odeint_adjoint)
 
 
 @use("torchode", breaks=6, graphs=7)
