@@ -31,6 +31,7 @@ NO_REFUSAL = {
     BROADCAST: "huber_loss_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward",
     "called by torch's own code for the GPU, which has checked": """cudnn_batch_norm cudnn_batch_norm_backward
         _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention""",
+    "called by autograd, behind a forward that has checked": "convolution_backward",
     "called by optimisers, which have made the lists": """_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr
         _fused_sgd _fused_sgd.tensor_lr _fused_adagrad _fused_adagrad.tensor_lr""",
 }
@@ -42,7 +43,7 @@ NO_SAMPLES = {
     "a tensor without memory": "_efficientzerotensor",
     "complex numbers": "_conj view_as_real view_as_complex",
     "called by decompositions of other packages": "prims::iota",
-    "the library computes it on this device": "scatter_add mm addmm",
+    "the library computes it on this device": "scatter_add mm addmm convolution convolution_backward",
     "numbers are drawn": "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal",
     "on a GPU only": """cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward _scaled_dot_product_cudnn_attention
         _scaled_dot_product_efficient_attention""",
