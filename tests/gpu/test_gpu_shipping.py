@@ -65,7 +65,7 @@ def test_a_second_process_finds_the_program(cache, driver, monkeypatch, fn, dyna
     assert driver.launched and not counters["native"]["program_hits"] and not counters["regions_not_kept"]
     fs.reset()
     second = emulated_driver.emulated_driver(monkeypatch)
-    monkeypatch.setattr(emulated_driver.cubins, "compile_all", lambda jobs: pytest.fail("compiled") if jobs else [])
+    monkeypatch.setattr(emulated_driver.cubins, "begin", lambda jobs: pytest.fail("compiled") if jobs else [])
     compiled = fs.compile(fn, dynamic=dynamic)
     assert_close(outcome(compiled), want)
     assert counters["native"]["program_hits"] == 2 and counters["native"]["region_hits"] == 1
@@ -125,7 +125,7 @@ def test_packages(tmp_path, driver, monkeypatch, dynamic):
     path = package(tmp_path / "chain.fsp", chain, dynamic=dynamic, processors=["sm_80", "sm_90"])
     with fs.config.patch(cache_dir=""):
         second = emulated_driver.emulated_driver(monkeypatch)
-        monkeypatch.setattr(emulated_driver.cubins, "compile_all", lambda jobs: pytest.fail("compiled"))
+        monkeypatch.setattr(emulated_driver.cubins, "begin", lambda jobs: pytest.fail("compiled"))
         program = fs.load(path)
         assert_close(outcome(program), outcome(chain))
         assert {module["capability"] for module in second.modules} == {90} and set(second.asked) == set(driver.asked) and not second.failed
