@@ -78,10 +78,10 @@ def test_a_failed_launch_is_reported():
 
 def test_scratch_places_are_aligned_and_apart():
     kernel = print_nest(*reduction("sum", contiguous("x", (symbol("s0"), 10)), (0,)))
-    places, total = gpu._scratch_places(kernel)
+    places, total = gpu.scratch_places(kernel)
     assert places == (0,) and total % 256 == 0
     two = print_nest(*_two_sums())
-    places, total = gpu._scratch_places(two)
+    places, total = gpu.scratch_places(two)
     assert len(places) == 2 and places[1] % 256 == 0 and total >= places[1] + 4 * two.scratch[1][1]
 
 

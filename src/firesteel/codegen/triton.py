@@ -41,6 +41,7 @@ PARTS = 4096            # partial results that are combined in one tile
 COLUMNS, LEAST_COLUMNS = 64, 16     # points side by side where memory runs along the points; fewer where the machine would be idle
 PROGRAMS = 264          # fewer than this leave a GPU idle (two for each of 132 processors)
 SLICES = 512            # the most slices of a sweep
+LEAST_POINTS, MOST_POINTS = 256, 4096       # points of a program that sweeps nothing, where they are measured
 MOST_CALLS = 32         # of the math library in a thread's text
 TITLE = 60              # characters of a kernel's name in profiles, without its number
 
@@ -75,16 +76,22 @@ def title_of(nest: Nest) -> str:
     return "_".join(dict.fromkeys(telling or stems))[:TITLE] or "kernel"
 
 
-def print_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> GpuKernel:
-    """The kernel of a nest."""
+def print_nest(nest: Nest, buffers: Mapping[str, Buffer], number: int = 0) -> GpuKernel:
+    """The kernel of a nest, by one of its `tilings`."""
     flat, names = flatten(nest, buffers)
-    symbol, text, passes, signature, scratch, symbols, can_fail = _print_flat(flat)
+    symbol, text, passes, signature, scratch, symbols, can_fail = _print_flat(flat, number)
     return GpuKernel(nest.name, symbol, text, passes, signature, names, scratch, symbols, can_fail, title_of(nest))
 
 
+def count_tilings(nest: Nest, buffers: Mapping[str, Buffer]) -> int:
+    """How many kernels there are of a nest: `print_nest` takes a number below it."""
+    return len(tilings(decompose(flatten(nest, buffers)[0], is_spelled)))
+
+
 @functools.lru_cache(maxsize=4096)
-def _print_flat(flat: FlatNest) -> tuple:
-    printer = _TritonPrinter(decompose(flat, is_spelled))
+def _print_flat(flat: FlatNest, number: int) -> tuple:
+    flat = decompose(flat, is_spelled)
+    printer = _TritonPrinter(flat, tilings(flat)[number] if number else choose(flat))
     text = "\n\n\n".join(printer.run()) + "\n"
     signature = (*(POINTER[d] for d in flat.dtypes), *(POINTER[d] for d, _ in printer.scratch),
                  *({"i64": "i64", "f64": "fp64"}[d] for _, d in printer.symbols), "*i64")
@@ -135,6 +142,30 @@ class _Tiling:
     @property
     def split(self) -> bool:
         return any(self.slices)
+
+
+def tilings(nest: FlatNest) -> list[_Tiling]:
+    """The cost model's choice, then others that may be quicker: tiles of more or fewer points, longer or shorter pieces of a sweep, more or fewer
+    slices."""
+    chosen, total, found = choose(nest), _extent(nest.axes), list[_Tiling]()
+    extents = [extent for p in nest.phases if isinstance(extent := _extent(p.axes), int)]
+    if not isinstance(total, int) or len(extents) < len(nest.phases):
+        return [chosen]
+    swept = any(p.axes for p in nest.phases)
+    for factor in (0.5, 2, 4):
+        points = int(chosen.points * factor)
+        blocks = tuple(max(int(b * factor), 1) if b < e else b for b, e in zip(chosen.blocks, extents))
+        slices = tuple(max(int(s * factor), 2) if s > 1 else s for s in chosen.slices)
+        if 1 <= points <= power_of_two(total) and (swept or LEAST_POINTS <= points <= MOST_POINTS):
+            found.append(_Tiling(points, chosen.blocks, chosen.slices))
+        found += [_Tiling(chosen.points, blocks, chosen.slices)] * (not chosen.split) + [_Tiling(chosen.points, chosen.blocks, slices)]
+    return [chosen, *(tiling for tiling in dict.fromkeys(found) if tiling != chosen and _is_printable(tiling, extents))]
+
+
+def _is_printable(tiling: _Tiling, extents: Sequence[int]) -> bool:
+    """Does a tile fit into registers, has each slice something to do, and can all slices be combined in one tile?"""
+    small = tiling.points * max(tiling.blocks) <= WHOLE // 2 and tiling.points * max(tiling.slices) <= PARTS
+    return small and all(s <= e // (2 * b) for s, e, b in zip(tiling.slices, extents, tiling.blocks) if s > 1)
 
 
 def choose(nest: FlatNest) -> _Tiling:
@@ -212,8 +243,8 @@ def _spread(warps: int, elements: int, calls: int) -> int:
 class _TritonPrinter:
     """State of one nest: what its functions share."""
 
-    def __init__(self, nest: FlatNest):
-        self.tiling = choose(nest)
+    def __init__(self, nest: FlatNest, tiling: _Tiling):
+        self.tiling = tiling
         self.nest = nest = nest if self.tiling.split else _share_axes(nest, self.tiling)
         self.intervals = NestIntervals(nest)
         self.narrow = _addresses_fit(nest, self.intervals)

@@ -171,7 +171,7 @@ def load(kernels: Sequence[tuple[GpuKernel, str]]) -> dict[str, tuple[DeviceLaun
 def launches(kernel: GpuKernel, where: str) -> tuple[DeviceLaunch, ...]:
     """How the functions of a loaded kernel are launched."""
     own = cuda.device(device_index(where))
-    places, total = _scratch_places(kernel)
+    places, total = scratch_places(kernel)
     return tuple(_launch(kernel, one, own, where, places, total) for one in kernel.passes)
 
 
@@ -186,7 +186,7 @@ def _launch(kernel: GpuKernel, one: Pass, own: cuda.Device, where: str, places: 
     return DeviceLaunch(_launcher(), kernel.buffers, kernel.symbols, where, before, places, total, (word("flag"), 0, 0))
 
 
-def _scratch_places(kernel: GpuKernel) -> tuple[tuple[Size, ...], Size]:
+def scratch_places(kernel: GpuKernel) -> tuple[tuple[Size, ...], Size]:
     """(byte offset of each piece of scratch memory, bytes of all)"""
     places: list[Size] = []
     total: Size = 0
