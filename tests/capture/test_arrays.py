@@ -330,6 +330,19 @@ def test_every_function_of_the_tables(name):
     check_equal([by_numpy], [compiled(*copy.deepcopy(args))])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_named_tuples_of_numpy(backend):
+    def fn(x):
+        parts = np.linalg.qr(x.numpy())
+        q, r = np.linalg.qr(x.numpy(), mode="complete")
+        return type(parts).__name__, parts, parts.R * 2, q @ r, np.linalg.slogdet(x.numpy()[:3]).logabsdet + 1
+    x = torch.linspace(-1, 2, 12).reshape(4, 3).square() + torch.eye(4, 3)
+    name, *found = fs.compile(fn, backend=backend, fullgraph=True)(x)
+    wanted, *expected = fn(x)
+    assert name == wanted == "QRResult" and type(found[0]) is type(expected[0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 ROWS, TABLE = np.array([0, 2]), np.array([[0, 1], [2, 1]], dtype=np.int32)
 
 

@@ -27,7 +27,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Call
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_none
-from firesteel.capture.values.containers import ListValue, Sequence, TupleValue
+from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs, NumpyFunction
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue, size_of
 from firesteel.capture.values.torch_calls import call_graph
@@ -36,6 +36,7 @@ from firesteel.homes import is_in_package
 from firesteel.sym.symint import from_sym
 from firesteel.targets import on_host
 
+SEQUENCES: dict[type, Callable[..., Value]] = {list: ListValue, tuple: TupleValue}      # others are named tuples
 COMPOUND = (tuple, list, dict, slice)
 CONSTANTS = ("shape", "ndim", "size", "itemsize", "nbytes")
 BINARY = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//": "floor_divide", "%": "remainder", "**": "power", "@": "matmul",
@@ -56,7 +57,7 @@ FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh 
     atleast_3d tile repeat roll flip fliplr flipud rot90 pad take take_along_axis sort argsort searchsorted meshgrid zeros_like ones_like full_like
     empty_like trace diagonal diag diagflat tril triu vander round around real imag angle conjugate copy ascontiguousarray
     linalg.norm linalg.inv linalg.det linalg.solve linalg.cholesky linalg.pinv linalg.matrix_power linalg.eigvalsh linalg.multi_dot
-    fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.fftshift fft.ifftshift""".split()
+    linalg.qr linalg.slogdet fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.fftshift fft.ifftshift""".split()
 
 
 class ArrayOperators(Value):
@@ -278,11 +279,11 @@ def into(m: Machine, out: Value, made: Value) -> Value:
 
 def as_asked(m: Machine, made: Value, wanted: Any, shared: bool, given: list[TensorValue]) -> Value | None:
     """The array, number or list of arrays that NumPy would give; None where torch's is another."""
-    if type(wanted) in (list, tuple):
+    if isinstance(wanted, (list, tuple)):
         if not isinstance(made, Sequence) or len(made.items) != len(wanted):
             return None
         items = [as_asked(m, m.look(part), one, shared, given) for part, one in zip(made.items, wanted)]
-        return None if None in items else (ListValue if type(wanted) is list else TupleValue)(items)       # type: ignore[arg-type]
+        return None if None in items else SEQUENCES.get(type(wanted), functools.partial(NamedTupleValue, type(wanted)))(items)
     if not isinstance(made, TensorValue) or getattr(wanted, "dtype", None) != dtype_of(made):
         return None
     copied = not shared and any(memory_owner(made) is memory_owner(tensor) for tensor in given)
@@ -372,7 +373,7 @@ def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[A
             found = found_in(np, name)(*given[0], **given[1])
     except Exception as error:      # the real call raises it, or not
         raise Break("numpy", name=f"numpy.{name}") from error
-    parts = found if type(found) in (list, tuple) else [found]
+    parts = found if isinstance(found, (list, tuple)) else [found]
     return found, any(np.may_share_memory(part, one) for part in parts for one in ones.values() if isinstance(one, np.ndarray))
 
 
@@ -409,8 +410,14 @@ def padded(tensor: torch.Tensor, width: Any, mode: str = "constant", constant_va
     return torch.nn.functional.pad(tensor, [n for pair in reversed(pairs) for n in pair], value=constant_values)
 
 
+def decomposed(matrix: torch.Tensor, mode: str = "reduced") -> Any:
+    if mode not in ("reduced", "complete"):
+        raise NotImplementedError(mode)
+    return tuple(torch.linalg.qr(matrix, mode))
+
+
 BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has none, one that reads data, or one of other dtypes
-    "getitem": operator.getitem, "pad": padded, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
+    "getitem": operator.getitem, "pad": padded, "linalg.qr": decomposed, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
     "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
     "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64)}
 
