@@ -185,6 +185,27 @@ def test_weights_may_be_left_out(tmp_path):
         fs.load(tmp_path / "p", weights={"first.weight": other.first.weight})
 
 
+class Flagged(torch.nn.Module):
+    """Sets an attribute to what it is, as transformers' models do, and looks rows up, which may raise."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.flag = torch.nn.Embedding(5, 4), True
+
+    def forward(self, i):
+        before, self.flag = self.flag, False
+        out = self.table(i) * 2
+        self.flag = before
+        return out
+
+
+@torch.no_grad()
+def test_attributes_that_are_in_the_end_as_they_were(tmp_path):
+    model, places = Flagged(), torch.tensor([1, 4, 0])
+    fs.package(model, (places,), tmp_path / "p")
+    same(fs.load(tmp_path / "p")(places), model(places))
+
+
 # ---------------------------------------------------------------- what is refused
 
 class Steps(torch.nn.Module):

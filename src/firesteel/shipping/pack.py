@@ -165,7 +165,8 @@ def refuse_effects(source: str, names: Mapping[str, Any]) -> None:
     last: dict[str, tuple[ast.stmt, str | None]] = {}       # what is assigned to -> the last statement that does it, and the value
     for statement in body.body:
         builds = isinstance(statement, ast.Assign) and all(isinstance(target, (ast.Name, ast.Tuple)) for target in statement.targets)
-        if not builds and not isinstance(statement, (ast.Try, ast.Return)):
+        again = isinstance(statement, ast.If) and ast.unparse(statement.test) == "failed"       # the graph has raised: nothing has happened
+        if not builds and not again and not isinstance(statement, (ast.Try, ast.Return)):
             target, value = assignment(statement)
             last[target] = statement, value
     for target, (statement, value) in last.items():
