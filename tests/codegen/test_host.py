@@ -14,6 +14,7 @@ from firesteel.codegen.host import Launch, build
 from firesteel.loops.ir import Axis, Buffer, Extern, Nest, Phase, Program, Store, View, axis, load
 from firesteel.loops.plan import plan
 from firesteel.loops.scalars import S
+from firesteel.operators import OWN
 from firesteel.pipeline import compile_native
 from firesteel.runtime import cpu
 from firesteel.sym.expr import as_expr, symbol
@@ -172,7 +173,7 @@ def test_dead_tensors_are_taken_over_or_let_go():
     assert "alloc t2 reusing t0" in str(p) and "alloc y\n" in str(p)
     call = build(p, {})
     tx = torch.randn(4, 4)
-    torch.testing.assert_close(call(tx)[0], torch.linalg.matrix_power(tx, 5))
+    torch.testing.assert_close(call(tx)[0], tx @ tx @ tx @ tx @ tx)
     assert call.source.count("del") == 1 and "del b_t1" in call.source
 
 
@@ -293,3 +294,29 @@ def test_a_result_of_a_product_counts_no_writes(program):
     x = torch.randn(4, 4)
     with fs.config.patch(verify=False):
         assert fs.compile(program)(x, x)._version == 0
+
+
+def test_an_operator_of_ours_is_called_as_the_function_that_it_is():
+    x, y = buffer("x", (3,), "input"), buffer("y", (3,), "output")
+    step = Extern("own", ("y",), torch.ops.aten.neg.default, (whole(x),))
+    program = plan(Program({"x": x, "y": y}, (step,), ("x",), (whole(y),), {}))
+    given = torch.randn(3)
+    assert torch.equal(build(program, {})(given)[0], -given)
+    OWN.add(torch.ops.aten.neg.default, lambda t: t + 5)
+    try:
+        assert torch.equal(build(program, {})(given)[0], given + 5)
+    finally:
+        OWN.remove(torch.ops.aten.neg.default)
+
+
+def test_recurrent_layers_are_called_past_the_dispatcher():
+    layer, packed = torch.nn.GRU(3, 4), torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
+    states = torch.zeros(1, 2, 4)
+    compiled, called = fs.compile(lambda packed, states: layer(packed, states)[1]), []
+    with torch.no_grad():
+        for _ in range(2):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                result = compiled(packed, states)
+            called = [event.key for event in profile.key_averages()]
+        torch.testing.assert_close(result, layer(packed, states)[1])
+    assert "aten::gru" in called and "firesteel::recurrent" not in called

@@ -35,6 +35,7 @@ from firesteel.loops.ir import Extern, Given, Nest, View
 from firesteel.loops.plan import Alloc, Free, Plan, Return, Run, is_large, numbytes
 from firesteel.loops.scalars import DTYPES, ITEMSIZE
 from firesteel.native_method import CONSTANT, CompileText, Word
+from firesteel.operators import OWN
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, row_major
 from firesteel.table import Table
@@ -363,7 +364,7 @@ class _Writer:
     # ------------------------------------------------ library calls
 
     def _extern(self, step: Extern) -> None:
-        function = self._object(QUICK_CALLS.get(step.target, step.target), _call_stem(step.target))
+        function = self._object(QUICK_CALLS.get(step.target) or OWN.get(step.target, step.target), _call_stem(step.target))
         arguments = [self._argument(arg) for arg in step.args] + [f"{key}={self._argument(value)}" for key, value in step.kwargs.items()]
         if step.out and not self._makes_its_result(step):
             arguments += [f"{key}={self._variable(name)}" for key, name in zip(_out_names(step), step.outputs) if name is not None]

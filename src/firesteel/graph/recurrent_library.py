@@ -23,6 +23,7 @@ from firesteel.graph.autofunctional import library
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.sizes import must
 from firesteel.graph.spec import Spec, contiguous_strides
+from firesteel.operators import OWN
 from firesteel.sym.expr import ne
 from firesteel.targets import on_host
 
@@ -38,6 +39,7 @@ def operators() -> tuple[Any, Any]:
     library.impl("recurrent", _run, "CompositeExplicitAutograd")
     library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
     forward, backward = torch.ops.firesteel.recurrent.default, torch.ops.firesteel.recurrent_backward.default
+    OWN.rows({forward: _run, backward: _run_backward})
     RULES.add(forward, _shapes)
     RULES.add(backward, lambda gradients, token, inputs, batch_sizes, states, params, *settings: [
         _like(t) for t, wanted in zip((inputs, *states, *params), settings[-1]) if wanted])
