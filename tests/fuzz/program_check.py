@@ -55,8 +55,9 @@ def storage(t: torch.Tensor) -> torch.Tensor:
 
 
 def strides(t: torch.Tensor) -> tuple:
-    """Those that an element depends on."""
-    return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1) if t.numel() else ()
+    """Those of a tensor with elements, of dimensions of size 1 too.  Without: a size that is an expression is not asked whether it is 0, and eager's
+    contiguous strides count 0 as 1."""
+    return t.stride() if t.numel() else ()
 
 
 def look(t: Any) -> tuple:

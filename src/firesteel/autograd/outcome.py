@@ -34,8 +34,9 @@ from firesteel.autograd.alias import (
     ViewCall,
     Write,
 )
-from firesteel.graph.functional import Alias, MadeBy, StorageValue
+from firesteel.graph.functional import Alias, MadeBy, StorageValue, spec_of_node
 from firesteel.graph.schemas import EMPTY_VIEWS
+from firesteel.graph.spec import Spec, differ_idly
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of
@@ -248,7 +249,7 @@ class TraceOutcome:
         return self._with_history(output, origin) if output is base else self._view_of(base, output, origin)
 
     def _fresh(self, output: AbstractTensor, origin: Origin) -> Fresh:
-        value = self._add(self.world.to_node(output), output, origin)
+        value = self._add(self._laid(self.world.to_node(output), output.spec), output, origin)
         if is_view_call(self.values[value].nodes[0]):
             self.plan.plain.append(value)
         if output.requires_grad and not is_tracked(output):
@@ -273,7 +274,7 @@ class TraceOutcome:
             tensor, output, shown = owners[place]
             self.rebuilt[place] = self._fresh(tensor, Origin("output" if shown else "base", output))
         else:
-            value = self._add(cell.node, None, None)
+            value = self._add(self._laid(cell.node, cell.spec), None, None)
             self.rebuilt[place] = Fresh(value)
             if version := max(t._version for _, t in self.members[cell]):
                 self.plan.versions[value] = version
@@ -371,6 +372,11 @@ class TraceOutcome:
     def _add(self, node: Node, tensor: AbstractTensor | None, origin: Origin | None) -> int:
         self.values.append(ForwardValue([self._own(node)], tensor, origin))
         return len(self.values) - 1
+
+    def _laid(self, node: Node, wanted: Spec) -> Node:
+        """The node with eager's strides, where no element depends on them: the graph is free there."""
+        have = spec_of_node(node)
+        return self.world.emit(aten.as_strided.default, node, wanted.shape, wanted.strides, have.offset) if differ_idly(have, wanted) else node
 
     def _add_tensor(self, made: torch.Tensor, tensor: torch.Tensor | None, origin: Origin | None) -> int:
         """As `_add`, for a tensor of any kind."""

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph.spec import only_channels_last, suggests_channels_last, wide_dtype
+from firesteel.graph.sizes import static
+from firesteel.graph.spec import channels_last_strides, contiguous_strides, only_channels_last, suggests_channels_last, wide_dtype
 from firesteel.graph.tensor import to_spec
 from firesteel.operators import Facet
 
@@ -74,7 +75,10 @@ def as_suggested(value: Tensor, like: Tensor) -> Tensor:
 
 def _in_format(value: Tensor, last: bool) -> Tensor:
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}[value.dim()] if last else torch.contiguous_format
-    return value if value.is_contiguous(memory_format=wanted) else aten.clone.default(value, memory_format=wanted)
+    spec = to_spec(value)       # a size that is an expression may be 1 at run time, with any stride: asked for its format, it would be specialised
+    exact = spec.strides == (channels_last_strides if last else contiguous_strides)(spec.shape)
+    is_laid = exact or static(spec.shape) and value.is_contiguous(memory_format=wanted)
+    return value if is_laid else aten.clone.default(value, memory_format=wanted)
 
 
 def in_strides_of(value: Tensor, like: Tensor) -> Tensor:

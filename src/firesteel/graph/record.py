@@ -35,7 +35,7 @@ from firesteel.graph.reshape import infer_size, view_strides
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.schemas import HIDDEN_WRITES, Facts, facts
 from firesteel.graph.sizes import less, same, unknown
-from firesteel.graph.spec import Spec, contiguous_strides, is_dense, repeats
+from firesteel.graph.spec import Spec, contiguous_strides, differ_idly, is_dense, repeats
 from firesteel.graph.storage import reach, within_storage
 from firesteel.graph.tensor import tensors_in
 from firesteel.sym.expr import Size
@@ -60,7 +60,29 @@ def record_decomposition(decomposition: Callable, world: TraceWorld, fact: Facts
         result = decomposition(*args, **kwargs)
     if result is NotImplemented:
         return world._plain_way(fact)(world, fact, args, kwargs)
-    return result
+    return _with_eager_strides(world, fact, args, kwargs, result)
+
+
+def _with_eager_strides(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict, result: Any) -> Any:
+    """What a decomposition gave, with the strides that eager's results have in dimensions of size 1 or where they are empty, by the operator's rule:
+    no element depends on them, but the caller sees them, and pointwise operators follow them."""
+    results = [result] if type(result) is AbstractTensor else result if isinstance(result, (list, tuple)) else ()
+    if fact.rule is None or not any(type(r) is AbstractTensor and (1 in r.spec.shape or 0 in r.spec.shape) for r in results):
+        return result
+    specs = call_rule(fact, args, kwargs)
+    given = {t.record.cell for t in tensors_in((args, kwargs)) if t.record is not None}
+    made = [_restrided(world, one, spec, given) for one, spec in zip(results, [specs] if type(specs) is Spec else specs)]
+    return made[0] if type(result) is AbstractTensor else type(result)(made)
+
+
+def _restrided(world: TraceWorld, made: Any, wanted: Any, given: set) -> Any:
+    if type(made) is not AbstractTensor or type(wanted) is not Spec or made.record.steps or made.record.cell in given \
+            or not differ_idly(made.spec, wanted):
+        return made
+    shown = world.make(made.spec._replace(strides=wanted.strides))
+    shown.record, shown.bits = made.record, made.bits
+    shown.record.cell.spec = shown.spec
+    return shown
 
 
 def record_composite(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:

@@ -55,13 +55,13 @@ def channels_last_strides(shape: Shape) -> Shape:
 
 
 def strides_in_order(shape: Shape, fastest_first: tuple[int, ...] | list[int]) -> Shape:
-    """Dense strides in which the dimensions are laid out in the given order, fastest first."""
+    """Dense strides in which the dimensions are laid out in the given order, fastest first.  Behind a size of 0 they are 0, as eager's are: row-major
+    order alone counts it as 1."""
     strides: list[Size] = [1] * len(shape)
     step: Size = 1
     for dim in fastest_first:
         strides[dim] = step
-        size = shape[dim]
-        step = step * (max(size, 1) if type(size) is not Expr else size)
+        step = step * shape[dim]
     return tuple(strides)
 
 
@@ -130,6 +130,11 @@ def follows(spec: Spec, shape: Shape, fastest_first) -> bool:
     return True
 
 
+def differ_idly(a: Spec, b: Spec) -> bool:
+    """Have tensors of one shape other strides, of which no element depends: those of dimensions of size 1, or of an empty tensor?"""
+    return a.strides != b.strides and a.shape == b.shape and (is_empty(a) or all(s == t or n == 1 for n, s, t in zip(a.shape, a.strides, b.strides)))
+
+
 def dense_order(spec: Spec) -> list[int] | None:
     """Its dimensions, fastest first, if it is dense whatever the sizes are."""
     return layout.dense_order(range(len(spec.shape)), spec.shape, spec.strides)
@@ -151,7 +156,7 @@ def is_dense(spec: Spec) -> bool:
 
 def repeats(spec: Spec) -> bool:
     """Has it a dimension of stride 0?"""
-    return any(type(s) is int and s == 0 and not (type(n) is int and n == 1) for n, s in zip(spec.shape, spec.strides))
+    return not is_empty(spec) and any(type(s) is int and s == 0 and not (type(n) is int and n == 1) for n, s in zip(spec.shape, spec.strides))
 
 
 def overlaps_itself(spec: Spec) -> bool:
@@ -207,7 +212,7 @@ def elementwise_strides(shape: Shape, operands: list[Spec]) -> Shape:
 def _same_shape_strides(shape: Shape, contiguous: Shape, operands: list[Spec]) -> Shape | None:
     if all(is_contiguous(op) for op in operands):
         return contiguous
-    if all(is_channels_last(op) for op in operands):
+    if len(shape) == 4 and all(is_channels_last(op) for op in operands):      # eager asks this of four dimensions alone
         return channels_last_strides(shape)
     first = operands[0]
     if is_dense(first) and all(_equal_sizes(op.strides, first.strides) for op in operands[1:]):

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from firesteel.graph.decomp import as_suggested, positions, shaped, wrap
-from firesteel.graph.meta import as_first
 from firesteel.graph.rules.base import check, each, promote, suggested, wrap_dim, wrap_dims
 from firesteel.graph.rules.refusals import fits_in, within
 from firesteel.graph.sizes import must, must_match, same, unbacked, unknown
-from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, like, suggests_channels_last
+from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_empty, like, suggests_channels_last
 from firesteel.graph.tensor import to_spec
 from firesteel.loops.lower.build import Builder, choose, fits, moved
 from firesteel.loops.lower.value import Index, Operand
@@ -162,7 +161,9 @@ def repeat_interleave(repeats: Spec, *, output_size: Size | None = None) -> Spec
 
 @device_rule("roll")
 def roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> Spec:
-    """On the CPU two parts are joined, of which an empty one is never channels-last."""
+    """On the CPU two parts are joined, of which an empty one is never channels-last; an empty tensor is cloned."""
+    if is_empty(x):
+        return like(x)
     joined = len(x.shape) in (4, 5) and len(dims) > 0 and on_host(x) and suggests_channels_last(x)
     joined = joined and not any(same(by % x.shape[d], 0) for by, d in zip(each(shifts, 1), dims))
     return like(x, memory_format=torch.channels_last if len(x.shape) == 4 else torch.channels_last_3d) if joined else fresh(x)
@@ -283,7 +284,7 @@ def _only_copied(x: Spec) -> bool:
 @device_rule("pixel_unshuffle")
 def pixel_unshuffle(x: Spec, factor: int) -> Spec:
     if _only_copied(x):
-        return fresh(x, x.shape)
+        return like(x)
     *batch, c, h, w = x.shape
     return _as_suggested(x, (*batch, c * factor * factor, h // factor, w // factor))
 
@@ -299,7 +300,7 @@ def refuse_pixel_unshuffle(x: Spec, factor: int) -> None:
 @decomposition("pixel_unshuffle")
 def decompose_pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     if _only_copied(to_spec(x)):
-        return aten.clone.default(x, memory_format=torch.contiguous_format)
+        return aten.clone.default(x)
     *batch, c, h, w = x.shape
     n = len(batch)
     split = shaped(x, [*batch, c, h // factor, factor, w // factor, factor])
@@ -307,7 +308,14 @@ def decompose_pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     return _laid_out(mixed, [*batch, c * factor * factor, h // factor, w // factor], x)
 
 
-shape("channel_shuffle")(as_first)
+device_rule("channel_shuffle")(lambda x, groups: _as_suggested(x, x.shape))
+
+
+@refuses("channel_shuffle")
+def refuse_channel_shuffle(x: Spec, groups: int) -> None:
+    check(len(x.shape) > 2, f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(x.shape)}")
+    within(groups, 1, None, f"Number of groups to divide channels in must be positive. Value of groups:{groups}")
+    must(eq(x.shape[1] % groups, 0), f"Number of channels must be divisible by groups. Got {x.shape[1]} channels and {groups} groups.")
 
 
 # ---------------------------------------------------------------- padding

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import check, clamp_size, elementwise, same_dtype, scalar_dtype, unary
+from firesteel.graph.rules.base import check, clamp_size, into_empty_like, scalar_dtype
 from firesteel.graph.rules.refusals import fits_in, known, within
 from firesteel.graph.sizes import ask, must
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, like, make_spec
@@ -98,13 +98,13 @@ def filled(out: Any, value: Any) -> Any:
 rule("scalar_tensor")(lambda value, *, dtype=None, layout=None, device=None, pin_memory=None: made((), dtype, device))
 refuses("scalar_tensor")(lambda value, *, dtype=None, **options: fits_in(value, dtype or torch.get_default_dtype()))
 lowering("scalar_tensor")(lambda b, out, value, **_: filled(out, value))
-probed_rule("fill.Scalar zero")(unary(same_dtype))
+probed_rule("fill.Scalar zero")(into_empty_like)
 
 
 @probed_rule("fill.Tensor")
 def fill(x: Spec, value: Spec) -> Spec:
     check(not value.shape, "fill_ only supports 0-dimension value tensor")
-    return elementwise([x], x.dtype)
+    return like(x)
 
 
 lowering("fill.Scalar")(lambda b, out, x, value: filled(out, value))

@@ -10,7 +10,7 @@ from firesteel.graph.meta import as_first
 from firesteel.graph.rules.base import RULES, broadcast_all, check, wrap_dim
 from firesteel.graph.rules.refusals import same_shape, within
 from firesteel.graph.sizes import must_match, unbacked, where_known
-from firesteel.graph.spec import Shape, Spec, elementwise_order, fresh, preserved_strides, strides_in_order
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, elementwise_order, fresh, preserved_strides, strides_in_order
 from firesteel.loops.checks import keep_checks
 from firesteel.loops.ir import check_index
 from firesteel.loops.lower.build import Builder, broadcast_index
@@ -103,7 +103,8 @@ def _indexed_strides(x: Spec, indices: list[Spec | None], before: list[int], joi
         if i is not None:       # expanded and reshaped: beside a size of 1 of the source the strides of the new dimensions count
             operands.append(view(expand(i, joint), (*(1,) * len(before), *joint, *(1,) * len(after))))
     order = where_known(elementwise_order, shape, operands, shape=shape)
-    return strides_in_order(shape, elementwise_order(shape, operands) if order is None else order)
+    order = elementwise_order(shape, operands) if order is None else order
+    return contiguous_strides(shape) if order == [*range(len(shape))][::-1] else strides_in_order(shape, order)
 
 
 MASKS = (torch.bool, torch.uint8)

@@ -28,7 +28,7 @@ def _loss_in_target(x: Spec, target: Spec, reduction: int, dtype: torch.dtype) -
     """A loss that eager computes in place, in a copy of the target with this dtype."""
     check(expands_to(x.shape, target.shape), f"The size of tensor a {list(x.shape)} must match the size of tensor b {list(target.shape)}")
     check(torch.can_cast(result_dtype((x, target)), dtype), f"result type can't be cast to the desired output type {dtype}")
-    return _loss([target], reduction, dtype)
+    return like(target, dtype=dtype) if reduction == 0 else fresh(target, (), dtype)
 
 
 def _reduce(loss: Tensor, reduction: int) -> Tensor:
@@ -188,7 +188,8 @@ def decompose_smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, r
     return in_order(aten.clamp.default(difference / beta, -1, 1) * share)
 
 
-device_rule("huber_loss", probed=True)(lambda x, target, reduction=1, delta=1.0: _loss([x, target], reduction, x.dtype))
+device_rule("huber_loss", probed=True)(
+    lambda x, target, reduction=1, delta=1.0: like(x) if reduction == 0 and x.shape == target.shape else _loss([x, target], reduction, x.dtype))
 
 
 @refuses("huber_loss")

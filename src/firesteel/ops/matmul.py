@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firesteel.graph.decomp import cast, widen
 from firesteel.graph.meta import as_second
-from firesteel.graph.rules.base import broadcast, broadcast_all, check, expands_to, floating
+from firesteel.graph.rules.base import broadcast, broadcast_all, check, elementwise, expands_to, floating
 from firesteel.graph.sizes import must_match
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, is_empty
 from firesteel.loops.lower.library import OUT_VARIANTS
@@ -153,7 +153,8 @@ def decompose_addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: An
 
 @device_rule("addr", probed=True)
 def addr(x: Spec, a: Spec, b: Spec, *, beta: Any = 1, alpha: Any = 1) -> Spec:
-    return fresh(x, (a.shape[0], b.shape[0]), torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype)))
+    column = Spec((a.shape[0], 1), (a.strides[0], a.strides[0]), 0, a.dtype, a.device)
+    return elementwise([x, column, b], torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype)))
 
 
 @refuses("addr")

@@ -3,6 +3,7 @@
 Half precision is computed in float32, as eager does; the statistics that are saved have eager's dtypes."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -403,7 +404,8 @@ def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Any
         if mean is not None:
             count = x.numel() // x.shape[1]
             new_mean = cast(batch_mean * momentum + widen(mean) * (1 - momentum), mean.dtype)
-            new_var = cast(aten.mul.Tensor(batch_var, momentum * count / (count - 1)) + widen(var) * (1 - momentum), var.dtype)
+            unbiased = math.nan if type(count) is int and count == 1 else momentum * count / (count - 1)
+            new_var = cast(aten.mul.Tensor(batch_var, unbiased) + widen(var) * (1 - momentum), var.dtype)
     else:
         batch_mean, invstd = cast(mean, wide.dtype), aten.rsqrt.default(cast(var, wide.dtype) + eps)
         shape = [x.shape[1]] if on_gpu(x) else [0]        # nobody reads them, but eager makes them

@@ -27,7 +27,7 @@ from firesteel.graph.rules.base import (
     unary,
 )
 from firesteel.graph.rules.refusals import fits_in, surely_holds
-from firesteel.graph.spec import Spec, contiguous_strides, fresh
+from firesteel.graph.spec import Spec, contiguous_strides, fresh, like
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.pointwise import Impossible, as_element, lower_pointwise, times, truth
 from firesteel.loops.lower.value import Operand
@@ -65,8 +65,8 @@ def angle(x: Spec) -> Spec:
 
 
 pointwise("angle")(lambda x: S.where(S.isnan(x), x, S.where(S.lt(x, 0), literal(math.pi, x.dtype), 0.0)))
-pointwise("deg2rad", unary(floating))(lambda x: S.mul(x, math.pi / 180))
-pointwise("rad2deg", unary(floating))(lambda x: S.mul(x, 180 / math.pi))
+pointwise("deg2rad", lambda x: like(x, dtype=floating(x.dtype)))(lambda x: S.mul(x, math.pi / 180))
+pointwise("rad2deg", lambda x: like(x, dtype=floating(x.dtype)))(lambda x: S.mul(x, 180 / math.pi))
 
 
 @pointwise("sinc", unary(floating))
@@ -89,7 +89,7 @@ probed_rule("conj_physical")(unary(same_dtype))
 probed_rule("nan_to_num")(into_empty_like)
 shape("mvlgamma")(as_first)
 probed_rule("polygamma")(lambda n, x: elementwise([x], floating(x.dtype)))
-probed_rule("frexp.Tensor")(lambda x: (elementwise([x], x.dtype), elementwise([x], torch.int32)))
+probed_rule("frexp.Tensor")(lambda x: (like(x), like(x, dtype=torch.int32)))
 probed_rule("complex")(lambda real, imag: elementwise([real, imag], torch.promote_types(real.dtype, torch.complex32)))
 probed_rule("polar")(lambda length, angle: elementwise([length, angle], torch.promote_types(length.dtype, torch.complex32)))
 
@@ -104,7 +104,7 @@ def compute_add(x, y, alpha=1):
 
 
 pointwise("sub.Tensor sub.Scalar", binary(same_dtype))(lambda x, y, alpha=1: S.sub(x, times(y, alpha)))
-pointwise("rsub.Tensor rsub.Scalar", binary(same_dtype))(lambda x, y, alpha=1: S.sub(y, times(x, alpha)))
+pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha=1: binary(same_dtype)(y, x))(lambda x, y, alpha=1: S.sub(y, times(x, alpha)))
 
 
 @decomposition("rsub.Tensor rsub.Scalar", core=False)
@@ -208,7 +208,7 @@ def lower_nextafter(b: Builder, out: Any, *args: Any) -> Any:
 operator("nextafter.*", decides=True)
 probed_rule("gcd lcm nextafter igamma igammac")(binary(same_dtype))
 pointwise("copysign.Tensor copysign.Scalar", binary(floating))(S.copysign)
-probed_rule("ldexp.Tensor")(lambda a, b: elementwise([a, b], floating(result_dtype((a, b)))))
+probed_rule("ldexp.Tensor")(lambda a, b: elementwise([a, fresh(b)], floating(result_dtype((a, b)))))     # a * 2 ** b
 pointwise("ldexp.Tensor")(lambda x, exponent: S.mul(x, S.pow(literal(2, x.dtype), exponent)))
 
 

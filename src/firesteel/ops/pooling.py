@@ -12,7 +12,7 @@ from firesteel.graph.meta import as_second
 from firesteel.graph.rules.base import check, each, suggested
 from firesteel.graph.rules.refusals import same_shape, within
 from firesteel.graph.sizes import less, must_match
-from firesteel.graph.spec import Shape, Spec, fresh
+from firesteel.graph.spec import Shape, Spec, channels_last_strides, fresh, is_channels_last, is_contiguous
 from firesteel.loops.lower.build import Builder, choose, fits
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number
@@ -67,7 +67,13 @@ def large_enough(out: Spec, n: int, x: Spec) -> None:
 def _max_pool(n: int) -> None:
     @device_rule(f"max_pool{n}d_with_indices")
     def max_pool(x: Spec, kernel, stride=(), padding=0, dilation=1, ceil_mode: bool = False) -> tuple[Spec, Spec]:
-        out = suggested(x, pooled(x, n, kernel, stride, padding, dilation, ceil_mode))
+        shape = pooled(x, n, kernel, stride, padding, dilation, ceil_mode)
+        if n == 3 and len(shape) == 4:
+            out = fresh(x, shape)
+            if not is_contiguous(x) and is_channels_last(x._replace(shape=(1, *x.shape), strides=(0, *x.strides))):     # a batch of one
+                out = out._replace(strides=channels_last_strides((1, *shape))[1:])
+        else:
+            out = suggested(x, shape)
         return out, out.to(torch.int64)
 
     @refuses(f"max_pool{n}d_with_indices")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from firesteel.graph.rules.base import wrap_dim
+from firesteel.graph.rules.refusals import within
 from firesteel.graph.sizes import unbacked
 from firesteel.graph.spec import Spec, contiguous_strides, fresh
-from firesteel.ops.block import operator, rule, shape
+from firesteel.ops.block import operator, refuses, rule
 from firesteel.sym.expr import Size, product
 
 operator("_local_scalar_dense.*", library=True, decides=True)
@@ -44,7 +45,8 @@ def nonzero(x: Spec) -> Spec:
     return Spec((count, len(x.shape)), (1, count), 0, torch.int64, x.device)
 
 
-shape("nonzero_static")(lambda x, *, size, fill_value=-1: (size, len(x.shape)))
+refuses("nonzero_static")(lambda x, *, size, fill_value=-1: within(size, 0, None, "nonzero_static: 'size' must be an non-negative integer"))
+rule("nonzero_static")(lambda x, *, size, fill_value=-1: fresh(x, (size, len(x.shape)), torch.int64))
 
 
 # ---------------------------------------------------------------- different values
