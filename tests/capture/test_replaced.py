@@ -119,3 +119,29 @@ def test_a_forward_of_torch_replaced_behind_the_capture(backend, monkeypatch):
     monkeypatch.undo()
     torch.testing.assert_close(compiled(x), before)
     torch.testing.assert_close(layer(x), before)
+
+
+def one_more(self, x, *args, **kwargs):
+    return x + 1
+
+
+CHANGED_LATER = {
+    "__call__": (torch.nn.Module, "__call__", one_more, lambda: torch.nn.Linear(3, 3)),
+    "_call_impl": (torch.nn.Module, "_call_impl", one_more, lambda: torch.nn.Linear(3, 3)),
+    "a method that forward calls": (torch.nn.BatchNorm1d, "_check_input_dim", lambda self, x: x.add_(1), lambda: torch.nn.BatchNorm1d(3)),
+    "a container's method": (torch.nn.Sequential, "__iter__", lambda self: iter([torch.nn.ReLU()]), lambda: torch.nn.Sequential(torch.nn.Linear(3, 3))),
+    "a function that forward calls": (torch.nn.functional, "linear", lambda x, *args: x + 1, lambda: torch.nn.Linear(3, 3)),
+    "a distribution's property": (torch.distributions.Normal, "mean", property(lambda self: self.loc + 1), lambda: lambda x: torch.distributions.Normal(x, 1.0).mean),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_LATER)
+def test_what_torch_itself_calls_replaced_behind_the_capture(case, monkeypatch):
+    home, name, mine, make = CHANGED_LATER[case]
+    program, x = make(), torch.randn(2, 3)
+    compiled = fs.compile(program)
+    before = compiled(x.clone())
+    monkeypatch.setattr(home, name, mine)
+    torch.testing.assert_close(compiled(x.clone()), program(x.clone()))
+    monkeypatch.undo()
+    torch.testing.assert_close(compiled(x.clone()), before)

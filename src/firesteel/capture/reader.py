@@ -32,9 +32,10 @@ from firesteel.capture.values.number import SymNumber, fits
 from firesteel.capture.values.tensor import wrap_output
 from firesteel.capture.world import STATIC, DimPolicy, TensorWorld
 from firesteel.errors import Break, ConstraintViolation
+from firesteel.homes import is_in_package
 from firesteel.sym.expr import free_symbols
 
-REPLACED = frozenset({"forward"})       # methods that programs replace in classes of torch
+REPLACED = "torch.nn.modules", "torch.nn.functional", "torch.distributions"       # where programs put functions of their own
 
 
 class Reader(Machine):
@@ -169,8 +170,9 @@ class Reader(Machine):
 
     def guard_library(self, scope: dict[str, Any], name: str, reader: dict[str, Any]) -> None:
         """What the user's code reads in a module of torch or of the standard library is fixed unless it is replaced there (a patched
-        torch.nn.functional.relu).  What those modules read themselves is not looked at."""
-        if builder.is_trusted_scope(scope) and not builder.is_trusted_scope(reader) and callable(scope[name]):
+        torch.nn.functional.relu).  What those modules read themselves is not looked at, but for torch.nn.functional."""
+        read = not builder.is_trusted_scope(reader) or is_in_package(scope.get("__name__", ""), *REPLACED)
+        if read and builder.is_trusted_scope(scope) and callable(scope[name]):
             self.guard(Guard(global_source(name, scope), "identity", scope[name]))
 
     def has_global(self, scope: dict[str, Any], name: str) -> bool:
@@ -247,11 +249,11 @@ class Reader(Machine):
 
     def guard_class_attribute(self, cls: type, name: str, attribute: Any) -> None:
         """A method was found through a class, or through super() behind it: nobody has put another one there.  Classes of torch and
-        the standard library are fixed, but for the methods that programs replace."""
+        the standard library are fixed, but for modules and distributions."""
         if mro_lookup(cls, name) is not attribute:
             cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
         base = next((c for c in cls.__mro__ if name in vars(c)), cls)
-        fixed = name not in REPLACED and builder.is_trusted_scope({"__name__": cls.__module__})
+        fixed = builder.is_trusted_scope({"__name__": cls.__module__}) and not is_in_package(cls.__module__, *REPLACED)
         if not isinstance(self.same_object(base), LocalClass) and not fixed:
             source: Source = Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name)
             if isinstance(attribute, classmethod):          # a read makes a new bound method

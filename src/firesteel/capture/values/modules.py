@@ -91,8 +91,9 @@ class ModuleValue(ObjectValue):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if marks.is_module_of_the_peer(self.cls):
             return self.getattr(m, "_orig_mod").call(m, args, kwargs)
-        found = mro_lookup(self.cls, "__call__")
-        if found is not torch.nn.Module.__call__:
+        for name in ("__call__", "_call_impl"):
+            m.guard_class_attribute(torch.nn.Module, name, vars(torch.nn.Module)[name])
+        if not all(is_of_torch_modules(mro_lookup(self.cls, name)) for name in ("__call__", "_call_impl")):
             return super().call(m, args, kwargs)
         if has_legacy_hooks(self.obj):
             raise Break("hook", name=f"{self.describe()} with hooks of register_backward_hook")
@@ -121,6 +122,11 @@ class ModuleValue(ObjectValue):
         if mro_lookup(self.cls, "__len__") is MISSING and mro_lookup(self.cls, "__bool__") is MISSING:
             return True
         return super().truth(m)
+
+
+def is_of_torch_modules(method: Any) -> bool:
+    """Is it what torch.nn.Module came with?  A program may have put its own there."""
+    return isinstance(method, types.FunctionType) and method.__globals__ is vars(module_internals)
 
 
 def has_legacy_hooks(module: torch.nn.Module) -> bool:
