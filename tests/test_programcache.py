@@ -389,3 +389,21 @@ def test_views_whose_history_may_not_be_asked_for(cache):
         fs.reset()
         with torch.no_grad():
             torch.testing.assert_close(fs.compile(written_behind_a_view)((leaf(6, 6) * 1)[1:5, 1:5]), torch.full((4, 4), 3.0))
+
+
+RECURRENT = """
+import torch, firesteel as fs
+torch.manual_seed(0)
+layer, states = torch.nn.GRU(3, 4), torch.zeros(1, 2, 4)
+packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
+fs.compile(lambda packed, states: layer(packed, states)[1])(packed, states).sum().backward()
+print(fs.counters["native"]["program_hits"], *layer.weight_hh_l0.grad.flatten().tolist())
+"""
+
+
+def test_operators_of_ours_are_known_in_a_second_process(tmp_path):
+    """The backward of a found program is compiled from a text that names them."""
+    env = {**os.environ, "FIRESTEEL_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "FIRESTEEL_VERIFY": "0"}
+    first, second = (subprocess.run([sys.executable, "-c", RECURRENT], env=env, capture_output=True, text=True, check=True).stdout.split() for _ in range(2))
+    assert int(first[0]) == 0 and int(second[0]) > 0
+    torch.testing.assert_close([float(x) for x in first[1:]], [float(x) for x in second[1:]])

@@ -32,7 +32,7 @@ SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional, bool[
 
 @functools.cache
 def operators() -> tuple[Any, Any]:
-    """(forward, backward), defined at the first use."""
+    """(forward, backward)."""
     arguments = f"Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] params, {SETTINGS}"
     library.define(f"recurrent({arguments}) -> Tensor[]")
     library.define(f"recurrent_backward(Tensor?[] gradients, Tensor token, {arguments}) -> Tensor[]")
@@ -162,3 +162,6 @@ def _second_order(ctx: Any, tensors: Sequence[Tensor], split: int, gradients: Se
     engine = torch.autograd.Variable._execution_engine      # the public function imports a symbolic algebra package
     found = iter(engine.run_backward(tuple(results), tuple(gradients), True, True, tuple(wanted), True, accumulate_grad=False))
     return [next(found) if t.requires_grad else None for t in tensors]
+
+
+operators()     # defined here: kept programs name them by text
