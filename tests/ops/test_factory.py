@@ -54,3 +54,12 @@ def test_drawn_numbers_need_no_memory_filled_before():
     finally:
         fs.config.cache_dir = kept
     assert fs.counters["native"]["kernels"] - before == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("bounds", [(1.0, 5.000001, 2.0), (0, 4.9), (-0.9, 3.9), (0.5, 4.9, 1.5), (3.9, -0.9, -1.5)])
+def test_integers_from_floats(bounds, dtype):
+    """Those of 64 bits are counted from what is cast, others from the numbers as they are."""
+    program = lambda x: torch.arange(*bounds, dtype=dtype) + x
+    got, want = fs.compile(program)(torch.zeros((), dtype=dtype)), program(torch.zeros((), dtype=dtype))
+    assert got.tolist() == want.tolist()

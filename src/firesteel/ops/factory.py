@@ -160,6 +160,8 @@ def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: A
     if dtype is None:
         kinds = [scalar_dtype(v) for v in (start, end, step)]
         dtype = torch.int64 if all(not k.is_floating_point for k in kinds) else torch.get_default_dtype()
+    if dtype is torch.int64 and _cut(step) != 0:       # of 64-bit integers eager counts what is cast
+        start, end, step = map(_cut, (start, end, step))
     if all(_is_integer(v) for v in (start, end, step)):
         count = (end - start) if type(step) is int and step == 1 else (end - start + step + (-1 if _positive(step) else 1)) // step
     else:
@@ -168,6 +170,10 @@ def _range(start: Any, end: Any, step: Any, dtype: torch.dtype | None, device: A
         count = ceil(steps)
     must(ge(count, 0), "upper bound and lower bound inconsistent with step sign")
     return make_spec((count,), dtype, device_of(device, default_device()))
+
+
+def _cut(value: Any) -> Any:
+    return int(value) if type(value) is float else value
 
 
 def _is_integer(value: Any) -> bool:
@@ -194,7 +200,7 @@ def counted(out: Any, start: Any, step: Any) -> Any:
     if is_float(dtype):
         wide = "f64"
         return Operand.lazy(out, lambda i: to(S.add(number(start, wide), S.mul(number(i[0], wide), number(step, wide))), dtype))
-    return Operand.lazy(out, lambda i: to(as_expr(i[0] * step + start), dtype))
+    return Operand.lazy(out, lambda i: to(as_expr(i[0] * _cut(step) + _cut(start)), dtype))
 
 
 lowering("arange.start_step")(lambda b, out, start, end, step=1, **_: counted(out, start, step))
