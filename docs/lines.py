@@ -55,7 +55,7 @@ FEATURES = {
         capture/region_text graph/float_arguments capture/prints records""",
     "packages": "shipping/archive shipping/caches shipping/info shipping/kinds shipping/load shipping/pack shipping/processors shipping/values",
     "dumps and replay": "dumps replay stages",
-    "tools": "tools/bisect tools/cases tools/debug tools/doctor tools/explain tools/failures tools/report tools/scripts",
+    "tools, and errors that show the user's own lines": "tracebacks tools/bisect tools/cases tools/debug tools/doctor tools/explain tools/failures tools/report tools/scripts",
     "drop-in": "dropin options support public watchers capture/flex capture/shape_specs capture/replaced graph/tracing_context",
     "more of torch captured: forward-mode AD, hooks on saved tensors, scripted modules, nested tensors, optimisers": """capture/values/duals
         capture/values/saved_tensors capture/values/scripted capture/values/jagged graph/answers capture/polyfills_optim""",

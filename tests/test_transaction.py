@@ -146,7 +146,7 @@ def test_a_name_of_a_library_is_not_given_twice(monkeypatch):
     """An exception behind the linking itself: the name is in use, though nobody has the library."""
     text = "define i64 @{0}() {{\n  ret i64 7\n}}\n"
     cpu.compile_text(text.format("before"), "before")
-    monkeypatch.setattr(cpu, "_code", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(cpu.Word, "of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         cpu.compile_text(text.format("during"), "during")
     monkeypatch.undo()

@@ -395,3 +395,15 @@ def _history_that_comes_later_through_a_view(x, y):
     part.add_(x[1:])
     cut[1].mul_(3)
     return early, cut, plain * 3, part
+
+
+@found("absolute values of complex numbers of a stride that no element depends on", (((1, 16), (1, 5)), f32, "expanded", "inner"))
+def _absolute_values_of_one(x):
+    size = torch.view_as_complex(x[..., :2].contiguous()).abs()
+    size.cumsum_(0)
+    return size.to(bf16), size
+
+
+@found("mean of no rows, added to them", (((4, 9, 4, 4), (0, 9, 6, 6)), bf16, "reversed", "inner"))
+def _mean_of_no_rows(x):
+    return x.mean(-4, keepdim=True) + x

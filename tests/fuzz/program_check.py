@@ -55,9 +55,9 @@ def storage(t: torch.Tensor) -> torch.Tensor:
 
 
 def strides(t: torch.Tensor) -> tuple:
-    """Those of a tensor with elements, of dimensions of size 1 too.  Without: a size that is an expression is not asked whether it is 0, and eager's
-    contiguous strides count 0 as 1."""
-    return t.stride() if t.numel() else ()
+    """Those of a tensor with elements, on the CPU of dimensions of size 1 too: eager's kernels for GPUs have their own there.  Without elements: a size
+    that is an expression is not asked whether it is 0, and eager's contiguous strides count 0 as 1."""
+    return tuple(s for n, s in zip(t.shape, t.stride()) if n > 1 or t.device.type == "cpu") if t.numel() else ()
 
 
 def look(t: Any) -> tuple:
@@ -91,7 +91,7 @@ def loss_of(tensors: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def written(outputs: list[torch.Tensor], everything: list[torch.Tensor]) -> tuple[list[str], torch.Tensor | None]:
-    """Each output in turn scaled in place by one leaf: what refuses that, and the leaf's gradient.  A view of what it is a view of, under which mode of
+    """Each output in turn (of a type in which the sum of many products means something) scaled in place by one leaf: what refuses that, and its gradient.  A view of what it is a view of, under which mode of
     autograd it was made, decides both."""
     refused, scale = [], torch.tensor(1.25, requires_grad=True, device=everything[0].device)
     for t in outputs:
@@ -122,7 +122,7 @@ def observe(function: Callable, made: list[Made], grad: bool = True) -> Seen:
     if loss is not None:
         loss.backward()
     grads = [one.leaf.grad if one.leaf is not None else None for one in made]
-    refused, scale = written([t for t in tensors if t.is_floating_point()], distinct) if grad and distinct else ([], None)
+    refused, scale = written([t for t in tensors if t.dtype in (torch.float32, torch.float64)], distinct) if grad and distinct else ([], None)
     return Seen(values, looks, shared, storages, grads, refused, scale)
 
 

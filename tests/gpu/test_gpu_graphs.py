@@ -164,9 +164,9 @@ def test_another_stream_runs_the_host_function(recording):
 
 
 def test_a_lent_result_lies_in_the_graphs_memory(lending):
-    w, cache, places = torch.randn(3), torch.zeros(3), set()
-    for _ in range(6):
-        y = lend(lending, torch.randn(3), w, cache)
+    w, cache, places, inputs = torch.randn(3), torch.zeros(3), set(), [torch.randn(3) for _ in range(6)]      # all kept: each has its own address
+    for x in inputs:
+        y = lend(lending, x, w, cache)
         places.add(y.data_ptr())
         assert y._version == 0
         y.add_(1)
@@ -176,8 +176,7 @@ def test_a_lent_result_lies_in_the_graphs_memory(lending):
 
 def test_what_is_lent_and_in_use_is_not_overwritten(lending):
     w, cache, kept = torch.randn(3), torch.zeros(3), []
-    for _ in range(6):
-        x = torch.randn(3)
+    for x in [torch.randn(3) for _ in range(6)]:
         kept.append((x, lend(lending, x, w, cache)[1:]))        # a view holds it too
     assert lending.replays == 1
     for x, y in kept:

@@ -38,6 +38,7 @@ def test_what_the_library_adds_itself_is_left_to_it():
     assert convolution.decompose_convolution(x, weight, bias, *how, 4) is NotImplemented
     assert convolution.decompose_convolution(x, torch.randn(4, 4, 3, 3), None, *how, 1) is NotImplemented
     assert convolution.decompose_convolution(x, torch.randn(4, 4, 3, 3), bias.double(), *how, 1) is NotImplemented
+    assert convolution.decompose_convolution(x[:, :0], torch.randn(4, 0, 3, 3), bias, *how, 1) is NotImplemented
 
 
 def test_on_the_host_a_bias_stays_in_the_call(monkeypatch):

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from firesteel.loops import access
@@ -265,9 +266,8 @@ class _Planner:
         for number, (step, reads, writes) in enumerate(self.uses):
             for name in writes:
                 self._allocate(name, number)
-            # nothing runs over an axis of extent 0: printers need not care for strides of empty buffers, which may be 0 along other axes
-            if step.nest is None or not any(isinstance(a.extent, int) and a.extent == 0 for a in step.nest.axes):
-                self.steps.append(Run(step))
+            if (running := _without_empty(step)) is not None:
+                self.steps.append(Run(running))
             for name in dict.fromkeys((*reads, *writes)):
                 if self.last[name] == number and name not in self.overwritten:
                     self._free(name)
@@ -370,6 +370,22 @@ def may_fail(step: ProgramStep) -> bool:
 
 def _layout(buffer: Buffer) -> tuple:
     return buffer.dtype, buffer.shape, buffer.strides, buffer.device
+
+
+def _without_empty(step: ProgramStep) -> ProgramStep | None:
+    """The step without stores along an axis of extent 0, or None where nothing is left: printers need not care for the strides of empty buffers,
+    which may be 0 along other axes."""
+    if step.nest is None:
+        return step
+    phases = [replace(phase, stores=()) if _is_empty((*step.nest.axes, *phase.axes)) else phase for phase in step.nest.phases]
+    left = tuple(phase for phase in phases if phase.reduces or phase.stores)
+    if not any(phase.stores for phase in left):
+        return None
+    return step if left == step.nest.phases else step.map(lambda nest: replace(nest, phases=left))
+
+
+def _is_empty(axes: Iterable[Any]) -> bool:
+    return any(isinstance(axis.extent, int) and axis.extent == 0 for axis in axes)
 
 
 def _is_small(buffer: Buffer) -> bool:

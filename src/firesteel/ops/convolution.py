@@ -97,16 +97,21 @@ def refuse_convolution(x: Spec, weight: Spec, bias: Spec | None, stride: Any, pa
 @decomposition("convolution")
 def decompose_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
     """Without its bias on a GPU, whose library adds it by a kernel of its own, to a result that is rounded already: ours add it on the way."""
-    if bias is None or not on_gpu(x) or how[-1] != 1 or bias.dtype is not x.dtype:
+    if bias is None or not on_gpu(x) or how[-1] != 1 or bias.dtype is not x.dtype or _is_empty(weight):
         return NotImplemented
     return aten.add.Tensor(aten.convolution.default(x, weight, None, *how), aten.view.default(bias, [-1, *[1] * (weight.dim() - 2)]))
+
+
+def _is_empty(weight: Tensor) -> bool:
+    """Then eager's result has a shape of its own."""
+    return any(isinstance(size, int) and size == 0 for size in weight.shape)
 
 
 @decomposition("convolution_backward")
 def decompose_convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> Any:
     """The gradient of a bias as the sum that eager's is, on a GPU."""
     *settings, mask = how
-    if not mask[2] or not on_gpu(grad) or settings[-1] != 1:
+    if not mask[2] or not on_gpu(grad) or settings[-1] != 1 or _is_empty(weight):
         return NotImplemented
     others = aten.convolution_backward.default(grad, x, weight, None, *settings, [*mask[:2], False])[:2] if any(mask[:2]) else (None, None)
     return *others, aten.sum.dim_IntList(grad, [d for d in range(grad.dim()) if d != 1])

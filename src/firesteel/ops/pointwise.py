@@ -48,7 +48,8 @@ pointwise("reciprocal", unary(floating))(S.recip)
 
 
 pointwise("neg", unary(same_dtype))(S.neg)
-pointwise("abs", unary(real_dtype))(lambda x: x if x.dtype in ("bool", "u8") else S.abs(x))
+pointwise("abs", lambda x: (like if x.dtype.is_complex else unary(real_dtype))(x, dtype=real_dtype(x.dtype)))(
+    lambda x: x if x.dtype in ("bool", "u8") else S.abs(x))
 
 pointwise("positive", unary(same_dtype))(lambda x: x)
 pointwise("square", unary(same_dtype))(lambda x: x if x.dtype == "bool" else S.mul(x, x))
