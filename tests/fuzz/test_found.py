@@ -430,3 +430,10 @@ def test_a_view_may_be_written_with_a_gradient_though_no_input_had_one(program):
         except RuntimeError as error:
             seen.append(str(error))
     assert seen[1] == seen[0]
+
+
+def test_strides_of_one_are_known_though_two_symbols_turn_out_to_be_one():
+    def program(x, y, weight):
+        return F.layer_norm(torch.fmin(x, y), y.shape[-1:], weight)
+    args = torch.randn(6, 1).t(), torch.randn(1, 1, 6), torch.randn(6)
+    assert fs.compile(program, dynamic=True)(*args).stride() == program(*args).stride()

@@ -375,8 +375,8 @@ class TraceOutcome:
 
     def _laid(self, node: Node, wanted: Spec) -> Node:
         """The node with eager's strides, where no element depends on them: the graph is free there."""
-        have = spec_of_node(node)
-        return self.world.emit(aten.as_strided.default, node, wanted.shape, wanted.strides, have.offset) if differ_idly(have, wanted) else node
+        have, env = spec_of_node(node), self.world.env
+        return self.world.emit(aten.as_strided.default, node, wanted.shape, wanted.strides, have.offset) if differ_idly(have, wanted, env) else node
 
     def _add_tensor(self, made: torch.Tensor, tensor: torch.Tensor | None, origin: Origin | None) -> int:
         """As `_add`, for a tensor of any kind."""

@@ -77,7 +77,7 @@ def _with_eager_strides(world: TraceWorld, fact: Facts, args: tuple, kwargs: dic
 
 def _restrided(world: TraceWorld, made: Any, wanted: Any, given: set) -> Any:
     if type(made) is not AbstractTensor or type(wanted) is not Spec or made.record.steps or made.record.cell in given \
-            or not differ_idly(made.spec, wanted):
+            or not differ_idly(made.spec, wanted, world.env):
         return made
     shown = world.make(made.spec._replace(strides=wanted.strides))
     shown.record, shown.bits = made.record, made.bits

@@ -60,11 +60,7 @@ def ask(condition: Expr | bool) -> bool:
 
 
 def same(a: Size, b: Size) -> bool:
-    if a is b:
-        return True
-    if type(a) is Expr or type(b) is Expr:
-        return ask(eq(a, b))
-    return a == b
+    return a is b or (ask(eq(a, b)) if type(a) is Expr or type(b) is Expr else a == b)
 
 
 def less(a: Size, b: Size) -> bool:
@@ -106,9 +102,7 @@ def layout_same(a: Size, b: Size) -> bool:
     if type(a) is Expr and a.op != "symbol" and type(b) is int and b == 1 and current.env.known(eq(a, b)) is None \
             and current.env.has_hint(a) and current.env.hint(a) == 1:
         return False
-    if type(a) is Expr or type(b) is Expr:
-        return _ask_layout(eq(a, b))
-    return a == b
+    return _ask_layout(eq(a, b)) if type(a) is Expr or type(b) is Expr else a == b
 
 
 def layout_less(a: Size, b: Size) -> bool:

@@ -130,9 +130,14 @@ def follows(spec: Spec, shape: Shape, fastest_first) -> bool:
     return True
 
 
-def differ_idly(a: Spec, b: Spec) -> bool:
-    """Have tensors of one shape other strides, of which no element depends: those of dimensions of size 1, or of an empty tensor?"""
-    return a.strides != b.strides and a.shape == b.shape and (is_empty(a) or all(s == t or n == 1 for n, s, t in zip(a.shape, a.strides, b.strides)))
+def differ_idly(a: Spec, b: Spec, env: Any) -> bool:
+    """Have tensors of one shape other strides, of which no element depends: those of dimensions of size 1, or of an empty tensor?  Sizes are compared
+    by what `env` has learnt."""
+    if a.strides == b.strides:
+        return False
+    now = lambda sizes: [env.simplify(size) if type(size) is Expr else size for size in sizes]
+    shape, other_shape, strides, others = map(now, (a.shape, b.shape, a.strides, b.strides))
+    return strides != others and shape == other_shape and (is_empty(a) or all(s == t or n == 1 for n, s, t in zip(shape, strides, others)))
 
 
 def dense_order(spec: Spec) -> list[int] | None:
