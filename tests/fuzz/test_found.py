@@ -437,3 +437,20 @@ def test_strides_of_one_are_known_though_two_symbols_turn_out_to_be_one():
         return F.layer_norm(torch.fmin(x, y), y.shape[-1:], weight)
     args = torch.randn(6, 1).t(), torch.randn(1, 1, 6), torch.randn(6)
     assert fs.compile(program, dynamic=True)(*args).stride() == program(*args).stride()
+
+
+@pytest.mark.parametrize("turned", [lambda z: z.conj(), lambda z: z.conj().imag, lambda z: z.conj()[1:]])
+@pytest.mark.parametrize("leaf", [lambda x: x.detach().requires_grad_(), torch.nn.Parameter])
+def test_a_leaf_in_the_memory_of_an_input_has_its_bit(turned, leaf):
+    def program(x, z):
+        x = x + 1 if x.sum() > 0 else x * 2
+        w = leaf(turned(z))
+        return x, torch.autograd.grad((w * w.sin()).abs().sum(), w)[0]
+
+    def of_an_input(x, w):
+        x = x + 1 if x.sum() > 0 else x * 2
+        w = leaf(w)
+        return x, torch.autograd.grad((w * w.sin()).abs().sum(), w)[0]
+    z = torch.view_as_complex(torch.linspace(-1, 2, 8).view(4, 2))
+    for function, given in ((program, z), (of_an_input, turned(z))):
+        torch.testing.assert_close(fs.compile(function)(torch.ones(3), given), function(torch.ones(3), given))

@@ -82,10 +82,13 @@ def leaf_over(m: Machine, given: Any, view: torch.Tensor, sizes: tuple[int, ...]
     """A leaf in the memory of a tensor that came in."""
     if type(given.real) not in (torch.Tensor, torch.nn.Parameter) or view.dtype != given.real.dtype or given.abstract._version:
         raise Break("leaf", name=f"{name} of a view of a tensor that came in")
-    shift = ask(int, view.storage_offset() - given.abstract.storage_offset())
+    shift, flips = ask(int, view.storage_offset() - given.abstract.storage_offset()), getattr(view, "bits", ())
 
     def make(tensor: torch.Tensor) -> torch.Tensor:
-        return kind(tensor.detach().as_strided(sizes, strides, tensor.storage_offset() + shift).detach())
+        made = tensor.detach().as_strided(sizes, strides, tensor.storage_offset() + shift)
+        for flip in flips:      # its conjugate or negative bit, which what came in does not have
+            made = flip(made)
+        return kind(made.detach())
     return m.read(make(given.real), Call(given.source, make))
 
 
