@@ -12,3 +12,16 @@ def _verifiers_on(tmp_path_factory):
     SHARED.clear()
     with config.patch(verify=True, cache_dir=""):
         yield
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A program cache of the test's own, as a new process finds one: its folder."""
+    import firesteel as fs
+    from firesteel import programcache
+    programcache.versions.cache_clear()
+    with fs.config.patch(verify=False, cache_dir=str(tmp_path / "cache")):
+        fs.reset()
+        yield tmp_path / "cache"
+    programcache.versions.cache_clear()
+    fs.reset()

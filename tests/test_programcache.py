@@ -16,16 +16,6 @@ from firesteel import programcache
 from firesteel.artifacts import counters
 
 
-@pytest.fixture
-def cache(tmp_path):
-    programcache.versions.cache_clear()
-    with fs.config.patch(verify=False, cache_dir=str(tmp_path / "cache")):
-        fs.reset()
-        yield tmp_path / "cache"
-    programcache.versions.cache_clear()
-    fs.reset()
-
-
 def leaf(*shape):
     return torch.randn(*shape, requires_grad=True)
 

@@ -14,20 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import firesteel as fs
-from firesteel import programcache, regioncache
+from firesteel import regioncache
 from firesteel.artifacts import counters
 from firesteel.capture.prints import Prints
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    programcache.versions.cache_clear()
+def cache(cache, monkeypatch):
     monkeypatch.setattr(regioncache, "STARTED", math.inf)       # this file may be newer than the process of a test run
-    with fs.config.patch(verify=False, cache_dir=str(tmp_path / "cache")):
-        fs.reset()
-        yield tmp_path / "cache"
-    programcache.versions.cache_clear()
-    fs.reset()
+    return cache
 
 
 FACTOR = 2.0

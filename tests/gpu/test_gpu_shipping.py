@@ -19,16 +19,6 @@ from firesteel.shipping import info
 
 
 @pytest.fixture
-def cache(tmp_path):
-    programcache.versions.cache_clear()
-    with fs.config.patch(verify=False, cache_dir=str(tmp_path / "cache")):
-        fs.reset()
-        yield tmp_path / "cache"
-    programcache.versions.cache_clear()
-    fs.reset()
-
-
-@pytest.fixture
 def driver(monkeypatch):
     made = emulated_driver.emulated_driver(monkeypatch)
     yield made
