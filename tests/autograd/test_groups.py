@@ -116,3 +116,80 @@ def test_a_saved_result_that_was_overwritten_is_noticed():
         results[3].add_(1)      # y, which the first product reads
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         results[0].sum().backward()
+
+
+# ---------------------------------------------------------------- results whose gradient nobody can have
+def break_here(x):
+    fs.graph_break()
+
+
+CUTS = {"none": lambda x: None, "break": break_here, "number": lambda x: float(x.detach().sum()), "sized by data": lambda x: (x > 0).nonzero(),
+        "branch": lambda x: x.detach() * 2 if x.sum() > 0 else x.detach()}
+
+
+def overwritten(cut):
+    """`dead` cannot be differentiated: an operand is overwritten.  Nobody asks."""
+    def program(x, y):
+        operand = x * 1
+        dead = operand.exp().sin() * operand
+        operand[1:].add_(y[1:])
+        cut(y)
+        dead[0] = operand.sum(0)
+        dead.mul_(1.5)
+        return operand * 0.25 + y, dead
+    return program
+
+
+def outcome_of(run, ask):
+    """The gradients as text, or the error."""
+    try:
+        return repr([None if t is None else t.mul(1e9).round().tolist() for t in ask(run)])
+    except RuntimeError as error:
+        return str(error).split(":")[0]
+
+
+ASKED = {"the other": lambda run: gradients_of(run, lambda alive, dead, x, y: alive.sum().backward()),
+         "all": lambda run: gradients_of(run, lambda alive, dead, x, y: (alive.sum() + dead.sum()).backward()),
+         "of one input": lambda run: gradients_of(run, lambda alive, dead, x, y: torch.autograd.grad(dead.sum() + x.sum(), x)),
+         "of the written one": lambda run: gradients_of(run, lambda alive, dead, x, y: torch.autograd.grad((dead * 2).sum(), y))}
+
+
+def gradients_of(run, ask):
+    given = leaves()
+    asked = ask(*run(*given), *given)
+    return [leaf.grad for leaf in given] + list(asked or ())
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("cut", CUTS)
+def test_overwritten_operand_of_a_result(cut, asked):
+    program = overwritten(CUTS[cut])
+    assert outcome_of(fs.compile(program), ASKED[asked]) == outcome_of(program, ASKED[asked])
+
+
+def no_way(x, y):
+    operand = x.sin()
+    dead = operand * operand
+    operand.add_(y)
+    return operand, dead
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_result_that_can_be_differentiated_no_more_is_compiled(asked):
+    before = fs.counters["aot"]["untraceable_backwards"]
+    assert outcome_of(fs.compile(no_way), ASKED[asked]) == outcome_of(no_way, ASKED[asked])
+    assert fs.counters["aot"]["untraceable_backwards"] == before
+
+
+def some_ways(x, y):
+    """Nothing was overwritten on the way to y."""
+    operand = x.sin()
+    total = operand * operand + y
+    operand.add_(1)
+    return total, operand
+
+
+@pytest.mark.parametrize("of", [0, 1])
+def test_a_result_with_a_gradient_of_some_inputs(of):
+    asked = lambda run: gradients_of(run, lambda total, operand, *given: torch.autograd.grad(total.sum(), given[of]))
+    assert outcome_of(fs.compile(some_ways), asked) == outcome_of(some_ways, asked)

@@ -176,6 +176,18 @@ def test_a_result_whose_graph_was_freed(backend: str) -> None:
             result.sum().backward()
 
 
+def test_asking_for_one_leaf_of_a_freed_graph() -> None:
+    def fn(w: torch.Tensor) -> torch.Tensor:
+        loss = (w ** 3).sum()
+        loss.backward()
+        return loss
+
+    w = torch.randn(3, requires_grad=True)
+    loss = fs.compile(fn, fullgraph=True)(w)
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        torch.autograd.grad(loss + w.sum(), w)
+
+
 def test_a_retained_graph_is_differentiable_again() -> None:
     def fn(w: torch.Tensor) -> torch.Tensor:
         loss = (w ** 3).sum()

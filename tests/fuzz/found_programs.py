@@ -407,3 +407,15 @@ def _absolute_values_of_one(x):
 @found("mean of no rows, added to them", (((4, 9, 4, 4), (0, 9, 6, 6)), bf16, "reversed", "inner"))
 def _mean_of_no_rows(x):
     return x.mean(-4, keepdim=True) + x
+
+
+@found("an overwritten operand of a value that is written behind a cut and not returned", (((5, 4, 4), (4, 6, 6)), bf16, "window", "inner"),
+       lambda x: x.arg[1:], (((4,), (3,)), torch.bool))
+def _unreturned_behind_a_cut(x, part, mask):
+    dead = F.logsigmoid(part)
+    part[..., :2].diagonal(0, -2, -1).add_(-0.02)
+    places = mask.nonzero()
+    dead[..., 0] = part.sum(-1)
+    alive = part * 0.25
+    dead[::2] *= 1.5
+    return places, alive, x

@@ -34,7 +34,7 @@ values is restored around it, by these rules.
     program run in eager, counted as `reshaped_inputs` and `requires_grad_changes`; so do results that share memory without being views
     (`set_` to an input's storage: `unfollowed_aliases`) and leaves that the program makes (`leaves_made_inside`).
 14. *A result whose history the program has used up* (by a backward of its own, or by overwriting what that needs) requires grad as in eager;
-    a backward from it raises what eager raises.
+    a backward from it raises what eager raises, one that asks for an input that it depends on too.
 
 `AliasPlan` is the data for this; `AliasPlan.assemble` builds the user's results.  Example, for f(x) = (x.add_(1), x[0], y := x * 2, y.T):
 
@@ -193,6 +193,13 @@ class RemadeView:
     text: str = ""                  # of the call, for people
 
 
+@dataclass(frozen=True)
+class Spending:
+    """Rule 14: what torch says of a result's history, "" where it leads to no tensor of the caller's; the inputs that it led to."""
+    words: str
+    inputs: tuple[int, ...]
+
+
 @dataclass
 class AliasPlan:
     """How the results of a call come from its inputs and from the graph's outputs.  Frozen once `prepare` was called."""
@@ -203,7 +210,7 @@ class AliasPlan:
     rises: dict[int, int] = field(default_factory=dict)         # input -> by how much its version rises beyond the one copy (rule 7)
     versions: dict[int, int] = field(default_factory=dict)      # forward output -> its version, where it was written
     plain: list[int] = field(default_factory=list)              # forward outputs that a view operator gives, and that are no views for the caller
-    spent: dict[int, str] = field(default_factory=dict)         # rule 14: forward output -> what torch says
+    spent: dict[int, Spending] = field(default_factory=dict)    # rule 14, of forward outputs
     num_values: int = 0                 # outputs of the forward, without what is saved
     assemble: Callable[[Sequence[Any], Sequence[Any]], tuple] = None      # type: ignore[assignment]  # until `prepare`
 
@@ -262,7 +269,7 @@ class AliasPlan:
                                  "writes": recorded, "write_recorded": write_recorded, "rise": raise_versions, "constants": constants,
                                  "raise_all": raise_all, "set_versions": set_versions, "spent": self.spent, "with_spent": with_spent}
         early = [k for k, view in enumerate(self.views) if view.early]
-        lines = ["v = with_spent(spent, v)"] if self.spent else []
+        lines = ["v = with_spent(spent, i, v)"] if self.spent else []
         roots = self._written_roots(early)      # their versions are for a while what they were before the last write that rule 8 is about
         lines += [f"rise([({text}, -1)])" for text in roots] + self._view_lines(early) + ["record(before)"] * bool(early)
         lines += ["write_recorded(writes, i, v)"] * bool(recorded)
@@ -310,10 +317,10 @@ class AliasPlan:
         return view.parent
 
 
-def with_spent(words: Mapping[int, str], values: Sequence[Any]) -> list[Any]:
+def with_spent(spendings: Mapping[int, Spending], inputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Rule 14."""
     from firesteel.autograd.backwards import spent  # few programs use a history up; a loaded package does without what this imports
-    return [spent(value, words[k]) if k in words else value for k, value in enumerate(values)]
+    return [spent(value, spendings[k].words, [inputs[i] for i in spendings[k].inputs]) if k in spendings else value for k, value in enumerate(values)]
 
 
 def set_versions(pairs: Sequence[tuple[torch.Tensor, int]]) -> None:

@@ -225,7 +225,7 @@ def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], tur
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
     """Marks which inputs of a captured graph are mutated such that they get a grad_fn, and which results have none."""
     if graph is not None:
-        plan, tracked = joint.plan, {tangent.value for tangent in joint.tangents}
+        plan, tracked = joint.plan, {*(tangent.value for tangent in joint.tangents), *joint.plan.spent}
         graph.meta["given_histories"] = [write.input for write in plan.writes if write.how == "grad"]
         graph.meta["untracked"] = [place for place, result in enumerate(plan.results) if plan.is_made_without(tracked, result)]
 

@@ -188,22 +188,24 @@ def is_spent(error: BaseException) -> bool:
 
 
 class Spent(torch.autograd.Function):
-    """Gives a tensor the history of one whose graph was freed: to ask for its gradient raises what torch said of the original.  Without
+    """Gives a tensor the history of one whose graph was freed: a gradient that arrives raises what torch said of the original.  Without
     words it is a history that leads to no tensor of the caller's."""
 
     @staticmethod
-    def forward(ctx: Any, root: torch.Tensor, box: list[torch.Tensor], words: str) -> torch.Tensor:
-        ctx.words = words
+    def forward(ctx: Any, box: list[torch.Tensor], words: str, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.words, ctx.count = words, len(inputs)
+        ctx.set_materialize_grads(False)
         return box[0]           # in a list, so that it is no input: the result is this very tensor
 
     @staticmethod
     @hiding
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        if ctx.words:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        if ctx.words and gradient is not None:
             raise RuntimeError(ctx.words)
-        return None, None, None
+        return (None,) * (2 + ctx.count)
 
 
-def spent(tensor: torch.Tensor, words: str) -> torch.Tensor:
+def spent(tensor: torch.Tensor, words: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`inputs`: those that its history led to, so that who asks for their gradients comes here."""
     with torch.enable_grad():
-        return Spent.apply(torch.empty(0, requires_grad=True), [tensor], words)
+        return Spent.apply([tensor], words, torch.empty(0, requires_grad=True), *inputs)

@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from firesteel.artifacts import timed
-from firesteel.autograd.alias import AliasPlan
+from firesteel.autograd.alias import AliasPlan, Spending
 from firesteel.autograd.arrived import engine_reach, spread
 from firesteel.autograd.backwards import ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
 from firesteel.autograd.edges import Dense, Tangent
@@ -79,7 +79,7 @@ class Joint:
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,
                   gradients: bool | None = None, turns_on: bool = False, spends: bool = False, shown: bool = False) -> Joint:
     """Traces `program(*inputs) -> flat sequence`.  Gradients are traced where an input requires them and grad mode is on, or the program
-    turns it on.  `spends`: it takes gradients itself, after which those of some results cannot be taken again."""
+    turns it on.  `spends`: it takes gradients itself, or overwrites what they need, after which those of some results cannot be taken again."""
     at_start = torch.is_grad_enabled() if gradients is None else gradients
     examples = [v for v in inputs if isinstance(v, torch.Tensor)]
     recording = at_start or turns_on
@@ -98,7 +98,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                 outcome = TraceOutcome(world, program, values, shown)
         if spends:
             put_back_flags(leaves, inputs)
-            _mark_spent(outcome, wanted)
+            _mark_spent(outcome, wanted, leaves)
         tangents: list[Tangent] = []
         grads: list[Any] = []
         reaches: list[int] = []
@@ -112,6 +112,9 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                 except RuntimeError as error:       # eager raises it too, but when the gradient is asked for, and for that output alone
                     if isinstance(error, FiresteelError):
                         raise
+                    if not spends and is_spent(error) and _spent_for_all(outcome, leaves):
+                        return trace_program(program, inputs, decompositions=decompositions, gradients=gradients, turns_on=turns_on,
+                                             spends=True, shown=shown)
                     raise Undifferentiable(str(error)) from error
             severed = _severed(outcome, leaves, [asks and grad is None for asks, grad in zip(asked, grads)])
     return replace(_finish(world, outcome, tangents, grads, leaves), severed=severed, reaches=reaches)
@@ -163,21 +166,40 @@ def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
             leaf.requires_grad_(given.requires_grad)
 
 
-def _mark_spent(outcome: TraceOutcome, wanted: bool) -> None:
+def _mark_spent(outcome: TraceOutcome, wanted: bool, leaves: Sequence[Any]) -> None:
     """Tries every result on its own.  What the tries record is read by nobody.  `wanted`: do inputs require gradients?  Where not, what still
     has a history got it from leaves that the program made."""
     for k, value in enumerate(outcome.values):
         if value.differentiable:
-            try:
-                try_backward((value.tensor,), (torch.ones_like(value.tensor),))
-            except RuntimeError as error:
-                if not is_spent(error):
-                    raise
-                outcome.plan.spent[k] = f"{error}"
-            if not wanted:
-                outcome.plan.spent.setdefault(k, "")
-            if k in outcome.plan.spent:
+            words = _refusal(lambda: try_backward((value.tensor,), (torch.ones_like(value.tensor),)))       # noqa: B023  # called at once
+            if words or not wanted:
+                outcome.plan.spent[k] = Spending(words, _inputs_of(value.tensor, leaves))
                 value.tensor = None
+
+
+def _refusal(backward: Callable[[], Any]) -> str:
+    """What torch says of a history that is used up; "" where it is not."""
+    try:
+        backward()
+    except RuntimeError as error:
+        if not is_spent(error):
+            raise
+        return f"{error}"
+    return ""
+
+
+def _inputs_of(result: Any, leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The inputs that a result's history leads to."""
+    reached = {id(leaf) for leaf in history_of([result]).leaves}
+    return tuple(i for i, leaf in enumerate(leaves) if id(leaf) in reached)
+
+
+def _spent_for_all(outcome: TraceOutcome, leaves: Sequence[Any]) -> bool:
+    """Do results whose backward raises have no gradient of any input?  One that has some is left to eager."""
+    def ways(result: Any) -> set[bool]:
+        tangent = torch.ones_like(result)
+        return {bool(_refusal(lambda: engine_gradients((result,), (tangent,), (leaves[i],), True, False))) for i in _inputs_of(result, leaves)}     # noqa: B023
+    return all(len(ways(value.tensor)) < 2 for value in outcome.values if value.differentiable)
 
 
 def _differentiate(world: TraceWorld, outcome: TraceOutcome, leaves: list[Any]) -> tuple[list[Tangent], list[Any], list[int]]:

@@ -32,7 +32,7 @@ from firesteel.shipping.values import RECORDS, decode
 from firesteel.targets import CUDA, in_use
 
 for _cls in (alias.AliasPlan, alias.At, alias.AttachedView, alias.Constant, alias.DataOf, alias.Fresh, alias.InputItself, alias.RemadeView,
-             alias.Replay, alias.ViewCall, alias.Write, Dense, Tangent):
+             alias.Replay, alias.Spending, alias.ViewCall, alias.Write, Dense, Tangent):
     RECORDS.add(_cls.__name__, _cls)
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
