@@ -15,9 +15,9 @@ FILES = sorted(SRC.rglob("*.py"))
 # what each layer may import, besides itself
 BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "native_tensors", "records", "watchers",
         "support", "tracebacks"}
-# what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built
+# what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built, and compared with other ranks'
 CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches",
-         "autograd.custom", "graph.build"}
+         "autograd.custom", "autograd.ranks", "graph.build"}
 LAYERS = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(CALLS, BASE | CALLS | {"sym"}),

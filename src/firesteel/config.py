@@ -70,7 +70,7 @@ KNOBS.rows({
     "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time.", least=1),
     "cache_dir": Knob(str, _default_cache_dir(), "Where compiled kernels are kept between processes; an empty string turns that off."),
     "compiled_autograd": Knob(bool, False, "Capture the backwards that compiled callables start from the autograd engine; read by fs.compile."),
-    "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with others', once a function; 0: never.", least=0.0),
+    "rank_wait": Knob(float, 10.0, "Seconds for which a rank waits to compare its collectives with others', as it compiles; 0: never.", least=0.0),
     "verify": Knob(bool, False, "Run each stage's verifier; on in tests."),
     "dump_dir": Knob(str, "", "Write what each stage produced into this folder; `firesteel replay` runs the stages again from it."),
     "progress": Knob(bool, True, "Show a line on a terminal while a compilation takes more than a second."),

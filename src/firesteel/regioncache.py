@@ -34,6 +34,7 @@ import torch
 from firesteel import artifacts, backends, dumps, programcache
 from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd import aot
+from firesteel.autograd.ranks import RankPlace, compare_ranks
 from firesteel.capture import marks
 from firesteel.capture.breaks import END
 from firesteel.capture.eager_errors import as_eager_says
@@ -44,7 +45,7 @@ from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.prints import NATIVE, NoPrint, Prints, digest
 from firesteel.capture.region_text import Changed, RegionReader, RegionWriter, Unwritable, described, path_of, scope_name
 from firesteel.capture.source import Constants, Fixed, Local
-from firesteel.capture.translate import Captured, RegionCode, outside_inference
+from firesteel.capture.translate import Captured, RegionCode, follow, outside_inference
 from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
 from firesteel.errors import Location
@@ -221,7 +222,8 @@ class Keeping:
                  "names": {name: self._name(value) for name, value in self.names.items()}, "frames": writer.value(getattr(self.region, "spec", None)),
                  "fixed": [writer.object(obj) for obj in fixed if writer.is_found(obj)],
                  "function": self.prints.of(self.region.root.fn), "text": made.run.__source__, "scope": made.run.__globals__.get("__name__"),
-                 "asked": sorted(self._names()), "library": self._library(), "imported": self._imported(), **self._break(), **self._program()}
+                 "asked": sorted(self._names()), "library": self._library(), "imported": self._imported(), "ranks": self.region.ranks,
+                 **self._break(), **self._program()}
         self._check_executed(fixed)
         homes = {*self.prints.homes, *(str(scope.get("__name__", "")) for scope in made.executed.values())}
         files = files_of(sorted(home for home in homes if not is_library(home) and not is_in_package(home, "firesteel")))
@@ -249,7 +251,7 @@ class Keeping:
         if parts and (env := programcache.env_of(graph)) is not None and env.symbols:
             raise NotKept("its graph has symbols, and is compiled in parts")
         key = programcache.key_of(graph, examples(graph)) if parts else keys[0]
-        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1], "ranks": graph.meta.get("ranks"),
+        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1],
                 "calls": sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), **traces(graph, self._homes())}
 
     def _break(self) -> dict[str, Any]:
@@ -376,8 +378,13 @@ class Loading:
         guards = list(map(self.reader.guard, self.about["guards"]))
         if self.about["program"] is not None:
             self.own["graph"] = self._compiled()
+        elif self.about["ranks"]:
+            compare_ranks({"": []}, self.about["ranks"])
         guard = self._guards(guards)        # with machine code, where the kernels brought a compiler
         made = RegionCode(guard, self._run(), self.read_graph, self._broke(), True, False)
+        if self.about["ranks"]:
+            self.region.ranks = RankPlace(*self.about["ranks"])
+            follow(self.region.ranks, made.run.__globals__.values())
         if self.about["program"] is not None:
             counters["stats"].update(unique_graphs=1, calls_captured=self.about["calls"])       # as if it were captured
         return made

@@ -7,6 +7,7 @@ import torch.distributed._functional_collectives as functional
 from ranks import compared
 
 import firesteel as fs
+from firesteel.artifacts import logger
 
 RANK = dist.get_rank()
 X = torch.arange(12.).reshape(4, 3) + RANK
@@ -199,6 +200,51 @@ def program_other_sizes_on_other_ranks():
         dist.all_reduce(y)
         return y
     return refused(f)
+
+
+def program_others_behind_a_break():
+    def f(x):
+        dist.all_reduce(x)
+        print("a break")
+        if dist.get_rank() == 0:
+            dist.all_reduce(x)
+        else:
+            dist.broadcast(x, 0)
+        return x
+    return refused(f)
+
+
+def program_others_in_a_later_compilation():
+    def f(x, n):
+        for _ in range(n):
+            dist.all_reduce(x)
+        return x
+    f(X.clone(), 1), f(X.clone(), 2)
+    compiled = fs.compile(f)
+    compiled(X.clone(), 1), compiled(X.clone(), 2)
+    return refused(lambda x: compiled(x, 3 + dist.get_rank()))
+
+
+def program_breaks_of_one_rank():
+    """Rank 0 has two breaks more, and both have two; which of the branches is taken depends on data.  No rank waits in vain."""
+    def f(x, flag):
+        if dist.get_rank() == 0:
+            print("rank 0")
+        dist.all_reduce(x)
+        if dist.get_rank() == 0:
+            print("rank 0")
+        dist.all_reduce(x)
+        print("both")
+        y = x * 2
+        if flag[0] > 0: print("yes"); y = x + 1     # noqa: E701, E702
+        else: print("no"); y = x + 2                # noqa: E701, E702
+        dist.all_reduce(y)
+        return y
+    said = []
+    logger.addFilter(lambda record: said.append(record.getMessage()) or False)
+    result = compared(f, X, torch.tensor([float(RANK)]))
+    logger.filters.clear()
+    return {"equal": result["equal"], "said": said}
 
 
 def program_other_work_on_other_ranks():

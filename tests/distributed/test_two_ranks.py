@@ -64,7 +64,12 @@ def ranks_are_told(results):
     assert "collective 2 of" in found["text"] and "all_reduce(float32[4, 3], sum) on rank 0 and broadcast(float32[4, 3], 0) on rank 1" in found["text"]
     found = results["other_sizes_on_other_ranks"]
     assert found["type"] == "DifferentPrograms" and "float32[1, 3]" in found["text"] and "float32[2, 3]" in found["text"]
+    found = results["others_behind_a_break"]
+    assert found["type"] == "DifferentPrograms" and "collective 1 of" in found["text"] and "after programs_collectives.py:" in found["text"]
+    found = results["others_in_a_later_compilation"]
+    assert found["type"] == "DifferentPrograms" and "collective 4 of" in found["text"] and "none on rank 0" in found["text"]
     assert results["other_work_on_other_ranks"] == {"equal": True}
+    assert results["breaks_of_one_rank"] == {"equal": True, "said": []}
 
 
 def keys_are_those_of_all_ranks(folder):

@@ -174,7 +174,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         counters["aot"]["ok"] += 1
         mark_histories(graph, outline.joint)
         if graph is not None and "ranks" in graph.meta:
-            compare_ranks(outline.ranks, *graph.meta["ranks"])
+            compare_ranks(outline.ranks, graph.meta["ranks"])
         return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
     try:
         with timed("joint"):
@@ -199,7 +199,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     stages.done("joint", joint, graph)
     if graph is not None and "ranks" in graph.meta:
         joint.gm.meta["ranks"] = rows_of(joint.gm)
-        compare_ranks(joint.gm.meta["ranks"], *graph.meta["ranks"])
+        compare_ranks(joint.gm.meta["ranks"], graph.meta["ranks"])
     entry = entry if joint.packing is None else None
     compiled = runtime.training(training_graph(joint, program, compilers, eager, entry)) if joint.tangents else \
         _compile_inference(joint, compilers, eager, entry)
@@ -210,13 +210,13 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
 def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], turns_on: bool, ranks: Sequence[Any] | None,
                  **settings: Any) -> Callable | None:
     """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there.  `turns_on` is
-    what `program_of` said of it, `ranks` under which name ranks compare it."""
+    what `program_of` said of it, `ranks` at which place ranks compare it."""
     outline = None if runtime.is_transformed() else entry.outline()
     if outline is None:
         return None
     counters["aot"].update(total=1, ok=1)
     if ranks:
-        compare_ranks(outline.ranks, *ranks)
+        compare_ranks(outline.ranks, ranks)
     program: Program = lambda *inputs: program_of(read_graph())[0](*inputs)     # noqa: E731
     compiled = _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
     return in_grad_mode(compiled, turns_on, outline.joint)

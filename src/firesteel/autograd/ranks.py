@@ -1,18 +1,23 @@
 """Do all ranks compile the same collectives?  Ranks that do not would deadlock; here they raise an error.
 
-When a function is compiled for the first time in a process group, each rank writes the row of its collectives into the group's store and reads
-those of the others: an operator, its dtype and sizes, for each call.  It waits for them for `fs.config.rank_wait` seconds at most; a rank that is
-later is only warned about, since it may be slow.  Rows are compared as far as both go: a graph may end early at a break, and the rest comes in
-another.  A program that comes out of the cache brings the rows with it: some ranks may find it there and others not.
+When a function, or what follows one of its breaks, is compiled in a process group, each rank writes the row of its collectives into the group's store
+and reads those of the others: an operator, its dtype and sizes, for each call.
+ 1. Ranks meet at a place: a function, or one of its breaks (both ways out of a branch are one place).  They meet again where a later compilation
+    makes other collectives than all before it: the n-th such row of one rank is compared with the n-th of another.
+ 2. A rank waits for the others for `fs.config.rank_wait` seconds at most; one that is later is only warned about, since it may be slow.  A rank
+    without collectives does not wait, and nobody waits behind a break for a rank that has none there.
+ 3. Rows are compared as far as both go: a graph may end early at a break, and the rest comes in another.
+ 4. A program that comes out of the cache brings the rows with it: some ranks may find it there and others not.
 
-    compare_ranks(rows_of(joint.gm), "step:12", whole=True)      # DifferentPrograms: Ranks 0 and 1 compile different programs ...
+    compare_ranks(rows_of(joint.gm), RankPlace("step (train.py:12)"))      # DifferentPrograms: Ranks 0 and 1 compile different programs ...
 """
 from __future__ import annotations
 
-import datetime
 import json
+import time
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -39,13 +44,19 @@ def rows_of(gm: GraphModule) -> Rows:
     return rows
 
 
-def compare_ranks(rows: Rows, region: str, whole: bool) -> None:
-    """`whole`: no break follows in the function."""
+class RankPlace(NamedTuple):
+    """Where ranks meet."""
+    name: str
+    after: str = ""             # the break that follows, if any
+    path: Sequence[str] = ()    # behind a break: the places before it, the last ones
+
+
+def compare_ranks(rows: Rows, place: Sequence[Any]) -> None:
     world: Any = torch.distributed.distributed_c10d
     for name, calls in rows.items():
         name = name or world._get_default_group().group_name
         ranks = world.get_process_group_ranks(world._resolve_process_group(name))
-        Meeting(world._get_default_store(), f"firesteel/{name}/{region}", region, torch.distributed.get_rank(), ranks).hold(calls, whole)
+        Meeting(world._get_default_store(), name, RankPlace(*place), torch.distributed.get_rank(), ranks).hold(calls)
 
 
 def described(node: Node) -> list[Any]:
@@ -59,26 +70,49 @@ def described(node: Node) -> list[Any]:
 
 
 class Meeting:
-    """The ranks of a group at one function."""
+    """The ranks of a group at one place.  Keys of the store: PLACE/RANK/N, its N-th row; PLACE/RANK/to/BREAK and
+    BREAK/RANK/comes, where it goes on."""
 
-    def __init__(self, store: Any, prefix: str, region: str, rank: int, ranks: Sequence[int]):
-        self.store, self.prefix, self.region, self.rank, self.ranks = store, prefix, region, rank, ranks
+    def __init__(self, store: Any, group: str, place: RankPlace, rank: int, ranks: Sequence[int]):
+        self.store, self.group, self.place, self.rank, self.ranks = store, group, place, rank, ranks
 
-    def hold(self, calls: list[Any], whole: bool) -> None:
-        """Compares, the first time.  A rank without a collective says so, and does not wait."""
-        if self.store.check([f"{self.prefix}/{self.rank}"]):
+    def key(self, rank: int, what: Any, place: str | None = None) -> str:
+        return f"firesteel/{self.group}/{place or self.place.name}/{rank}/{what}"
+
+    def hold(self, calls: list[Any]) -> None:
+        if self.place.after:
+            self.store.set(self.key(self.rank, f"to/{self.place.after}"), "")
+            self.store.set(self.key(self.rank, "comes", self.place.after), "")
+        known = self.key(self.rank, f"had/{zlib.crc32(json.dumps([[*call[:3], list(map(len, call[3]))] for call in calls]).encode())}")
+        if self.store.check([known]):
             return
-        self.store.set(f"{self.prefix}/{self.rank}", json.dumps([calls, whole]))
-        others = [rank for rank in self.ranks if rank != self.rank] if calls else []
-        try:
-            if others:
-                self.store.wait([f"{self.prefix}/{rank}" for rank in others], datetime.timedelta(seconds=config.rank_wait))
-        except RuntimeError:        # torch's DistStoreError
-            logger.warning("rank %d has compiled collectives in %s, and not all of ranks %s did within %g s; if they run another program, "
-                           "this one will hang", self.rank, self.region, others, config.rank_wait)
-            return
-        for rank in others:
-            self._compare(rank, calls, whole, *json.loads(self.store.get(f"{self.prefix}/{rank}")))
+        self.store.set(known, "")
+        number = self.store.add(self.key(self.rank, "count"), 1) - 1
+        self.store.set(self.key(self.rank, number), json.dumps([calls, not self.place.after]))
+        until = time.monotonic() + config.rank_wait
+        late = [rank for rank in self.ranks if rank != self.rank and calls and not self._met(rank, number, calls, until)]
+        if late:
+            logger.warning("rank %d has compiled collectives in %s, and ranks %s did not within %g s; if they run another program, "
+                           "this one will hang", self.rank, self.place.name, late, config.rank_wait)
+
+    def _met(self, rank: int, number: int, calls: list[Any], until: float) -> bool:
+        """Was its row compared, or is none to come?"""
+        row = self.key(rank, number)
+        while not self.store.check([row]):
+            if self._goes_elsewhere(rank):
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        self._compare(rank, calls, not self.place.after, *json.loads(self.store.get(row)))
+        return True
+
+    def _goes_elsewhere(self, rank: int) -> bool:
+        """Did it leave our path, as far as it has come, without a break that leads here?"""
+        steps = list(zip(self.place.path, [*self.place.path[1:], self.place.name]))
+        reached = next(((here, there) for here, there in reversed(steps) if self.store.check([self.key(rank, 0, here)])), None)
+        ways = [self.key(rank, "comes")] if reached is None else [self.key(rank, "comes"), self.key(rank, f"to/{reached[1]}", reached[0])]
+        return reached is not None and not any(self.store.check([way]) for way in ways)
 
     def _compare(self, rank: int, ours: list[Any], whole: bool, theirs: list[Any], theirs_whole: bool) -> None:
         shared = min(len(ours), len(theirs))
@@ -86,7 +120,7 @@ class Meeting:
         if place < shared or whole and theirs_whole and len(ours) != len(theirs):
             here, there = (text_of(row[place]) if place < len(row) else "none" for row in (ours, theirs))
             raise DifferentPrograms(
-                f"Ranks {self.rank} and {rank} compile different programs: collective {place + 1} of {self.region} is {here} on rank {self.rank} "
+                f"Ranks {self.rank} and {rank} compile different programs: collective {place + 1} of {self.place.name} is {here} on rank {self.rank} "
                 f"and {there} on rank {rank}.",
                 hint="Make the same collectives in the same order on all ranks, or set fs.config.rank_wait = 0 where they compile in another order.")
 

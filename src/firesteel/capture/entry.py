@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, log, timed
+from firesteel.autograd.ranks import RankPlace
 from firesteel.capture import marks
 from firesteel.capture.breaks import Spec, input_names
 from firesteel.capture.builder import as_cell, build, stack_values
@@ -101,6 +102,7 @@ class Region:
     resumes = False     # does it begin behind a break?
     can_wait = True     # may calls run eagerly until an Entry is made on another thread?
     tier: Any = None    # how far that is (tiers.py)
+    ranks: RankPlace | None = None      # where it is compared with other ranks' (autograd/ranks.py)
 
     @property
     def owns_inputs(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
+from firesteel.autograd.ranks import RankPlace, compare_ranks
 from firesteel.autograd.seams import runs_users_code
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.collectives import HAND_ON
@@ -54,6 +55,7 @@ class Captures(Protocol):
     arg_names: list[str]
     resumes: bool
     stolen: Any
+    ranks: RankPlace | None
 
     @property
     def owns_inputs(self) -> bool: ...
@@ -288,6 +290,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     if stop is not None:
         note_break(stop.sentence, stop.location, stop.hint)
     graph, compiled, lines, boxed = None, None, write_draws(m, e), False
+    if config.rank_wait > 0 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        meet_others(region, m, inputs, stop is not None, e.constants.namespace.values())
     written = written_groups(m.record.inputs)
     if m.record.nodes:
         graph, used = m.record.finish(e.outputs)
@@ -297,8 +301,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             mark_held(used)
         if m.record.call_count():
             careful = bool(m.effects.entries) and (region.owns_inputs or again) and any(map(may_refuse_data, graph.graph.nodes))
-            if not region.resumes and config.rank_wait > 0 and torch.distributed.is_available() and torch.distributed.is_initialized():
-                graph.meta["ranks"] = place_text(region, inputs), stop is None
+            if region.ranks is not None:
+                graph.meta["ranks"] = region.ranks
             graph.meta["hands_on"] = any(frame.code in HAND_ON for frame in m.frames)
             graph.meta["boxed"] = region.owns_inputs and not m.modes.outer and not careful
             compiled = _compile_graph(region, graph, used)
@@ -309,6 +313,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             lines += with_exits(e, graph, called)
         else:
             graph = None
+    if graph is None and region.ranks is not None:
+        compare_ranks({"": []}, region.ranks)
     compile_text = region.root.native_compiler()
     machine_code = MachineCode(compile_text, dict(zip(region.arg_names, inputs))) if compile_text is not None else None
     guard = build_guards([*m.all_guards(), *overlap_guards(written)], region.arg_names, list(e.sources), machine_code)
@@ -320,6 +326,21 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         store.keep(region, inputs, Captured(guard, list(e.sources), run, graph, compiled, stop, m.known_objects(), m.executed, m.imported))
     m.release()
     return RegionCode(guard, run, lambda: graph, broke, not (region.root.fullgraph and stop is not None), boxed)
+
+
+def meet_others(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...], stopped: bool, names: Iterable[Any]) -> None:
+    """Sets at which place ranks compare the region, and those behind its break."""
+    name, _, path = region.ranks or RankPlace(place_text(region, inputs))
+    at = m.frames[-1] if stopped else None
+    line = "" if at is None else f"{os.path.basename(at.code.co_filename)}:{at.program[at.pc].lineno} ({at.pc})"
+    region.ranks = RankPlace(name, line and f"{name.partition(', after ')[0]}, after {line}", path)
+    follow(region.ranks, names)
+
+
+def follow(ranks: RankPlace, names: Iterable[Any]) -> None:
+    for rest in names:
+        if getattr(rest, "resumes", False) and rest.ranks is None:
+            rest.ranks = RankPlace(ranks.after, "", (*ranks.path[-3:], ranks.name))
 
 
 def place_text(region: Captures, inputs: tuple[Any, ...]) -> str:

@@ -41,6 +41,7 @@ for _name, _value in {
     "torch._dynamo.decorators.mark_dynamic": None, "torch._dynamo.decorators.maybe_mark_dynamic": None,
     "torch._dynamo.decorators.mark_static": None, "torch._dynamo.decorators.mark_unbacked": None,
     "torch._dynamo.mutation_guard.GenerationTracker.tag": None,
+    "torch.distributed.nn.functional._not_supported_under_compile": None,       # it is, here
 }.items():
     BY_NAME.add(_name, answer(_value))
 CALLS.row(marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked)(answer(None))
