@@ -35,7 +35,10 @@ def same(fn, *rows, grad=True, backend="native", seed=0):
             if leaves:
                 sum(t.sum() * (k + 1) for k, t in enumerate(leaves)).backward()
             results.append((out, [a.grad for a in given if isinstance(a, torch.Tensor)], [a.detach() for a in given if isinstance(a, torch.Tensor)]))
-        torch.testing.assert_close(results[1], results[0])
+        texts = [[leaf for leaf in tree_flatten(result)[0] if not isinstance(leaf, (torch.Tensor, int, float))] for result in results]
+        assert texts[0] == texts[1]
+        assert tree_flatten(results[0])[1] == tree_flatten(results[1])[1]
+        torch.testing.assert_close(*([leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, (torch.Tensor, int, float))] for result in results[::-1]))
     assert len(graphs) == 1
     return graphs[0]
 

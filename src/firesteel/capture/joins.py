@@ -1,16 +1,15 @@
 """`if` on data: both arms are executed symbolically, and become one call of the graph (autograd/branches.py).
 
 The arms are followed from the jump to the place where they meet, or until the function returns.  What each records is taken out of the graph
-and becomes a body; local variables and stack items that differ there and are tensors described alike become results of the call.  Where they
-leave different flags (`skip = True`), they are followed past the branch that asks for the flag.
+and becomes a body; local variables and stack items that differ there and are tensors described alike, or numbers of one type, become results of
+the call.  Where they leave different flags (`skip = True`), they are followed past the branch that asks for the flag, if that can be done.
 
-Attributes and entries may differ in any way (a cache that one arm fills): an `Undecided` stands there, which the run function decides when it
-makes the object, or stores there if it is one of the user's, and which nobody may look at before.  A tensor from before that an arm writes is
-written by the body, which is given it: it needs no result.
+Attributes and entries may differ in any way (a cache that one arm fills), and so may local variables that the program only hands on: an `Undecided`
+stands there, which the run function decides when it makes the object, or stores there if it is one of the user's, and which nobody may look at
+before.  A tensor from before that an arm writes is written by the body, which is given it: it needs no result.
 
 What always holds: where the arms cannot be joined the capture is as before, and the branch is a break as it always was.  They cannot where one
-breaks, raises, changes lists of the user's or the states of torch, or where they leave lists of different lengths or different things that
-are not tensors.
+breaks, raises, changes lists of the user's or the states of torch, or where they leave lists of different lengths.
 An arm by which a tensor made before gets a history or another shape leaves abstract tensors changed: the capture then starts again with a break
 here (`Unjoinable`).
 A result may be the same tensor as an input, which no later write may be in doubt about: `refuse_written` checks that at the end.
@@ -25,7 +24,6 @@ Where one arm only raises, the branch is a check, and that arm runs in eager fro
 from __future__ import annotations
 
 import gc
-import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,13 +45,14 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
 from firesteel.capture.values.functions import CellValue
 from firesteel.capture.values.mappings import DictValue, restore_entry
-from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.number import SymNumber, fits
 from firesteel.capture.values.objects import ObjectValue
-from firesteel.capture.values.tensor import TensorValue, wrap_output
+from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
 from firesteel.records import dataclass
+from firesteel.sym.symint import SYMBOLIC, to_symint
 
 Node = torch.fx.Node
 DEPTH = 6       # of branches inside of branches
@@ -62,6 +61,10 @@ PLACES = 3      # at which a branch that is inside of no other is tried to be jo
 
 class NotJoined(Exception):
     """The arms cannot be joined."""
+
+
+class Differ(NotJoined):
+    """They leave different things that are not tensors: perhaps they can be joined behind the branch that asks for these."""
 
 
 # -- places that arms change ----------------------------------------------------------------------------------------------
@@ -235,8 +238,7 @@ class AtJump:
         try:
             returned = m.run(depth, None if meet == EXIT else (f, meet))
             places = self.check(mark)
-            nodes = m.record.nodes[mark[0][0]:]
-            return self._arm(nodes, {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
+            return self._arm(mark[0][0], {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
                              [returned] if meet == EXIT else f.stack, places)
         except (Break, UserRaise):
             raise NotJoined from None
@@ -245,16 +247,18 @@ class AtJump:
             m.rollback(mark)
             restore_frame(f, (self.pc, self.old_stack, self.slots))
 
-    def _arm(self, nodes: list[Node], slots: dict[str, Value], stack: list[Value], places: dict[tuple[int, Any], Place]) -> Arm:
+    def _arm(self, start: int, slots: dict[str, Value], stack: list[Value], places: dict[tuple[int, Any], Place]) -> Arm:
         graph, lifted, copies = torch.fx.Graph(), {}, {}
+        seen: dict[int, Any] = {}
+        pictures = ({name: self._picture(value, seen) for name, value in slots.items()}, [self._picture(value, seen) for value in stack],
+                    {key: (place, self.content(place, seen)) for key, place in places.items()})
+        nodes = self.m.record.nodes[start:]
         inside = set(nodes)
         for read in dict.fromkeys(before for node in nodes for before in node.all_input_nodes if before not in inside):
             lifted[read] = copies[read] = placeholder_for(graph, read)
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        seen: dict[int, Any] = {}
-        return Arm(graph, lifted, copies, {name: self._picture(value, seen) for name, value in slots.items()},
-                   [self._picture(value, seen) for value in stack], {key: (place, self.content(place, seen)) for key, place in places.items()})
+        return Arm(graph, lifted, copies, *pictures)
 
     def content(self, place: Place, seen: dict[int, Any]) -> Any:
         value = place.read(self.m)
@@ -273,6 +277,8 @@ class AtJump:
             return TensorPicture(value, value.node, value.abstract)
         if value is NULL or value is DELETED or id(value) in self.known or value.is_constant() or value.source is not None:
             return value
+        if isinstance(value, SymNumber):
+            return NumberPicture(value.python_type(), value.as_arg(self.m)[0])
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
             return self._sequence(value, seen)
         return Other(value)
@@ -286,6 +292,13 @@ class TensorPicture:
     value: TensorValue
     node: Node
     abstract: torch.Tensor
+
+
+@dataclass(eq=False)
+class NumberPicture:
+    """A number that an arm computed, or one of two constants."""
+    type: type
+    node: Any               # of the graph, or the number
 
 
 @dataclass(eq=False)
@@ -342,9 +355,10 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 class Merge:
     """The results of the call, in order, and what the program continues with."""
 
-    def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int, condition: Value):
+    def __init__(self, m: Machine, arms: tuple[Arm, Arm], step: int, condition: Value, loose: bool):
         self.m, self.arms, self.step, self.condition = m, arms, step, condition
-        self.results: list[tuple[Any, Any]] = []        # TensorPictures; None: only the other arm has one
+        self.loose = loose          # may local variables differ in any way?
+        self.results: list[tuple[Any, Any]] = []        # TensorPictures or NumberPictures; None: only the other arm has one
         self._seen: dict[tuple[int, int], Any] = {}
 
     def merged(self, one: Any, other: Any) -> Any:
@@ -356,26 +370,28 @@ class Merge:
             self._seen[key] = self._merge(one, other)
         return self._seen[key]
 
-    def placed(self, place: Place, one: Any, other: Any) -> Any:
-        """What a place holds then: decided, where it can be."""
+    def placed(self, place: Place | None, one: Any, other: Any) -> Any:
+        """What a place, or a local variable, holds then: decided, where it can be."""
         try:
             return self.merged(one, other)
         except NotJoined:
-            if isinstance(place, (CellPlace, ItemsPlace)) or isinstance(place, StorePlace) and any(map(is_number, (one, other))):
-                raise       # a counter is a symbol soon, of which nothing is known here
+            if isinstance(place, (CellPlace, ItemsPlace)) or place is None and not self.loose:
+                raise
             return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
 
     def _of_one(self, picture: Any, arm: int) -> Any:
         if not isinstance(picture, TensorPicture):
-            if isinstance(picture, (SequencePicture, Other)):
+            if isinstance(picture, (SequencePicture, NumberPicture, Other)):
                 raise NotJoined
             return picture
         self.results.append((picture, None) if arm == 0 else (None, picture))
         return len(self.results) - 1
 
     def _looked(self, picture: Any) -> Any:
-        """An object of the user's that only one arm has looked at."""
+        """An object of the user's that only one arm has looked at, or a tuple from before."""
         value = self.m.look(picture) if type(picture) is LazyValue else picture
+        if type(value) is TupleValue:
+            return SequencePicture(TupleValue, [self._looked(self.m.look(item)) for item in value.items])
         return TensorPicture(value, value.node, value.abstract) if isinstance(value, TensorValue) else value
 
     def _merge(self, one: Any, other: Any) -> Any:
@@ -393,7 +409,12 @@ class Merge:
             return SequencePicture(one.kind, [self.merged(a, b) for a, b in zip(one.items, other.items)])
         if isinstance(one, ConstValue) and isinstance(other, ConstValue) and is_same(one.constant(), other.constant()):
             return one
-        raise NotJoined
+        numbers = as_number(self.m, one), as_number(self.m, other)
+        if numbers[0] is None or numbers[1] is None or numbers[0].type is not numbers[1].type or self.m.world.env is None \
+                or numbers[0].type is bool and not self.loose:
+            raise Differ
+        self.results.append(numbers)
+        return len(self.results) - 1
 
     def finished(self, nest: Any, made: list[Value]) -> Value:
         if isinstance(nest, int):
@@ -405,31 +426,40 @@ class Merge:
     def call(self, condition: Node) -> list[Value]:
         """The call of the graph; its results."""
         m = self.m
-        vals = []
-        for pair in self.results:
-            one, other = (picture or pair[not place] for place, picture in enumerate(pair))
-            val = run_abstract(m, joined_like, [one.abstract, other.abstract], {}, "a branch")
-            if val is None:
-                raise NotJoined
-            vals.append(val)
+        symbols = 0 if m.world.env is None else len(m.world.env.symbols)
+        out = tuple(self._result(*pair) for pair in self.results)
         passed = [picture.node for pair in self.results for arm, picture in zip(self.arms, pair) if picture and picture.node not in arm.copies]
-        outside = list(dict.fromkeys([*(node for arm in self.arms for node in arm.lifted), *passed]))
+        outside = list(dict.fromkeys([*(node for arm in self.arms for node in arm.lifted), *(node for node in passed if isinstance(node, Node))]))
         bodies = [self._body(place, arm, outside) for place, arm in enumerate(self.arms)]
-        out = tuple(vals)
-        self._note_aliases(vals, [node.meta["val"] for node in outside])
+        self._note_aliases(out, [node.meta["val"] for node in outside])
         node = m.record.call_function(branch_of(*bodies), (condition, *outside), {}, out)
-        return [wrap_output(m, val, m.record.call_function(operator.getitem, (node, place), {}, val)) for place, val in enumerate(out)]
+        if any(isinstance(val, SYMBOLIC) for val in out):
+            node.meta["unbacked"] = m.world.env.unbacked_since(symbols)
+        return [wrap_item(m, val, node, place) for place, val in enumerate(out)]
 
-    def _note_aliases(self, vals: list[torch.Tensor], inputs: list[Any]) -> None:
+    def _result(self, one: Any, other: Any) -> Any:
+        """What describes a result of both arms: an abstract tensor, or a number known at run time."""
+        one, other = one or other, other or one
+        if isinstance(one, NumberPicture):
+            env = self.m.world.env
+            known = sorted(picture.node for picture in (one, other) if type(picture.node) is int)
+            return to_symint(env.create_unbacked(*(known if len(known) == 2 else (None, None)), "a branch", DTYPES[one.type]), env)
+        val = run_abstract(self.m, joined_like, [one.abstract, other.abstract], {}, "a branch")
+        if val is None:
+            raise NotJoined
+        return val
+
+    def _note_aliases(self, vals: tuple[Any, ...], inputs: list[Any]) -> None:
         """Notes which results may share memory with one another or with an input."""
         m = self.m
         tensors = [(m.world.memory(t), t) for t in inputs if isinstance(t, torch.Tensor)]
-        found = [t for arm in zip(*self.results) for n, picture in enumerate(arm) if picture
-                 for t in self._sharing(m.world.memory(picture.abstract), tensors, [m.world.memory(p.abstract) if p else None for p in arm], vals, n)]
+        found = [t for arm in zip(*self.results) for n, picture in enumerate(arm) if isinstance(picture, TensorPicture)
+                 for t in self._sharing(m.world.memory(picture.abstract), tensors,
+                                        [m.world.memory(p.abstract) if isinstance(p, TensorPicture) else None for p in arm], vals, n)]
         if found:
             m.aliases.append((self.step, [(t, t._version) for t in found]))
 
-    def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int | None], vals: list[torch.Tensor],
+    def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int | None], vals: tuple[Any, ...],
                  n: int) -> list[torch.Tensor]:
         found = [t for one, t in inputs if one == memory] + [t for k, t in enumerate(vals) if k != n and others[k] == memory]
         return [vals[n], *found] if found else []
@@ -453,8 +483,16 @@ class Merge:
         return made
 
 
-def is_number(picture: Any) -> bool:
-    return isinstance(picture, SymNumber) or isinstance(picture, ConstValue) and type(picture.constant()) in (int, float)
+DTYPES = {int: "i64", float: "f64", bool: "bool"}
+
+
+def as_number(m: Machine, picture: Any) -> NumberPicture | None:
+    """The picture of a number; None where it is none."""
+    if isinstance(picture, SymNumber):
+        return NumberPicture(picture.python_type(), picture.as_arg(m)[0])
+    if isinstance(picture, ConstValue) and type(number := picture.constant()) in DTYPES and fits(number):
+        return NumberPicture(type(number), number)
+    return picture if isinstance(picture, NumberPicture) else None
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -468,7 +506,14 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
     if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
         return False
     places, step = meeting_places(f.code, i.index), m.steps
-    return any(_joined_at(m, f, i, condition, meet, step) for meet in farther(f.code, places, 1 if m.joining else PLACES))
+    differ = False
+    for meet in farther(f.code, places, 1 if m.joining else PLACES):
+        try:
+            if _joined_at(m, f, i, condition, meet, step, loose=False):
+                return True
+        except Differ:
+            differ = True
+    return differ and _joined_at(m, f, i, condition, places[0], step, loose=True)
 
 
 def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
@@ -477,7 +522,7 @@ def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
     return [*places[:1], *jumps][:count]
 
 
-def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step: int) -> bool:
+def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step: int, loose: bool) -> bool:
     mark = m.checkpoint()
     m.joining += 1
     try:
@@ -485,11 +530,13 @@ def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step
         chosen = condition.as_arg(m)[0]
         jumps, goes_on = before.follow(i.target.index, meet), before.follow(i.index + 1, meet)
         arms = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
-        return _go_on(m, f, meet, before, Merge(m, arms, step, condition), chosen)
+        return _go_on(m, f, meet, before, Merge(m, arms, step, condition, loose), chosen)
     except Unjoinable:
         raise Unjoinable(step) from None
-    except (NotJoined, Break):
+    except (NotJoined, Break) as error:
         m.rollback(mark)
+        if isinstance(error, Differ) and not loose:
+            raise
         return False
     finally:
         m.joining -= 1
@@ -520,12 +567,12 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     one, other = merge.arms
     if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys():
         raise NotJoined
-    stack = [merge.merged(a, b) for a, b in zip(one.stack, other.stack)]
-    slots = {name: merge.merged(value, other.slots[name]) for name, value in one.slots.items()}
+    stack = [(merge.placed(None, a, b) if meet == EXIT and len(m.frames) == 1 else merge.merged(a, b)) for a, b in zip(one.stack, other.stack)]
+    slots = {name: merge.placed(None, value, other.slots[name]) for name, value in one.slots.items()}
     places = {key: place for arm in merge.arms for key, (place, _) in arm.changes.items()}
     contents = {key: merge.placed(place, *(arm.changes[key][1] if key in arm.changes else before.content(place, {}) for arm in merge.arms))
                 for key, place in places.items()}
-    if any(isinstance(content, UndecidedPicture) for content in contents.values()) and isinstance(merge.condition, TensorValue):
+    if any(isinstance(held, UndecidedPicture) for held in (*stack, *slots.values(), *contents.values())) and isinstance(merge.condition, TensorValue):
         m.aliases.append((merge.step, [(merge.condition.abstract, merge.condition.abstract._version)]))
     made = merge.call(condition)
     for key, place in places.items():

@@ -62,7 +62,7 @@ from firesteel.capture.values import (  # noqa: F401
 )
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.attributes import bind as bind_attribute
-from firesteel.capture.values.base import LASTI, NULL, PENDING, UserRaise, Value
+from firesteel.capture.values.base import LASTI, NULL, PENDING, Undecided, UserRaise, Value
 from firesteel.capture.values.class_objects import SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, fold, fresh, is_constant_object, run_for_program
 from firesteel.capture.values.containers import Sequence, TupleValue
@@ -143,7 +143,7 @@ class SymbolicMachine(Reader):
         if len(self.frames) == self.base:
             self.returned = frame.returns if isinstance(frame.returns, Value) else value
         elif frame.returns is None:
-            self.frames[-1].stack.append(value)
+            self.frames[-1].stack.append(self.look(value) if type(value) is Undecided else value)
         elif frame.returns is not Discard:
             self.frames[-1].stack.append(frame.returns)
 

@@ -17,7 +17,7 @@ from firesteel.capture.frames import Discard, Frame
 from firesteel.capture.instr import Instr
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
-from firesteel.capture.values.base import NULL, PENDING, LazyValue, Value
+from firesteel.capture.values.base import NULL, PENDING, LazyValue, Undecided, Value
 from firesteel.capture.values.class_objects import ClassValue, SuperValue
 from firesteel.capture.values.const import NONE, ConstValue, boolean, fold, fresh, is_none
 from firesteel.capture.values.containers import ListValue, SliceValue, TupleValue, list_append
@@ -69,11 +69,20 @@ OPCODES.row("LOAD_CONST")(lambda m, f, i: f.stack.append(NONE if i.argval is Non
 @OPCODES.row("LOAD_FAST")
 def op_load_fast(m: Machine, f: Frame, i: Instr) -> None:
     value = f.slots.get(i.argval)
-    if type(value) is LazyValue:
+    if type(value) is LazyValue or type(value) is Undecided and not is_handed_on(f):
         value = f.slots[i.argval] = m.look(value)
     if value is None:
         raise m.raise_real(UnboundLocalError(f"cannot access local variable {i.argval!r} where it is not associated with a value"))
     f.stack.append(value)
+
+
+def is_handed_on(f: Frame) -> bool:
+    """Does the program do nothing with what it loads but move it, return it or put it into a tuple or list?"""
+    place = f.pc
+    while f.program[place].opname in ("LOAD_FAST", "LOAD_CONST"):
+        place += 1
+    taker = f.program[place]
+    return {"RETURN_VALUE": 1, "STORE_FAST": 1, "BUILD_TUPLE": taker.arg, "BUILD_LIST": taker.arg}.get(taker.opname, 0) > place - f.pc
 
 
 OPCODES.row("LOAD_FAST_AND_CLEAR")(lambda m, f, i: f.stack.append(f.slots.pop(i.argval, NULL)))

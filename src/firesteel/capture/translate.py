@@ -29,7 +29,7 @@ from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
 from firesteel.capture.services import set_state
 from firesteel.capture.source import Call, Item, Local, build_function
-from firesteel.capture.values.base import CannotRebuild, LazyValue, Unjoinable, UserRaise, Value
+from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
 from firesteel.capture.values.overrides import without_modes, write_modes
 from firesteel.capture.values.python_random import write_draws
@@ -173,7 +173,8 @@ def _execute(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...]) -> M
     values: list[Value] = [LazyValue(obj, Local(name)) for obj, name in zip(inputs, region.arg_names)]
     try:
         known = region.start(m, values)
-        return MachineResult(returned=m.look(m.run() if known is None else known))
+        returned = m.run() if known is None else known
+        return MachineResult(returned=returned if type(returned) is Undecided else m.look(returned))
     except UserRaise as raised:
         return MachineResult(raised=raised.value)
     except Break as stop:

@@ -1,0 +1,132 @@
+"""Branches on data that leave different Python values: numbers are results of the branch, others are decided when the program uses them."""
+import pytest
+import torch
+from test_joins import X, same
+
+import firesteel as fs
+
+
+class Holder:
+    pass
+
+
+def counted(x):
+    n, scale = 0, 0.5
+    for row in x:
+        if row.sum() > 0:
+            n += 1
+            scale = scale * 2
+    return x * n + scale, n, scale
+
+
+def flag(x):
+    positive = False
+    if x.sum() > 0:
+        positive = True
+    return x * 2, positive
+
+
+def flag_asked_for(x):
+    positive = x.sum() > 0
+    small = True
+    if x.max() > 1:
+        small = False
+    y = x * 2 if positive else x * 3
+    return (y + 1 if small else y - 1), small
+
+
+def number_in_a_question(x):
+    n = 1
+    if x.sum() > 0:
+        n = 3
+    if n > 2:
+        return x.sin()
+    return x.cos() * n
+
+
+def attribute_of_an_object(x):
+    held = Holder()
+    held.n = 0
+    if x.sum() > 0:
+        held.n += 2
+    return x + held.n
+
+
+def cell(x):
+    n = 0
+
+    def count():
+        nonlocal n
+        n += 1
+    if x.sum() > 0:
+        count()
+    return x * n
+
+
+def texts(x):
+    name = "negative"
+    if x.sum() > 0:
+        name = "positive"
+    return x * 2, name
+
+
+def nothing(x):
+    y = None
+    if x.sum() > 0:
+        y = x * 2
+    return x + 1, y
+
+
+def nothing_returned(x):
+    if x.sum() > 0:
+        return x * 2
+    return None
+
+
+def tuple_from_before(x):
+    pair = (x, 1)
+    if x.sum() > 0:
+        pair = (x * 2, 2)
+    return pair[0] * pair[1]
+
+
+@pytest.mark.parametrize("fn", [counted, flag, flag_asked_for, number_in_a_question, attribute_of_an_object, cell, texts, nothing, nothing_returned,
+                                tuple_from_before], ids=lambda fn: fn.__name__)
+def test_in_one_graph(fn):
+    same(fn, (X,), (-X,), (X - 1.2,))
+
+
+def test_values_that_the_program_looks_at():
+    """What a number or a text decides while capturing breaks, once, behind the branch."""
+    def f(x):
+        n, name = 1, "a"
+        if x.sum() > 0:
+            n, name = 3, "b"
+        return x.repeat(n, 1) if name == "b" else x.sum() + n
+    compiled = fs.compile(f)
+    for x in (X, -X, X):
+        torch.testing.assert_close(compiled(x), f(x))
+    with pytest.raises(fs.errors.Unsupported, match="depends on the data of a tensor"):
+        fs.compile(f, fullgraph=True)(X)
+
+
+def test_int_and_float_are_not_joined():
+    def f(x):
+        n = 1
+        if x.sum() > 0:
+            n = 2.5
+        return x * n
+    compiled = fs.compile(f)
+    for x in (X.int(), -X.int()):
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_sizes_that_are_symbols():
+    def f(x):
+        n = x.shape[0]
+        if x.sum() > 0:
+            n = n + 1
+        return x * n, n
+    compiled = fs.compile(f, fullgraph=True, dynamic=True)
+    for x in (X, -X, torch.ones(5, 4), -torch.ones(7, 4)):
+        torch.testing.assert_close(compiled(x), f(x))
