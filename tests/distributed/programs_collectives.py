@@ -4,6 +4,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as nn
 from ranks import compared
 
 import firesteel as fs
@@ -97,6 +98,125 @@ def program_all_to_all():
         dist.all_to_all_single(got, x * 2)
         return got + 1
     return compared(f, X)
+
+
+def program_lists_of_all_to_all():
+    def f(x):
+        parts = [torch.empty_like(x), torch.empty_like(x)]
+        dist.all_to_all(parts, [x * 2, x * 3], async_op=True).wait()
+        return parts[0] - parts[1]
+    return compared(f, X)
+
+
+def program_reduce():
+    def f(x):
+        y = x * 2
+        dist.reduce(y, 0, op=dist.ReduceOp.MAX)
+        z = x + 1
+        work = dist.reduce(z, 1, group=OTHER, async_op=True)
+        work.wait()
+        return y + 1 if RANK == 0 else z + 1
+    return compared(f, X)
+
+
+def program_gather_and_scatter():
+    def f(x):
+        parts = [torch.empty_like(x) for _ in range(2)] if RANK == 0 else None
+        dist.gather(x * 2, parts)
+        got = torch.empty_like(x)
+        dist.scatter(got, [x * 2, x.t().contiguous().view(4, 3)] if RANK == 1 else None, src=1)
+        return got + 1 if parts is None else parts[0] + parts[1] + got
+    return compared(f, X)
+
+
+def program_coalesced():
+    def f(x):
+        y, z = x * 2, x[:2] * 3
+        dist.all_reduce_coalesced([y, z])
+        parts = [[torch.empty_like(y), torch.empty_like(z)] for _ in range(2)]
+        dist.all_gather_coalesced(parts, [y, z + RANK])
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(y)
+            dist.all_reduce(z)
+        manager.wait()
+        return y, z, parts[0][1] - parts[1][1]
+    return compared(f, X)
+
+
+def program_send_and_receive():
+    def f(x):
+        if RANK == 0:
+            dist.send(x * 2, 1, tag=3)
+            return x
+        got = torch.empty_like(x)
+        return dist.recv(got, 0, tag=3), got + 1
+    return compared(f, X)
+
+
+def exchanged(x):
+    """Both ranks send first: neither may wait before it receives."""
+    y, got = x * 2, torch.empty_like(x)
+    works = dist.isend(y, 1 - RANK), dist.irecv(got, 1 - RANK)
+    return got, x.relu(), works
+
+
+def program_exchange():
+    def f(x):
+        got, z, works = exchanged(x)
+        for work in works:
+            work.wait()
+        return got + z
+    return compared(f, torch.randn(1024, 1024))
+
+
+def program_exchange_goes_on_outside():
+    def f(x, exchanged=exchanged):
+        got, z, works = exchanged(x)
+        assert all(work.wait() for work in works) and all(work.is_completed() for work in works)
+        return got + z
+    return compared(f, torch.randn(1024, 1024), compiled=lambda f: lambda x: f(x, fs.compile(exchanged)))
+
+
+def program_batch_of_exchanges():
+    def f(x):
+        got = torch.empty_like(x)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x * 2, 1 - RANK), dist.P2POp(dist.irecv, got, 1 - RANK)]):
+            work.wait()
+        return got + 1
+    return compared(f, torch.randn(1024, 1024))
+
+
+class Copied(torch.autograd.Function):
+    """As tensor-parallel libraries write it: nothing forward, a sum of gradients backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def program_functions_with_groups():
+    def f(x):
+        Copied.apply(x.sin(), OTHER).square().sum().backward()
+        return x.grad
+    return compared(f, X.clone().requires_grad_(), tolerance=1e-6)
+
+
+def program_differentiable_collectives():
+    """torch.distributed.nn: its functions refuse the peer, and not us."""
+    def f(x):
+        y = nn.all_reduce(x.sin()) + nn.broadcast(x.cos(), 0) + nn.reduce(x.tanh(), 1)
+        z = [*nn.all_gather(x.cos()), *nn.all_to_all([torch.empty(2, 3), torch.empty(2, 3)], list(x.sin().chunk(2))),
+             nn.reduce_scatter(torch.empty(2, 3), list(x.sin().chunk(2))), nn.all_to_all_single(torch.empty(4, 3), x * 2)]
+        (y.square().sum() + sum((part * part).sum() for part in z)).backward()
+        return x.grad
+    return compared(f, X.clone().requires_grad_(), tolerance=1e-4)
 
 
 def program_broadcast_and_barrier():

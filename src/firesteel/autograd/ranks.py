@@ -28,6 +28,7 @@ from firesteel.errors import DifferentPrograms
 from firesteel.operators import collective
 
 UNEVEN = frozenset({"all_to_all_single"})       # sizes may differ between ranks
+BETWEEN_TWO = frozenset({"firesteel::send", "firesteel::recv"})     # other calls on the other rank
 
 
 Rows = dict[str, list[Any]]     # name of a group, "" for that of all ranks -> its calls
@@ -37,7 +38,7 @@ def rows_of(gm: GraphModule) -> Rows:
     rows: Rows = {"": []}
     everybody = torch.distributed.distributed_c10d._get_default_group().group_name
     for node in gm.graph.nodes:
-        if collective(node.target) == "start":
+        if collective(node.target) == "start" and node.target._schema.name not in BETWEEN_TWO:
             group: Any = node.args[-1]
             name = getattr(group, "group_name", group)
             rows.setdefault("" if name == everybody else name, []).append(described(node))

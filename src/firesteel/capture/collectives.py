@@ -24,6 +24,7 @@ from firesteel.errors import Break
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)        # a torch without distributed has none
 ops: Any = torch.ops._c10d_functional
+own: Any = torch.ops.firesteel      # ops/collectives.py
 
 
 # -- process groups -------------------------------------------------------------------------------------------------------
@@ -68,6 +69,27 @@ class FinishedWork:
         future: Any = torch.futures.Future()
         future.set_result(self.tensors)
         return future
+
+
+class StartedWork(FinishedWork):
+    """What isend and irecv of a graph return: the program says where it waits, since another rank may wait for what comes in between."""
+
+    def __init__(self, made: Tensor, target: Tensor | None):
+        self.made, self.target, self.done = made, target, False
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self.done:
+            self.done = True
+            made = ops.wait_tensor(self.made)
+            if self.target is not None:
+                self.target.detach().copy_(made)
+        return True
+
+    is_completed = is_success = wait
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return [] if self.target is None else [self.target]
 
 
 def write(target: Tensor, made: Tensor, async_op: bool) -> FinishedWork | None:
@@ -159,8 +181,113 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, t
     return FinishedWork([]) if async_op else None
 
 
+def all_to_all(output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    c10d._check_tensor_list(output_tensor_list, "output_tensor_list")
+    c10d._check_tensor_list(input_tensor_list, "input_tensor_list")
+    c10d._ensure_all_tensors_same_dtype(output_tensor_list, input_tensor_list)
+    if outside(group, "all_to_all"):
+        return None
+    group = group or c10d._get_default_group()
+    received, sent = ([part.numel() for part in parts] for parts in (output_tensor_list, input_tensor_list))
+    whole = torch.cat([part.detach().reshape(-1) for part in input_tensor_list])
+    made = ops.wait_tensor(ops.all_to_all_single(whole, received, sent, group.group_name))
+    for target, part in zip(output_tensor_list, made.split(received)):
+        target.detach().copy_(part.view(target.shape))
+    return FinishedWork(output_tensor_list) if async_op else None
+
+
+def reduce(tensor: Tensor, dst: int | None = None, op: Any = None, group: Any = None, async_op: bool = False,
+           group_dst: int | None = None) -> FinishedWork | None:
+    group = group or c10d._get_default_group()
+    group_dst = c10d._canonicalize_group_rank(group, dst, group_dst, return_global=False)
+    c10d._check_single_tensor(tensor, "tensor")
+    if outside(group, "reduce"):
+        return None
+    return write(tensor, own.reduce(tensor.detach(), reduction(op), group_dst, group.group_name), async_op)
+
+
+def gather(tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int | None = None, group: Any = None, async_op: bool = False,
+           group_dst: int | None = None) -> FinishedWork | None:
+    c10d._check_single_tensor(tensor, "tensor")
+    targets = gather_list or []
+    c10d._ensure_all_tensors_same_dtype(tensor, targets)
+    group = group or c10d._get_default_group()
+    if outside(group, "gather"):
+        return None
+    group_dst = c10d._canonicalize_group_rank(group, 0 if dst is None and group_dst is None else dst, group_dst, return_global=False)
+    c10d._validate_output_list_for_rank(group.rank(), group_dst, targets)
+    made = ops.wait_tensor(own.gather(tensor.detach(), group_dst, [len(targets)], group.group_name))
+    for number, target in enumerate(targets):
+        target.detach().copy_(made[number])
+    return FinishedWork(targets) if async_op else None
+
+
+def scatter(tensor: Tensor, scatter_list: list[Tensor] | None = None, src: int | None = None, group: Any = None, async_op: bool = False,
+            group_src: int | None = None) -> FinishedWork | None:
+    c10d._check_single_tensor(tensor, "tensor")
+    parts = scatter_list or []
+    c10d._ensure_all_tensors_same_dtype(tensor, parts)
+    group = group or c10d._get_default_group()
+    if outside(group, "scatter"):
+        return None
+    group_src = c10d._canonicalize_group_rank(group, 0 if src is None and group_src is None else src, group_src, return_global=False)
+    return write(tensor, own.scatter(tensor.detach(), [part.detach() for part in parts], group_src, group.group_name), async_op)
+
+
+def all_reduce_coalesced(tensors: list[Tensor], op: Any = None, group: Any = None, async_op: bool = False) -> FinishedWork | None:
+    for tensor in tensors:
+        all_reduce(tensor, op, group)
+    return FinishedWork(tensors) if async_op and not c10d._rank_not_in_group(group) else None
+
+
+def all_gather_coalesced(output_tensor_lists: list[list[Tensor]], input_tensor_list: list[Tensor], group: Any = None,
+                         async_op: bool = False) -> FinishedWork | None:
+    for number, tensor in enumerate(input_tensor_list):
+        all_gather([targets[number] for targets in output_tensor_lists], tensor, group)
+    return FinishedWork([]) if async_op and not c10d._rank_not_in_group(group) else None
+
+
+# -- between two ranks ----------------------------------------------------------------------------------------------------
+def isend(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> StartedWork | None:
+    group = group or c10d._get_default_group()
+    group_dst = c10d._canonicalize_group_rank(group, dst, group_dst)
+    c10d._check_single_tensor(tensor, "tensor")
+    return None if outside(group, "isend") else StartedWork(own.send(tensor.detach(), group_dst, tag, group.group_name), None)
+
+
+def irecv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> StartedWork | None:
+    c10d._check_single_tensor(tensor, "tensor")
+    group = group or c10d._get_default_group()
+    group_src = c10d._canonicalize_group_rank(group, src, group_src)
+    return None if outside(group, "irecv") else StartedWork(own.recv(tensor.detach(), group_src, tag, group.group_name), tensor)
+
+
+def send(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
+    group = group or c10d._get_default_group()
+    c10d._check_not_self_rank(group, c10d._canonicalize_group_rank(group, dst, group_dst), "destination")
+    work = isend(tensor, dst, group, tag, group_dst)
+    if work is not None:
+        work.wait()
+
+
+def recv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+    work = irecv(tensor, src, group, tag, group_src)
+    if work is None:
+        return -1
+    work.wait()
+    return c10d.get_global_rank(group or c10d._get_default_group(), group_src) if src is None else src
+
+
+def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+    c10d._check_p2p_op_list(p2p_op_list)
+    works = [isend(one.tensor, None, one.group, one.tag, one.group_peer) if one.op is c10d.isend else
+             irecv(one.tensor, None, one.group, one.tag, one.group_peer) for one in p2p_op_list]
+    return [work for work in works if work is not None]
+
+
 COLLECTIVES: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (
-    all_reduce, broadcast, all_gather_single, all_gather, reduce_scatter_single, reduce_scatter, all_to_all_single, barrier)}
+    all_reduce, broadcast, all_gather_single, all_gather, reduce_scatter_single, reduce_scatter, all_to_all_single, all_to_all, reduce, gather,
+    scatter, all_reduce_coalesced, all_gather_coalesced, barrier, isend, irecv, send, recv, batch_isend_irecv)}
 COLLECTIVES |= {"all_gather_into_tensor": all_gather_single, "reduce_scatter_tensor": reduce_scatter_single}
 
 
@@ -168,7 +295,10 @@ def captured(fn: Callable[..., Any]) -> Handler:
     names = list(inspect.signature(fn).parameters)
 
     def call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-        for name, value in {**dict(zip(names, args)), **kwargs}.items():
+        given = {**dict(zip(names, args)), **kwargs}
+        if fn in (recv, irecv) and all(is_none(m.look(given[name])) for name in ("src", "group_src") if name in given):
+            raise Break("call", name=f"torch.distributed.{fn.__name__} from any rank")
+        for name, value in given.items():
             if not MEANT.get(name, anything)(m.look(value)):
                 raise Break("call", name=f"torch.distributed.{fn.__name__} with this {name}")
         return m.constant_object(fn).call(m, args, kwargs)
@@ -183,9 +313,15 @@ def is_none(value: Value) -> bool:
     return value.is_constant() and value.constant() is None
 
 
+def is_group(value: Value) -> bool:
+    group = value.constant() if value.is_constant() else value.identity()
+    return group is None or isinstance(group, c10d.ProcessGroup) or group is c10d.GroupMember.NON_GROUP_MEMBER
+
+
 # parameter -> which of its values graphs know; the others are for the call itself
 MEANT: dict[str, Callable[[Value], bool]] = {
-    "op": lambda value: is_none(value) or isinstance(value.identity(), c10d.ReduceOp.RedOpType), "device_ids": is_none, "timeout": is_none}
+    "op": lambda value: is_none(value) or isinstance(value.identity(), c10d.ReduceOp.RedOpType), "device_ids": is_none, "timeout": is_none,
+    "group": is_group, "p2p_op_list": lambda value: c10d.get_backend() == "gloo"}       # others send them together
 
 
 if c10d is not None:
@@ -196,9 +332,8 @@ if c10d is not None:
 
 
 # -- other calls that speak to other ranks: one break each -------------------------------------------------------------------
-for _name in ("send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "all_to_all", "monitored_barrier",
-              "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list", "recv_object_list",
-              "new_group", "new_subgroups", "split_group", "init_process_group", "destroy_process_group"):
+for _name in ("monitored_barrier", "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list",
+              "recv_object_list", "new_group", "new_subgroups", "split_group", "init_process_group", "destroy_process_group"):
     if hasattr(c10d, _name):
         CALLABLES.add(getattr(c10d, _name), breaks("outside"))
 

@@ -42,6 +42,7 @@ from firesteel.capture.values.tensor import TensorValue, wrap_output
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
+from firesteel.homes import is_in_package
 
 Node = torch.fx.Node
 BASE = torch.autograd.function._SingleLevelFunction
@@ -173,7 +174,7 @@ def apply_of(cls: type[torch.autograd.Function], made_for_real: bool = False) ->
         return cls.apply(*args, **kwargs)
 
     apply.__name__ = apply.__qualname__ = f"{cls.__name__}_apply"
-    apply.__module__ = cls.__module__
+    apply.__module__ = __name__ if is_in_package(cls.__module__, "torch") else cls.__module__       # printed graphs look for names of torch in torch
     apply.made_for_real = made_for_real     # type: ignore[attr-defined]
     return apply
 
