@@ -579,6 +579,25 @@ def test_named_tuple_with_attributes(x):
     return pair, pair.more + pair.b, collections.OrderedDict.fromkeys("ab", value=x)
 
 
+class Checked(collections.namedtuple("Checked", "a b")):
+    def __new__(cls, a, b=None):
+        return super().__new__(cls, *((a * 2, 5) if b is None else (a, b)))
+
+
+@one
+def test_named_tuple_with_its_own_new(x):
+    pair = Checked(x)
+    return pair, Checked(x, b=3), pair.a + pair.b, type(pair) is Checked, Checked._make([x, 1])
+
+
+def test_packed_sequences_are_made_inside():
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(4, 2, 3), torch.tensor([4, 2]))
+
+    def f(packed, scale):
+        return type(packed)(packed.data * scale, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    check(f, packed, torch.tensor(2.0), fullgraph=True)
+
+
 def test_named_tuple_with_attributes_over_a_break():
     def f(x):
         pair = Open(x + 1, 2)

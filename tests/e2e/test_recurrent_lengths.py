@@ -75,22 +75,63 @@ def test_packed(kind):
         torch.testing.assert_close(step(compiled, layer, *args), step(run, layer, *args), rtol=1e-4, atol=1e-5)
 
 
+PACKED = {
+    "lstm": lambda: nn.LSTM(3, 4, 2, bidirectional=True), "projected": lambda: nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True, bias=False),
+    "gru": lambda: nn.GRU(3, 4, 2, bidirectional=True), "gru without biases": lambda: nn.GRU(3, 4, bias=False),
+    "tanh": lambda: nn.RNN(3, 4, 2, bidirectional=True), "relu": lambda: nn.RNN(3, 4, nonlinearity="relu"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 3, 1), (1, 1), (4, 4, 2, 2), (6,)], ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_gradients_of_packed_layers(name, lengths):
+    """All gradients, those of the first states too, twice over one forward."""
+    layer = PACKED[name]().double()
+    directions = layer.num_layers * (2 if layer.bidirectional else 1)
+    widths = [layer.proj_size or 4, 4] if layer.mode == "LSTM" else [4]
+    first = [torch.randn(directions, len(lengths), width, dtype=torch.float64, requires_grad=True) for width in widths]
+    x = torch.randn(lengths[0], len(lengths), 3, dtype=torch.float64, requires_grad=True)
+
+    def run(packed, *states):
+        output, last = layer(packed, states if len(states) > 1 else states[0])
+        return (output.data, *(last if isinstance(last, tuple) else (last,)))
+    found = []
+    for fn in (run, fs.compile(run)):
+        results = fn(pack_padded_sequence(x, torch.tensor(lengths)), *first)
+        of_all = [torch.autograd.grad(sum((t * t.sin()).sum() for t in results), [x, *first, *layer.parameters()], retain_graph=True)
+                  for _ in range(2)]
+        of_states = torch.autograd.grad(sum(t.sin().sum() for t in results[1:]), [x, *first])
+        found.append((results, of_all, of_states))
+    torch.testing.assert_close(found[1], found[0])
+    assert fs.counters["native"]["fallbacks"] == 0
+
+
+def test_the_output_of_a_packed_layer_may_be_written_to():
+    """The backward needs the values from before."""
+    layer, packed = nn.GRU(3, 4), pack_padded_sequence(torch.randn(5, 2, 3), torch.tensor([5, 3]))
+    run = lambda packed, state: layer(packed, state)[0].data * 2
+    got = fs.compile(lambda packed, state: run(packed, state).mul_(3))(packed, torch.ones(1, 2, 4))
+    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), layer.weight_hh_l0),
+                               torch.autograd.grad((run(packed, torch.ones(1, 2, 4)) * 3).sin().sum(), layer.weight_hh_l0))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_layers_run_once_for_a_step(frozen, monkeypatch):
-    """The backward goes on from what the forward recorded; asked a second time it has to run the layers again."""
+    """The backward of a dense LSTM goes on from what torch recorded; asked a second time it has to run the layers again."""
     from firesteel.graph import recurrent_library
-    layer, lengths = nn.LSTM(3, 4, 2), torch.tensor([5, 3, 1])
+    layer = nn.LSTM(3, 4, 2)
     if frozen:
         layer.weight_ih_l0.requires_grad_(False)
     runs, run = [], recurrent_library._layers
     monkeypatch.setattr(recurrent_library, "_layers", lambda *args: runs.append(1) or run(*args))
-    fn = lambda x, lengths: pad_packed_sequence(layer(pack_padded_sequence(x, lengths))[0])[0]
-    compiled, x = fs.compile(fn), torch.randn(5, 3, 3)
+    fn = lambda x: layer(x)[0]
+    compiled, x = fs.compile(fn, dynamic=True), torch.randn(5, 3, 3)
     wanted = [p for p in layer.parameters() if p.requires_grad]
-    expected = torch.autograd.grad(fn(x, lengths).sin().sum(), wanted)
+    expected = torch.autograd.grad(fn(x).sin().sum(), wanted)
     for _ in range(2):
         runs.clear()
-        result = compiled(x, lengths).sin().sum()
+        result = compiled(x).sin().sum()
         for count in (1, 2):
             torch.testing.assert_close(torch.autograd.grad(result, wanted, retain_graph=True), expected)
             assert len(runs) == count

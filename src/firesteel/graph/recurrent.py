@@ -16,6 +16,7 @@ from torch import Tensor
 
 from firesteel.graph.functions import FUNCTIONS
 from firesteel.graph.recurrent_library import over_symbolic_time
+from firesteel.graph.recurrent_steps import Weights, weights_of
 from firesteel.table import Table
 
 State = tuple[Tensor, ...]
@@ -59,7 +60,7 @@ def _layer_function(kind: str) -> Callable[..., Any]:
         if batch_first is None or isinstance(params, Tensor) or isinstance(hx, Tensor) != (kind != "lstm") or input.dim() != 3:
             return NotImplemented           # a mistake
         states = tuple(hx) if kind == "lstm" else (hx,)
-        weights = _weights(params, has_biases, num_layers * (2 if bidirectional else 1))
+        weights = weights_of(params, has_biases, num_layers * (2 if bidirectional else 1))
         if weights is None or states[0].shape[0] != len(weights):
             return NotImplemented
         x = input.transpose(0, 1) if batch_first else input
@@ -90,14 +91,14 @@ def _by_library(kind: str, x: Tensor, states: State, params: Sequence[Tensor], h
         return (x, *[torch.cat(part) for part in zip(*ends)])
 
     def unrolled(x: Tensor, states: State, params: Sequence[Tensor]) -> State:
-        weights = _weights(params, has_biases, num_layers * (2 if bidirectional else 1))
+        weights = weights_of(params, has_biases, num_layers * (2 if bidirectional else 1))
         assert weights is not None and batch_sizes is None
         return _unrolled(kind, x, states, weights, num_layers, 0.0)
     settings = (kind, has_biases, num_layers, bidirectional)
     return over_symbolic_time(settings, x, states, params, batch_sizes, unrolled if batch_sizes is None else None)
 
 
-def _unrolled(kind: str, x: Tensor, states: State, weights: list[tuple[Any, ...]], num_layers: int, dropout: float) -> State:
+def _unrolled(kind: str, x: Tensor, states: State, weights: list[Weights], num_layers: int, dropout: float) -> State:
     """All layers, time first: outputs, and last states."""
     starts = list(zip(*[part.unbind(0) for part in states]))
     directions = len(weights) // num_layers
@@ -114,17 +115,7 @@ def _unrolled(kind: str, x: Tensor, states: State, weights: list[tuple[Any, ...]
     return (x, *[torch.stack(part) for part in zip(*ends)])
 
 
-def _weights(params: Sequence[Tensor], has_biases: bool, count: int) -> list[tuple[Any, ...]] | None:
-    """(w_ih, w_hh, b_ih, b_hh, projection) of each layer and direction; None where the list has another length."""
-    each = len(params) // count
-    with_bias = 4 if has_biases else 2
-    if each * count != len(params) or each not in (with_bias, with_bias + 1):
-        return None
-    rows = [tuple(params[n * each:(n + 1) * each]) for n in range(count)]
-    return [(*row[:with_bias], *(() if has_biases else (None, None)), row[with_bias] if each > with_bias else None) for row in rows]
-
-
-def _run(cell: Callable[[Tensor, State, Tensor], State], x: Tensor, state: State, weights: tuple[Any, ...], reverse: bool) -> tuple[Tensor, State]:
+def _run(cell: Callable[[Tensor, State, Tensor], State], x: Tensor, state: State, weights: Weights, reverse: bool) -> tuple[Tensor, State]:
     """One layer in one direction: its outputs in the order of time, and its last state."""
     w_ih, w_hh, b_ih, b_hh, projection = weights
     steps: list[Tensor] = list(F.linear(x, w_ih, b_ih).unbind(0))

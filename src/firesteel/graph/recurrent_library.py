@@ -1,8 +1,9 @@
 """Recurrent layers over a sequence whose length is a symbol, or data: one library operator, since steps can be unrolled for a known number only.
 
-`firesteel::recurrent` runs torch's own layers, time first.  Where gradients are wanted it keeps what torch's engine recorded with its last result, a
-token of one byte, and `firesteel::recurrent_backward` goes on from there; it runs the layers again where the token is a copy, was used before, or
-lies on a GPU, whose memory holds no objects.  Both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A gradient that
+`firesteel::recurrent` runs torch's own layers, time first.  Where gradients are wanted the layers are those of `recurrent_steps.py` instead, whose
+further results `firesteel::recurrent_backward` needs.  A dense LSTM, for which torch has a call of oneDNN, and all layers on a GPU are torch's: what
+its engine recorded is kept with a token of one byte, and the layers run again where the token is a copy, was used before, or lies on a GPU, whose
+memory holds no objects.  Both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A gradient that
 is to be differentiated again is taken of the unrolled steps, whose number is then fixed by a guard.
 
     output, h, c = over_symbolic_time(("lstm", True, 1, False), x, (h0, c0), params, None, unrolled)        # x: f32[s0, 4, 8]
@@ -19,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from firesteel.graph import recurrent_steps
 from firesteel.graph.autofunctional import library
+from firesteel.graph.recurrent_steps import KINDS, weights_of
 from firesteel.graph.rules.base import RULES
 from firesteel.graph.sizes import must
 from firesteel.graph.spec import Spec, contiguous_strides
 from firesteel.operators import OWN
-from firesteel.sym.expr import ne
+from firesteel.sym.expr import ne, product
 from firesteel.targets import on_host
 
 SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional, bool[] wanted"
@@ -35,13 +38,13 @@ def operators() -> tuple[Any, Any]:
     """(forward, backward)."""
     arguments = f"Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] params, {SETTINGS}"
     library.define(f"recurrent({arguments}) -> Tensor[]")
-    library.define(f"recurrent_backward(Tensor?[] gradients, Tensor token, {arguments}) -> Tensor[]")
+    library.define(f"recurrent_backward(Tensor?[] gradients, Tensor[] kept, {arguments}) -> Tensor[]")
     library.impl("recurrent", _run, "CompositeExplicitAutograd")
     library.impl("recurrent_backward", _run_backward, "CompositeExplicitAutograd")
     forward, backward = torch.ops.firesteel.recurrent.default, torch.ops.firesteel.recurrent_backward.default
     OWN.rows({forward: _run, backward: _run_backward})
     RULES.add(forward, _shapes)
-    RULES.add(backward, lambda gradients, token, inputs, batch_sizes, states, params, *settings: [
+    RULES.add(backward, lambda gradients, kept, inputs, batch_sizes, states, params, *settings: [
         _like(t) for t, wanted in zip((inputs, *states, *params), settings[-1]) if wanted])
     return forward, backward
 
@@ -76,11 +79,30 @@ def _recorded(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tenso
         return [t for t in copies if t.requires_grad], results
 
 
+def _step_by_step(inputs: Any, batch_sizes: Any, kind: str) -> bool:
+    """Is it trained by `recurrent_steps.py`?"""
+    return on_host(inputs) and (batch_sizes is not None or kind != "lstm")
+
+
+def _rows(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor], kind: str, has_biases: bool,
+          num_layers: int, bidirectional: bool, wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """The input as rows, how many each step has, states, weights, number of layers."""
+    sizes = [inputs.shape[1]] * inputs.shape[0] if batch_sizes is None else batch_sizes.tolist()
+    weights = weights_of(params, has_biases, num_layers * (2 if bidirectional else 1))
+    return inputs.reshape(-1, inputs.shape[-1]), sizes, states, weights, num_layers
+
+
 def _run(*args: Any) -> list[Tensor]:
-    if not any(args[-1]) or not on_host(args[0]):
+    inputs, wanted = args[0], any(args[-1])
+    if wanted and _step_by_step(inputs, args[1], args[4]):
         with torch.no_grad():
-            results = [t.contiguous() for t in _layers(False, *args[:-1])]
-        return [*results, args[0].new_zeros(1, dtype=torch.uint8)] if any(args[-1]) else results
+            output, *rest = recurrent_steps.forward(args[4], *_rows(*args))
+        return [output.view(*inputs.shape[:-1], output.shape[-1]), *rest]
+    if not wanted or not on_host(inputs):
+        with torch._C._InferenceMode(True):     # without views' and versions' accounts a small layer is a sixth faster
+            made = _layers(False, *args[:-1])
+        results = [t.clone(memory_format=torch.contiguous_format) for t in made]
+        return [*results, inputs.new_zeros(1, dtype=torch.uint8)] if wanted else results
     memory = _TokenMemory(1)
     memory.recorded = _recorded(*args)
     token = torch.frombuffer(memory, dtype=torch.uint8)
@@ -88,7 +110,18 @@ def _run(*args: Any) -> list[Tensor]:
     return [*(t.detach().clone(memory_format=torch.contiguous_format) for t in memory.recorded[1]), token]
 
 
-def _run_backward(gradients: Sequence[Tensor | None], token: Tensor, *args: Any) -> list[Tensor]:
+def _run_backward(gradients: Sequence[Tensor | None], kept: Sequence[Tensor], *args: Any) -> list[Tensor]:
+    if not _step_by_step(args[0], args[1], args[4]):
+        return _by_engine(gradients, kept[-1], *args)
+    first, *others = gradients
+    with torch.no_grad():
+        output = kept[0].flatten(0, -2)
+        arrived = [None if first is None else first.reshape(output.shape), *others]
+        made = recurrent_steps.backward(args[4], arrived, output, kept[1:], args[-1], *_rows(*args))
+    return [made[0].view(args[0].shape), *made[1:]] if args[-1][0] else made
+
+
+def _by_engine(gradients: Sequence[Tensor | None], token: Tensor, *args: Any) -> list[Tensor]:
     memory = _kept.get(token.data_ptr())
     leaves, results = memory.recorded if memory is not None and memory.recorded else _recorded(*args)
     if memory is not None:
@@ -120,8 +153,13 @@ def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], para
             bidirectional: bool, wanted: Sequence[bool]) -> list[Spec]:
     must(ne(inputs.shape[0], 0), "Expected sequence length to be larger than 0 in RNN")
     width = states[0].shape[2] * (2 if bidirectional else 1)
-    token = [Spec((1,), (1,), 0, torch.uint8, inputs.device)] if any(wanted) else []
-    return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states), *token]
+    kept = []
+    if any(wanted) and _step_by_step(inputs, batch_sizes, kind):
+        rows, columns = product(inputs.shape[:-1]), KINDS[kind].columns * states[-1].shape[2]
+        kept = [_like(inputs, (rows, width))] * (num_layers - 1) + [_like(inputs, (rows, columns))] * (num_layers * (2 if bidirectional else 1))
+    elif any(wanted):
+        kept = [Spec((1,), (1,), 0, torch.uint8, inputs.device)]
+    return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states), *kept]
 
 
 # ---------------------------------------------------------------- what a trace records
@@ -138,17 +176,18 @@ class _Recurrent(torch.autograd.Function):
     def forward(ctx: Any, settings: tuple, unrolled: Any, batch_sizes: Tensor | None, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.settings, ctx.unrolled, ctx.batch_sizes, ctx.count = settings, unrolled, batch_sizes, count
         results = operators()[0](tensors[0], batch_sizes, list(tensors[1:1 + count]), list(tensors[1 + count:]), *settings)
-        ctx.token = results.pop() if any(settings[-1]) else None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        return tuple(results)
+        kept = [results[0], *results[1 + count:]] if len(results) > 1 + count else []
+        ctx.save_for_backward(*tensors, *kept)
+        return tuple(results[:1 + count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        tensors, split = ctx.saved_tensors, 1 + ctx.count
+        split, last = 1 + ctx.count, len(ctx.settings[-1])
+        tensors, kept = ctx.saved_tensors[:last], ctx.saved_tensors[last:]
         if torch.is_grad_enabled():
             return (None, None, None, None, *_second_order(ctx, tensors, split, gradients))
-        made = operators()[1](list(gradients), ctx.token, tensors[0], ctx.batch_sizes, list(tensors[1:split]), list(tensors[split:]), *ctx.settings)
+        made = operators()[1](list(gradients), list(kept), tensors[0], ctx.batch_sizes, list(tensors[1:split]), list(tensors[split:]), *ctx.settings)
         found = iter(made)
         return (None, None, None, None, *(next(found) if wanted else None for wanted in ctx.settings[-1]))
 

@@ -257,6 +257,8 @@ def new_namedtuple(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value:
     fields, defaults = cls._fields, cls._field_defaults
     home = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
     by_library = any(home == f"namedtuple_{base.__name__}" for base in cls.__mro__)     # so collections calls the scope of a __new__ that it makes
+    if not by_library and isinstance(cls.__new__, types.FunctionType):
+        return m.constant_object(cls.__new__).call(m, [m.constant_object(cls), *args], kwargs)
     if not by_library or len(args) > len(fields) or not set(kwargs) <= set(fields[len(args):]):
         raise Break("instance", name=cls.__qualname__)
     items = list(args)
