@@ -466,3 +466,28 @@ def test_powers_under_a_mode_from_outside(program, backend):
     x, n = torch.linspace(1, 2, 3), torch.tensor([1, 2, 3])
     with torch.device("cpu"):
         torch.testing.assert_close(fs.compile(program, backend=backend)(x, n), program(x, n))
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Passing, lambda: torch.device("cpu")])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_check_fails_while_a_mode_is_asked(mode, inside):
+    """torch has taken the mode off its stack, and puts it back."""
+    def nll(x, var):
+        return torch.nn.functional.gaussian_nll_loss(x, x, var)
+
+    def fn(x, var):
+        with mode():
+            return nll(x, var)
+
+    compiled, x = fs.compile(fn if inside else nll), torch.ones(3)
+    with contextlib.nullcontext() if inside else mode():
+        before = overrides.count_modes()
+        for var in (x, -x, x, -x):
+            with pytest.raises(ValueError, match="negative") if var is not x else contextlib.nullcontext():
+                assert compiled(x, var) == 0
+            assert overrides.count_modes() == before

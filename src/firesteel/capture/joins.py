@@ -546,7 +546,8 @@ def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
     """An arm that only raises is not followed: it runs in eager, from here, when the data says so."""
     starts = {i.opname == "POP_JUMP_IF_TRUE": i.target.index, i.opname != "POP_JUMP_IF_TRUE": i.index + 1}
     leaving = [truth for truth, start in starts.items() if only_raises(f.code, start)]
-    if m.exit is None or len(leaving) != 1 or m.draws or m.leaves.filled or m.leaves.turned or m.modes.entered or m.modes.inference:
+    modes = m.modes
+    if m.exit is None or len(leaving) != 1 or m.draws or m.leaves.filled or m.leaves.turned or modes.entered or modes.asking or modes.inference:
         return False
     mark, pc = m.checkpoint(), f.pc
     try:

@@ -110,6 +110,7 @@ class Modes:
     off: bool = False                       # are overrides of torch's functions switched off?
     entered: tuple[Value, ...] = ()         # the modes that are on, innermost last
     outer: tuple[Value, ...] = ()           # those that were on before the region
+    asking: int = 0                         # how many are asked just now: off the stack, and put back by torch's own code
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     started_in_inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     outer_level: int = field(default_factory=lambda: forward_ad._current_level)

@@ -192,10 +192,12 @@ def ask_mode(m: Machine, given: Args) -> Value:
     """The innermost mode, which does not see its own calls."""
     modes = m.modes.entered
     m.effects.change(m.modes, "entered", modes[:-1])
+    m.modes.asking += 1
     try:
         return m.call_now(modes[-1].getattr(m, NAME), given, {})
     finally:
         m.modes.entered = modes
+        m.modes.asking -= 1
 
 
 def is_not_implemented(result: Value) -> bool:
