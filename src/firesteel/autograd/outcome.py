@@ -115,7 +115,7 @@ class ForwardValue:
 @dataclass(frozen=True)
 class Before:
     """An input when the program began."""
-    places: list[Alias]                 # of its parts
+    places: list[tuple[Alias, Any]]     # of its parts, with their shapes
     cells: list[tuple[StorageValue, int]]       # of its parts, with their versions
     history: Any
     version: int
@@ -132,7 +132,7 @@ class TraceOutcome:
         self.views: list[RemadeView] = []
         self.refusal: tuple[str, str] | None = None     # (counter, reason): only eager can run the program
         tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
-        before = {i: Before([p.record for p in parts_of(t)], [(p.record.cell, p.record.cell.version) for p in parts_of(t)],
+        before = {i: Before([(p.record, p.spec.shape) for p in parts_of(t)], [(p.record.cell, p.record.cell.version) for p in parts_of(t)],
                             t.grad_fn, t._version, t.requires_grad) for i, t in tensors.items()}
         leaves = world.leaves_made
         self.owner: dict[StorageValue, int] = {cell: i for i, b in before.items() for cell, _ in b.cells}
@@ -160,7 +160,7 @@ class TraceOutcome:
 
     def _look_at_input(self, index: int, tensor: torch.Tensor, before: Before) -> None:
         parts = parts_of(tensor)
-        if [part.record for part in parts] != before.places:
+        if [(part.record, part.spec.shape) for part in parts] != before.places:
             self._refuse("reshaped_inputs", f"input {index} changes its sizes or strides in place")
         elif tensor.requires_grad != before.requires_grad and tensor.grad_fn is before.history or is_changed_to_leaf(tensor, before.history):
             self._refuse("requires_grad_changes", f"requires_grad of input {index} is changed")

@@ -150,10 +150,10 @@ class AbstractWorld:
         return self._with_history(wrapped, fresh, tensor)
 
     def unwritten(self, wrapped: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """What `wrap` gave for a tensor that got a history since, by a write."""
-        if type(wrapped) is not AbstractTensor or wrapped.requires_grad == tensor.requires_grad:
+        """What `wrap` gave for a tensor that got a history since, by a write, or another shape."""
+        if type(wrapped) is not AbstractTensor or wrapped.first_spec is None and wrapped.requires_grad == tensor.requires_grad:
             return wrapped
-        spec = wrapped.spec
+        spec = wrapped.first_spec or wrapped.spec
         return self._with_history(self.make(spec), lambda: self.make(spec), tensor)
 
     def _with_history(self, wrapped: Any, fresh: Callable[[], Any], tensor: torch.Tensor) -> AbstractTensor:
@@ -418,6 +418,7 @@ def set_spec(tensor: AbstractTensor, spec: Spec) -> None:
     value = tensor.world.make(spec)
     with tensor.world._mode:        # outside of a mode, torch loads its distributed tensors, and with them much else, to ask for their class
         DATA.__set__(tensor, value)
+    tensor.first_spec = tensor.first_spec or tensor.spec
     tensor.spec, tensor.value = spec, None
 
 

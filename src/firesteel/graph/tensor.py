@@ -26,6 +26,7 @@ class AbstractTensor(torch.Tensor):
     world: Any          # the AbstractWorld that made it
     value: torch.Tensor | None
     record: Any
+    first_spec: Spec | None = None              # what it was, where its sizes have changed in place since
     given: torch.Tensor | None = None           # as an example: the data that it has in every call, where that is known
     memory: AbstractTensor | None = None        # outside of the tracer: the tensor that lay there first, where this one is a view
     has_data: bool = False                      # of the first tensor in a memory: x.data was asked of one

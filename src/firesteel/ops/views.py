@@ -72,14 +72,19 @@ def refuse_view(x: Spec, shape: Sequence[Size], strides: Any = None) -> None:
     check(sum(type(s) is int and s == -1 for s in shape) <= 1, "only one dimension can be inferred")
 
 
+ALWAYS_VIEWS = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default}     # `reshape` may copy
+
+
 @lowering("view _unsafe_view reshape _reshape_alias flatten.using_ints view_as")
-def lower_view(b: Builder, out: Any, x: Operand, *_: Any) -> Operand:
-    """A reshape of a reshape is one reshape.  Strided only if the layout really is a view of x's (`reshape` may copy)."""
+def lower_view(b: Builder, out: Any, x: Operand, *_: Any) -> Any:
+    """A reshape of a reshape is one reshape.  Strided only if the layout really is a view of x's."""
     source = x.reshaped or x
     shape = tuple(out.shape)
     if source.shape == shape and source.spec.strides == out.strides:
         return source
-    strided = x.strided and _is_view_of(out, x.spec)
+    strided = x.strided and (b.target in ALWAYS_VIEWS or _is_view_of(out, x.spec))
+    if not strided and x.dtype not in LOOP_DTYPES:
+        return NotImplemented
     source = source if strided else b.readable(source)
     return source.through(out, reshape_index(source.shape, shape), strided, reshaped=source)
 
