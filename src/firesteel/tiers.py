@@ -31,6 +31,7 @@ from firesteel.capture import marks
 from firesteel.config import config
 from firesteel.records import dataclass
 from firesteel.targets import in_use
+from firesteel.torchstate import has_saving_hooks
 
 logger = logging.getLogger("firesteel")
 TRIES = 3
@@ -79,7 +80,7 @@ def is_ordinary() -> bool:
     return not (transaction.is_beside() or marks.is_compiling() or marks.stance() != "default" or config.error_on_recompile
                 or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack() or not torch._C._is_torch_function_enabled()
                 or torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-                or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or engine.current_request() is not None
+                or has_saving_hooks() or engine.current_request() is not None
                 or engine.in_compiled_autograd_region())
 
 

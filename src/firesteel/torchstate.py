@@ -111,6 +111,10 @@ def take_saved_tensor_hooks() -> Taken:
                  c._push_saved_tensors_default_hooks, operator.itemgetter(0))
 
 
+def has_saving_hooks() -> bool:
+    return _C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def take_transforms() -> Taken:
     """The transforms of torch.func that are running."""
     c = _C._functorch

@@ -1,4 +1,5 @@
 """Results without a common input are results of different autograd functions: a backward of some does not reach what made the inputs of others."""
+import contextlib
 import gc
 import weakref
 
@@ -193,3 +194,16 @@ def some_ways(x, y):
 def test_a_result_with_a_gradient_of_some_inputs(of):
     asked = lambda run: gradients_of(run, lambda total, operand, *given: torch.autograd.grad(total.sum(), given[of]))
     assert outcome_of(fs.compile(some_ways), asked) == outcome_of(some_ways, asked)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_hooks_that_keep_what_is_overwritten(first):
+    """`first`: the hooks are there when it is compiled."""
+    compiled = fs.compile(no_way)
+    for hooked in (first, not first, first):
+        keeping = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept) if hooked else contextlib.nullcontext()
+        found = []
+        for run in (no_way, compiled):
+            with keeping:
+                found.append(outcome_of(run, ASKED["all"]))
+        assert found[1] == found[0] and found[0].startswith("[" if hooked else "one of the variables")

@@ -4,6 +4,7 @@ A row is the inputs and the program; an input is (shapes, dtype, layout, grad, p
 """
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 f64, f32, bf16, i64 = torch.float64, torch.float32, torch.bfloat16, torch.int64
 FOUND = {}
@@ -419,3 +420,26 @@ def _unreturned_behind_a_cut(x, part, mask):
     alive = part * 0.25
     dead[::2] *= 1.5
     return places, alive, x
+
+
+@found("product of complex views of symbolic sizes", (((4, 1, 5), (8, 1, 5)), torch.complex128, "channels_last"))
+def _complex_product(z):
+    return z.unsqueeze(-1) @ z.unsqueeze(-1).mH, z.mT.reshape(-1) * 2
+
+
+@found("result of a checkpoint, overwritten", (((3, 3), (3, 8)), f32, "contiguous", "leaf"))
+def _overwritten_checkpoint(x):
+    y = torch.utils.checkpoint.checkpoint(lambda t: (t * 2).softmax(-1), x, use_reentrant=False)
+    y.mul_(2)
+    return y.sin()
+
+
+@found("out= of another shape", (MATRIX, f32), (((1,), (2,)), f32), (((0,), (3,)), f32))
+def _resized_out(x, out, empty):
+    made = torch.empty(0)
+    return torch.add(x, 1, out=out), torch.cat([x, x], out=empty), torch.mul(x, 2, out=made), out.sum()
+
+
+@found("sizes of an input changed in place", (((2, 6), (2, 9)), f32))
+def _resized(x):
+    return x.resize_(x.shape[1], 2) * 2

@@ -111,10 +111,11 @@ def written(outputs: list[torch.Tensor], everything: list[torch.Tensor]) -> tupl
         return refused, None
 
 
-def observe(function: Callable, made: list[Made], grad: bool = True) -> Seen:
+def observe(function: Callable, made: list[Made], grad: bool = True, inference: bool = False) -> Seen:
+    """`grad`: with gradients; `inference`: called in inference mode."""
     torch.manual_seed(0)
-    args = [one.arg for one in made]
-    with contextlib.nullcontext() if grad else torch.no_grad():
+    args, grad = [one.arg for one in made], grad and not inference
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
         outputs = tree_leaves(function(*args))
     tensors = [t for t in outputs if isinstance(t, torch.Tensor)]
     everything = [*args, *tensors]
@@ -175,20 +176,21 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def check_functions(inputs: Callable, program: Callable, dynamic: bool | None = None, grad: bool = True, eager_rounding: bool = False, device: str = "cpu") -> Difference | None:
+def check_functions(inputs: Callable, program: Callable, dynamic: bool | None = None, grad: bool = True, inference: bool = False, eager_rounding: bool = False,
+                    device: str = "cpu") -> Difference | None:
     """None where nothing differs; also where eager refuses the program on this device, or where it is none any more (a name that is gone)."""
     fs.reset()
     with quiet(), fs.config.patch(verify=True, cache_dir="", eager_rounding=eager_rounding):
         compiled = fs.compile(program, dynamic=dynamic)
         for number, i in enumerate(CALLS):
             idle = dynamic is not True and number == 0 and device == "cpu"      # an expression is not asked whether it is 1; eager's GPU kernels have their own
-            again = lambda change=list: observe(program, change(inputs(i, device)), grad)
+            again = lambda change=list: observe(program, change(inputs(i, device)), grad, inference)
             try:
                 want = again()
             except (RuntimeError, NameError, TypeError, IndexError, ValueError):
                 return None
             try:
-                got = observe(compiled, inputs(i, device), grad)
+                got = observe(compiled, inputs(i, device), grad, inference)
             except Exception as error:
                 return Difference(f"raises {type(error).__name__}", f"at call {number}: {''.join(traceback.format_exception(error))[-3000:]}")
             if (found := compare(got, want, Explained(again), idle)) is not None:

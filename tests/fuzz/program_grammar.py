@@ -406,3 +406,53 @@ row("itself", "{y} = {a}", a=ANY, weight=1)
 row("all of itself", "{y} = {a}[:]", a=at_least(1, ANY), weight=1)
 row("view_as", "{y} = {a}.view_as({a})", a=ANY, weight=1)
 row("alias", "{y} = {a}.expand_as({a}).squeeze(0).unsqueeze(0)", a=at_least(1, ANY), weight=1)
+
+# ---------------------------------------------------------------- cuts between what is saved and what is written
+
+row("cut by a break", "fs.graph_break()\n{y} = {a}[..., :1]", a=at_least(1, ANY), weight=16)
+row("cut by a print", "print(float({a}.detach().sum()), file=SINK)\n{y} = {b} * 2", a=REAL, b=FLOAT, weight=8)
+row("cut by a number", "n = int({a}.sum())\n{y} = {b} + n % 3", a=INT, b=FLOAT, weight=8)
+row("cut by a list", "n = len({a}.nonzero().tolist())\n{y} = {b} * (n % 3)", a=BOOL, b=FLOAT, weight=5)
+for _name, _text in {"branch on data that writes": "if {b}.sum() > {c}:\n    {a}.mul_(0.5)\nelse:\n    {a}[0] = 1.5",
+                     "branch on data that writes once": "if {b}.sum() > {c}:\n    {a}[..., 0] = {b}.detach().mean()",
+                     "branch on data with a break": "if {b}.sum() > {c}:\n    {a}.add_(0.25)\n    fs.graph_break()\n    {a}.mul_(0.5)"}.items():
+    row(_name, _text, a=at_least(1), b=full(), writes="a", when=lambda drawn: FRESH(drawn) and drawn["b"].sum_apart(drawn["c"]), weight=4)
+row("write between two cuts", "fs.graph_break()\n{a}.mul_({c})\nfs.graph_break()", a=FLOAT, writes="a", weight=8)
+
+# ---------------------------------------------------------------- pieces with a backward of their own
+
+for _name, _text in {
+    "function that saves": "{y} = Cubed.apply({a})",
+    "function that saves its result": "{y} = Squashed.apply({a}, {c})",
+    "function of two results": "w, {y} = Parts.apply({a}, {a} * 0.5)\n{y} = w * {y}",
+    "function, break": "w = Cubed.apply({a})\nfs.graph_break()\n{y} = w + {a}",
+    "checkpoint": "{y} = checkpoint(lambda t: torch.tanh(t) * t.sin(), {a}, use_reentrant=False)",
+    "reentrant checkpoint": "{y} = checkpoint(lambda t: torch.tanh(t) * t.exp(), {a}, use_reentrant=True)",
+    "checkpoint that draws": "{y} = checkpoint(lambda t: F.dropout(t.sin(), 0.25) * t, {a}, use_reentrant=False)",
+    "checkpoint of a function": "{y} = checkpoint(lambda t: Cubed.apply(t.sin()) + t.mean(), {a}, use_reentrant=False)",
+    "func.jacrev": "{y} = torch.func.jacrev(lambda t: (t * t).sin().sum())({a}) * {a}",
+    "func.grad, then a write": "w = torch.func.grad(lambda t: (t * t).sin().sum())({a})\nw.mul_({c})\n{y} = w + {a}",
+    "vmap that writes": "{y} = torch.vmap(lambda t: t.clone().mul_({c}).add_(t))({a})",
+    "vmap, break": "w = torch.vmap(lambda t: t.softmax(-1) if t.dim() else t)({a})\nfs.graph_break()\n{y} = w * {a}",
+    "inference island": "with torch.inference_mode():\n    w = torch.tanh({a}.detach()).sum()\n{y} = {a} * float(w > 0)",
+    "inference result": "with torch.inference_mode():\n    w = torch.tanh({a}.detach())\n{y} = {a} * w.clone()",
+    "step of gradient descent": "w = {a}.detach().clone().requires_grad_()\n(w.sin() * w).sum().backward()\nwith torch.no_grad():\n    w -= 0.1 * w.grad\n{y} = w.detach() + {a}",
+    "step of an optimiser": "w = {a}.detach().clone().requires_grad_()\no = torch.optim.SGD([w], 0.1, momentum=0.5)\nfor _ in range(2):\n    o.zero_grad()\n"
+                            "    (w.tanh() * w).sum().backward()\n    o.step()\n{y} = w.detach() * {a}",
+}.items():
+    row(_name, _text, a=full(at_least(1)), weight=5)
+row("function that writes", "Doubled.apply({a})", a=FLOAT, writes="a", weight=8)
+row("checkpoint of two", "{y} = checkpoint(lambda t, u: (t * u).softmax(-1), {a}, {b}, use_reentrant=False)", a=full(at_least(1)), b=full(), weight=2)
+row("moving average", "with torch.no_grad():\n    {a}.mul_(0.9).add_({b}.detach(), alpha=0.1)", a=at_least(1), b=FLOAT, writes="a", when=FRESH, weight=2)
+row("moving average by lerp_", "{a}.detach().lerp_({b}.detach(), 0.25)", a=at_least(1), b=FLOAT, writes="a", when=FRESH, weight=1)
+
+# ---------------------------------------------------------------- more of complex numbers
+
+for _name, _text in {"exp": "({a} * 0.5).exp()", "product of transposes": "{a}.unsqueeze(-1) @ {a}.unsqueeze(-1).mH", "vdot": "torch.vdot({a}.reshape(-1), {a}.conj().reshape(-1))",
+                     "dot": "torch.dot({a}.conj().reshape(-1), {a}.reshape(-1))", "where": "torch.where({a}.real > 9, {a}, {a}.conj())", "sum of conj": "{a}.conj().sum()",
+                     "mean": "{a}.mean({d})", "prod": "{a}.prod({d})", "fft": "torch.fft.fft({a}).real", "squared": "{a}.square()", "polar": "torch.polar({a}.abs() + 0.5, {a}.real)",
+                     "scaled by real": "{a} * {a}.imag", "row of conj": "{a}.conj()[0] * 2", "to pairs": "torch.view_as_real({a}.conj().resolve_conj()).sum(-1)"}.items():
+    row(f"{_name} (complex)", f"{{y}} = {_text}", a=full(at_least(1, COMPLEX)), weight=5)
+row("real to complex", "{y} = {a} + 1j * {b}", a=WIDE, b=WIDE, weight=1)
+row("real fft", "{y} = torch.fft.rfft({a})", a=full(at_least(1, WIDE)), weight=1)
+row("complex added in place", "{a}.add_({b})", a=at_least(1, COMPLEX), b=COMPLEX, writes="a", when=FRESH, weight=3)

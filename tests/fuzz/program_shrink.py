@@ -39,7 +39,7 @@ def plainer_inputs(program: Program) -> Iterator[Program]:
 
 
 def plainer_options(program: Program) -> Iterator[Program]:
-    for name, value in {"dynamic": None, "eager_rounding": False}.items():
+    for name, value in {"dynamic": None, "inference": False, "eager_rounding": False}.items():
         if dict(program.options)[name] != value:
             yield dataclasses.replace(program, options=tuple({**dict(program.options), name: value}.items()))
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import program_functions
 import torch
 import torch.nn.functional as F
 from program_grammar import ROWS, Row
@@ -24,7 +25,7 @@ from program_inputs import LAYOUTS, PARTS, Made, tensor
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "boolean": torch.bool, "c64": torch.complex64, "c128": torch.complex128}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-SCOPE = {"torch": torch, "F": F, "tensor": tensor, "Made": Made, **DTYPES}
+SCOPE = {"torch": torch, "F": F, "tensor": tensor, "Made": Made, **DTYPES, **program_functions.NAMES}
 PALETTES = (["f64"], ["f64"], ["f32"], ["f32"], ["bf16"], ["bf16", "f32"], ["f32", "f64"], ["f64", "f32", "bf16"])
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 16, 17)
 NUMBERS = ("0.5", "-0.75", "1.5", "0.25", "2", "-0.02", "0", "1")
@@ -34,6 +35,7 @@ LARGEST, MOST = 1e3, 3000        # magnitude and number of elements of any resul
 HEADER = '''"""A random program on which compiled and eager differ.  Run from the repository: PYTHONPATH=src:tests/fuzz python FILE"""
 import torch
 import torch.nn.functional as F
+from program_functions import SINK, Cubed, Doubled, Parts, Squashed, checkpoint, fs
 from program_inputs import Made, tensor
 
 f64, f32, bf16, i64, boolean, c64, c128 = torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.complex128
@@ -202,7 +204,7 @@ class Writer:
     def first_inputs(self) -> None:
         for number, shapes in enumerate(self.shapes()):
             r = self.random.random()
-            dtype = self.random.choice(self.palette) if number == 0 or r < 0.7 else "i64" if r < 0.85 else "boolean" if r < 0.95 else "c64" if self.palette[0] == "f32" else "c128"
+            dtype = self.random.choice(self.palette) if number == 0 or r < 0.7 else "i64" if r < 0.85 else "boolean" if r < 0.93 else "c64" if self.palette[0] == "f32" else "c128"
             self.add_input(shapes, dtype)
         if self.random.random() < 0.4:
             self.add_input(self.inputs[0].shapes, "i64")
@@ -314,10 +316,11 @@ class Writer:
             return None
         made = [v.name for v in self.variables if v.name.startswith("t")]
         unread = [name for name in made if not any(re.search(rf"\b{name}\b(?! = )", text) for text in self.statements)]
+        unread = self.random.sample(unread, len(unread) // 2) if self.random.random() < 0.25 else unread      # what nobody asks for may be written and saved too
         returns = unread[-4:] + self.random.sample(made, min(len(made), self.random.randint(0, 2)))
         if not returns or self.random.random() < 0.1:
             returns.append(self.random.choice(self.variables).name)
-        options = {"dynamic": self.random.choice([None, None, True]), "grad": self.random.random() < 0.93, "eager_rounding": self.random.random() < 0.15}
+        options = {"dynamic": self.random.choice([None, None, True]), "grad": self.random.random() < 0.93, "inference": self.random.random() < 0.03, "eager_rounding": self.random.random() < 0.15}
         return Program(self.seed, tuple(self.inputs), tuple(self.statements), tuple(dict.fromkeys(returns)), tuple(options.items()))
 
 
@@ -353,7 +356,7 @@ def runs(program: Program) -> bool:
     try:
         scope = program.load()
         for i in range(2):
-            seen = observe(scope["program"], scope["inputs"](i), dict(program.options)["grad"])
+            seen = observe(scope["program"], scope["inputs"](i), dict(program.options)["grad"], dict(program.options)["inference"])
             if not all(g is None or bool(torch.isfinite(g).all()) and (not g.numel() or float(g.abs().max()) < 1e5) for g in seen.grads):
                 return False
     except (*REFUSED, NameError):

@@ -226,7 +226,8 @@ class AliasPlan:
     def kept_inputs(self) -> set[int]:
         """Inputs that results are made of, or that are written when the graph has run."""
         parents = [view.parent for view in self.views]
-        return {r.index for r in (*self.results, *parents) if isinstance(r, InputItself)} | {w.input for w in self.writes} | set(self.rises)
+        spent = {i for spending in self.spent.values() for i in spending.inputs}
+        return {r.index for r in (*self.results, *parents) if isinstance(r, InputItself)} | {w.input for w in self.writes} | set(self.rises) | spent
 
     def finish(self) -> Callable[[Sequence[Any]], list[Any]] | None:
         """The function that makes fresh outputs what they are in eager, before one of them is saved: no views, and with eager's versions.  None where

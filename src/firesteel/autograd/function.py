@@ -53,6 +53,7 @@ from firesteel.sym.expr import Expr
 from firesteel.sym.node import as_size, is_const
 from firesteel.sym.symint import from_sym
 from firesteel.targets import on_gpu
+from firesteel.torchstate import has_saving_hooks
 from firesteel.tracebacks import without_ours
 
 Compiled = Callable[..., Sequence[Any]]
@@ -150,12 +151,14 @@ def boxed_call(compiled: Compiled) -> Callable[[list], Sequence[Any]]:
 
 
 def guarded(plan: AliasPlan, run: Callable, eager: Callable) -> Callable:
-    """Rule 9 of alias.py, for graphs that write to inputs."""
-    overlaps = overlap_check([w.input for w in plan.writes])
-    if not plan.writes:
+    """Rule 9 of alias.py, for graphs that write to inputs; rule 14, where hooks may have kept what was overwritten."""
+    overlaps, spent = overlap_check([w.input for w in plan.writes]), bool(plan.spent)
+    if not plan.writes and not spent:
         return run
 
     def call(*inputs):
+        if spent and has_saving_hooks():
+            return tuple(eager(*inputs))
         if overlaps(inputs):
             counters["aot"]["overlapping_inputs"] += 1
             return tuple(eager(*inputs))
@@ -195,7 +198,7 @@ def boxed_inference(plan: AliasPlan, forward: Compiled, eager: Callable) -> Call
     overlaps, write = overlap_check([w.input for w in writes]), unrecorded_writer(writes)
 
     def run(box):
-        if is_transformed() or writes and overlaps(box):
+        if is_transformed() or writes and overlaps(box) or plan.spent and has_saving_hooks():
             inputs = list(box)
             box.clear()
             return tuple(eager(*inputs))

@@ -112,7 +112,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                 except RuntimeError as error:       # eager raises it too, but when the gradient is asked for, and for that output alone
                     if isinstance(error, FiresteelError):
                         raise
-                    if not spends and is_spent(error) and _spent_for_all(outcome, leaves):
+                    if not spends and is_spent(error) and _saves_as_traced(world) and _spent_for_all(outcome, leaves):
                         return trace_program(program, inputs, decompositions=decompositions, gradients=gradients, turns_on=turns_on,
                                              spends=True, shown=shown)
                     raise Undifferentiable(str(error)) from error
@@ -192,6 +192,11 @@ def _inputs_of(result: Any, leaves: Sequence[Any]) -> tuple[int, ...]:
     """The inputs that a result's history leads to."""
     reached = {id(leaf) for leaf in history_of([result]).leaves}
     return tuple(i for i, leaf in enumerate(leaves) if id(leaf) in reached)
+
+
+def _saves_as_traced(world: TraceWorld) -> bool:
+    """Does eager save what the trace does?  A checkpointed region computes it again, so that a write does not matter."""
+    return not any("recompute" in node.meta for node in world.graph.nodes)
 
 
 def _spent_for_all(outcome: TraceOutcome, leaves: Sequence[Any]) -> bool:
