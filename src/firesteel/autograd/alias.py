@@ -364,15 +364,13 @@ def write_unrecorded(writes: Sequence[Write], inputs: Sequence[Any], values: Seq
     if there:
         raise_all([inputs[w.input] for w in there if w.how == "no_grad"], 1)
         writes = [w for w in writes if values[w.value] is not inputs[w.input]] if len(there) < len(writes) else ()
-    seen = [w for w in writes if w.how == "no_grad"]
-    if len(seen) > 1 and not any(is_wrapper(inputs[w.input]) for w in seen):
-        torch._foreach_copy_([inputs[w.input] for w in seen], [values[w.value] for w in seen])
-    else:
-        for w in seen:
-            inputs[w.input].copy_(values[w.value])
-    for w in writes:
-        if w.how == "data":
-            inputs[w.input].data.copy_(values[w.value])
+    for how, target in (("no_grad", lambda x: x), ("data", operator.attrgetter("data"))):
+        found = [w for w in writes if w.how == how]
+        if len(found) > 1 and not any(is_wrapper(inputs[w.input]) for w in found):
+            torch._foreach_copy_([target(inputs[w.input]) for w in found], [values[w.value] for w in found])
+        else:
+            for w in found:
+                target(inputs[w.input]).copy_(values[w.value])
 
 
 def write_recorded(writes: Sequence[Write], inputs: Sequence[Any], values: Sequence[Any]) -> None:
