@@ -61,7 +61,7 @@ FEATURES = {
         capture/values/saved_tensors capture/values/scripted capture/values/jagged graph/answers capture/polyfills_optim""",
     "kernels: CUDA graphs, measured warps, layouts, guard zones, sums, writes in place, optimiser steps": """runtime/graphs runtime/cubins
         runtime/tuning graph/layouts graph/sums
-        codegen/zones codegen/side_by_side codegen/turning loops/inplace loops/loads ops/optimisers native_tensors""",
+        codegen/zones codegen/side_by_side codegen/one_pass codegen/turning loops/inplace loops/loads ops/optimisers native_tensors""",
 }
 GOAL = 51_250           # lines in all when the goals were written down
 BEGAN = {".": 1_413, "autograd": 2_999, "capture": 8_754, "capture/values": 10_321, "codegen": 3_868, "graph": 4_623, "graph/decomp": 912,

@@ -47,7 +47,7 @@ from firesteel.codegen.flat import flatten
 from firesteel.codegen.triton import choose, print_nest
 from firesteel.errors import InternalError
 from firesteel.loops.ir import Axis, Nest, Phase, Reduce, Store, acc, axis, load
-from firesteel.loops.scalars import REDUCE_OPS, SHORT, S
+from firesteel.loops.scalars import DTYPES, REDUCE_OPS, SHORT, S, to
 from firesteel.sym.expr import const, symbol
 
 
@@ -231,6 +231,58 @@ def test_batch_norm_of_few_channels(channels):
     llvm_nests.near(y, torch.nn.functional.batch_norm(x, None, None, training=True), 1e-5)
 
 
+def variance(shape, sweep, dtype="f32", scaled=False):
+    """Mean and sum of squared distances along one dimension, in two sweeps."""
+    X, kept = contiguous("x", shape, dtype=dtype), 1 - sweep
+    n = shape[sweep]
+
+    def element(name):
+        index = (axis(name), axis("i")) if sweep == 0 else (axis("i"), axis(name))
+        return to(load(X, index), "f32")
+    mean = Reduce("m", "sum", S.mul(element("a"), 1 / n), "f32")
+    size = Reduce("z", "sum", S.mul(S.abs(element("a")), 1 / n), "f32")
+    away = S.sub(element("b"), acc(mean))
+    if scaled:
+        away = S.mul(away, S.where(S.ge(acc(size), 8.0), const(0.5, "f32"), 2.0))
+    off, square = Reduce("o", "sum", away, "f32"), Reduce("q", "sum", S.mul(away, away), "f32")
+    stores = tuple(Store(name, (axis("i"),), value) for name, value in (("mean", acc(mean)), ("off", acc(off)), ("square", acc(square))))
+    buffers = {"x": X, **{name: contiguous(name, (shape[kept],)) for name in ("mean", "off", "square")}}
+    phases = (Phase("reduce", (Axis("a", n),), (mean, size)), Phase("reduce", (Axis("b", n),), (off, square)), Phase("map", (), (), stores))
+    return Nest("variance", (Axis("i", shape[kept]),), phases), buffers
+
+
+@pytest.mark.parametrize("shape,sweep,passes", [((2000, 24), 0, 2), ((5001, 70), 0, 2), ((3, 40_000), 1, 2), ((300, 20_000), 1, 1)])
+@pytest.mark.parametrize("dtype,scaled", [("f32", False), ("f32", True), ("bf16", False)])
+def test_a_variance_is_swept_once(shape, sweep, passes, dtype, scaled):
+    nest, buffers = variance(shape, sweep, dtype, scaled)
+    runner = gpu_nests.Runner(nest, buffers)
+    assert len(runner.kernel.passes) == passes and runner.kernel.text.count("for start in") == 1
+    x = llvm_nests.randn(*shape) * 3 + 50
+    x[(slice(0, 1), slice(None)) if sweep == 0 else (slice(None), slice(0, 1))] = 0       # far from the others, and a sample
+    x = x.to(DTYPES[dtype])
+    mean, off, square = (torch.empty(shape[1 - sweep]) for _ in range(3))
+    assert runner({"x": x, "mean": mean, "off": off, "square": square}) == 0
+    exact = x.double()
+    want = (exact - exact.mean(sweep, keepdim=True)).square().sum(sweep)
+    factor = 0.5 if scaled else 1.0
+    llvm_nests.near(mean, exact.mean(sweep).float(), 1e-5)
+    torch.testing.assert_close(square, (want * factor**2).float(), rtol=1e-5, atol=0)
+    assert (off.abs() <= 1e-5 * 50 * shape[sweep] * factor).all()
+
+
+def test_a_sweep_that_stays_in_registers_is_left_as_it_is():
+    nest, buffers = variance((300, 2000), 1)
+    assert "for start in" not in print_nest(nest, buffers).text
+
+
+def test_distances_that_are_gathered_or_cubed_are_swept_again():
+    nest, buffers = variance((2000, 24), 0)
+    off, square = nest.phases[1].reduces
+    cube = Reduce("q", "sum", S.mul(square.value, off.value), "f32")
+    changed = Nest(nest.name, nest.axes, (nest.phases[0], Phase("reduce", nest.phases[1].axes, (off, cube)), nest.phases[2]))
+    assert print_nest(changed, buffers).text.count("for start in") == 2
+
+
 def test_a_split_nest_of_unknown_length():
     s = symbol("s0")
     runner = gpu_nests.Runner(*reduction("sum", contiguous("x", (s, 10)), (0,)))
@@ -245,7 +297,6 @@ def test_a_split_nest_of_unknown_length():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_computed_in_float(dtype):
-    from firesteel.loops.scalars import to
     x, y = llvm_nests.randn(70, 300).to(dtype), torch.empty(70, 300, dtype=dtype)
     short = "bf16" if dtype is torch.bfloat16 else "f16"
     nest = pointwise(lambda v: to(S.exp(S.mul(to(v, "f32"), 0.5)), short), buffer("y", y), buffer("x", x))

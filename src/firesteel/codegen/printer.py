@@ -43,10 +43,11 @@ def decompose(nest: FlatNest, spelled: Callable[[Expr], bool]) -> FlatNest:
         rebuild(root, change, memo)
     if not missing:
         return nest
-    return FlatNest(nest.axes, tuple(_renamed(p, memo) for p in nest.phases), nest.dtypes)
+    return FlatNest(nest.axes, tuple(renamed(p, memo) for p in nest.phases), nest.dtypes)
 
 
-def _renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
+def renamed(phase: FlatPhase, memo: dict[Expr, Expr]) -> FlatPhase:
+    """The phase of what its values have become."""
     reduces = tuple(Reduce(r.name, r.op, memo[r.value], r.dtype) for r in phase.reduces)
     stores = tuple(FlatStore(s.buffer, s.address, tuple(memo[i] for i in s.irregular), memo[s.value], s.mode, s.private) for s in phase.stores)
     return FlatPhase(phase.kind, phase.axes, reduces, stores)

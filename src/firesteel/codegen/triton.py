@@ -23,6 +23,7 @@ from typing import Any
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest, FlatPhase, FlatStore, addresses, flatten
+from firesteel.codegen.one_pass import SAMPLES, in_one_pass
 from firesteel.codegen.printer import decompose
 from firesteel.codegen.triton_code import LIMIT, POINTS, SWEEP, TileSweep, TritonFunction, TritonValue
 from firesteel.codegen.triton_ops import ATOMIC, POINTER, REGISTER, accumulator_dtype, combine_function, convert, identity, is_spelled
@@ -85,12 +86,12 @@ def print_nest(nest: Nest, buffers: Mapping[str, Buffer], number: int = 0) -> Gp
 
 def count_tilings(nest: Nest, buffers: Mapping[str, Buffer]) -> int:
     """How many kernels there are of a nest: `print_nest` takes a number below it."""
-    return len(tilings(decompose(flatten(nest, buffers)[0], is_spelled)))
+    return len(tilings(_prepared(flatten(nest, buffers)[0])))
 
 
 @functools.lru_cache(maxsize=4096)
 def _print_flat(flat: FlatNest, number: int) -> tuple:
-    flat = decompose(flat, is_spelled)
+    flat = _prepared(flat)
     printer = _TritonPrinter(flat, tilings(flat)[number] if number else choose(flat))
     text = "\n\n\n".join(printer.run()) + "\n"
     signature = (*(POINTER[d] for d in flat.dtypes), *(POINTER[d] for d, _ in printer.scratch),
@@ -100,6 +101,13 @@ def _print_flat(flat: FlatNest, number: int) -> tuple:
     passes = tuple(Pass(f"{symbol}_{k}", programs, warps) for k, (programs, warps) in enumerate(printer.passes))
     return (symbol, text.replace("KERNEL", symbol), passes, signature, tuple(printer.scratch),
             tuple(name for name, _ in printer.symbols), printer.can_fail)
+
+
+def _prepared(flat: FlatNest) -> FlatNest:
+    """In operators that Triton has, and with fewer sweeps where rows do not stay in registers."""
+    flat = decompose(flat, is_spelled)
+    blocks = choose(flat).blocks
+    return in_one_pass(flat, [k for k, phase in enumerate(flat.phases) if phase.axes and not _one_tile(phase, blocks[k])])
 
 
 # ---------------------------------------------------------------- sizes of tiles
@@ -287,11 +295,12 @@ class _TritonPrinter:
     # ------------------------------------------------------------ split nests
 
     def split(self) -> list[list[str]]:
-        """A function for each phase that sweeps; phases without a sweep stand at the front of the next one, or at the end."""
+        """A function for each phase that sweeps; phases without a sweep, and short reductions, stand at the front of the next one, or at the
+        end."""
         bodies, waiting = [], []
         places: dict[str, tuple[int, int, Reduce]] = {}     # accumulator -> (scratch number, slices, itself)
         for number, phase in enumerate(self.nest.phases):
-            if not phase.axes:
+            if not phase.axes or phase.kind == "reduce" and _one_tile(phase, min(self.tiling.blocks[number], SAMPLES)):
                 waiting.append(phase)
                 continue
             bodies.append(self.slice_body(number, phase, waiting, places))
@@ -315,7 +324,7 @@ class _TritonPrinter:
             if name in places:
                 _combined(w, *places[name])
         for early in waiting:
-            _phase(w, early, 1, None)
+            _phase(w, early, power_of_two(int(_extent(early.axes))) if early.axes else 1, None)     # type: ignore[arg-type]
         w.once = ""
         if phase is not None:
             _phase(w, phase, block, None if slices == 1 else (slices, tiles))
