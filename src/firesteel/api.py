@@ -56,7 +56,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         return model
     wanted = wants_recording(mode, options), wants_tuning(mode, options)
     if chosen is native:
-        chosen = FOR_GPU[wanted] if any(wanted) and CUDA in in_use() else native
+        chosen = FOR_GPU[wanted] if wanted != (None, False) and CUDA in in_use() else native
         if torch.cuda.is_initialized():     # the first call will want a GPU's kernels
             expect_kernels()
     elif not is_ours(chosen):

@@ -54,15 +54,15 @@ def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
 class GpuBackend:
     """`native` with what a mode asks for on a GPU: programs recorded as CUDA graphs, inference with its writes to inputs; measured choices."""
 
-    def __init__(self, recorded: bool, tuned: bool):
+    def __init__(self, recorded: bool | None, tuned: bool):
         self.recorded, self.compiler = recorded, functools.partial(pipeline.compile_native, recorded=recorded, tuned=tuned)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        return _native(gm, example_inputs, self.compiler, keep_inference_input_mutations=self.recorded) if _on_gpu(example_inputs) \
+        return _native(gm, example_inputs, self.compiler, keep_inference_input_mutations=bool(self.recorded)) if _on_gpu(example_inputs) \
             else native(gm, example_inputs)
 
 
-FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((False, True), repeat=2)}        # (recorded, tuned): one of each
+FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((None, False, True), (False, True))}        # (recorded, tuned): one of each
 
 
 def _on_gpu(inputs: Sequence[Any]) -> bool:

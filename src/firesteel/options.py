@@ -103,9 +103,12 @@ def _assigned(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def wants_recording(mode: str | None, options: dict[str, Any] | None) -> bool:
-    """Are calls to be recorded as CUDA graphs?"""
-    return mode in ("reduce-overhead", "max-autotune") or bool((options or {}).get("triton.cudagraphs"))
+def wants_recording(mode: str | None, options: dict[str, Any] | None) -> bool | None:
+    """Are calls to be recorded as CUDA graphs?  None where nothing says so: those for which it is certain to pay."""
+    asked = (options or {}).get("triton.cudagraphs")
+    if asked is not None:
+        return bool(asked)
+    return {"reduce-overhead": True, "max-autotune": True, "max-autotune-no-cudagraphs": False}.get(mode or "")
 
 
 def wants_tuning(mode: str | None, options: dict[str, Any] | None) -> bool:

@@ -45,19 +45,19 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: getattr(importlib.import_module(f"firesteel.{module}"), name)(*args, **kwargs)
 
 
-def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool = False, tuned: bool = False) -> Callable[..., tuple]:
+def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool | None = None, tuned: bool = False) -> Callable[..., tuple]:
     """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with small kernels side by side, and each program one
-    CUDA graph where that is safe and pays.  `tuned`: with choices that are measured."""
-    made = gm.meta.pop("printed", None) or print_graph(gm, example_inputs, recorded)
+    CUDA graph where that is safe and pays; None: inference alone, where that is certain.  `tuned`: with choices that are measured."""
+    made = gm.meta.pop("printed", None) or print_graph(gm, example_inputs, bool(recorded))
     if made is None:
         return _run_by_torch(gm)
     plan, target = made.plan, _known_target(made.plan.program)
     kernels = target.tune(plan, made.kernels) if tuned else made.kernels
     if target.begin(plan, kernels) and "then" in gm.meta:
-        _print_next(gm.meta.pop("then"), plan, recorded)
+        _print_next(gm.meta.pop("then"), plan, bool(recorded))
     call = stages.run("host", plan, kernels)
     call.counts = made.counts
-    return later("runtime.graphs", "recorded")(plan, call, gm.meta.get("lent", ())) if recorded else call
+    return call if recorded is False else target.record(plan, call, gm.meta.get("lent", ()), gm.meta.get("inference", False), recorded)
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class CodeTarget:
     gather: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels      # to fewer launches
     tune: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels        # by measurement
     begin: Callable[[Plan, list[Any]], bool] = lambda plan, kernels: False      # has kernels compiled while this process goes on; are there any?
+    record: Callable[..., Any] = lambda plan, call, *more: call         # all launches of a call as one
 
 
 def _load_for_cpu(plan: Plan, kernels: Sequence[Any]) -> tuple[dict[str, Any], Any]:
@@ -141,7 +142,7 @@ def _begin_for_cuda(plan: Plan, kernels: Sequence[Any]) -> bool:
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
 TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side"),
-                             tune=later("runtime.tuning", "tuned"), begin=_begin_for_cuda))
+                             tune=later("runtime.tuning", "tuned"), begin=_begin_for_cuda, record=later("runtime.graphs", "recorded")))
 
 
 def target_of(program: Program) -> CodeTarget | None:

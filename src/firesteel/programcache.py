@@ -314,7 +314,9 @@ class DiskEntry:
 # ---------------------------------------------------------------- host functions
 
 def host_payload(call: Any, about: dict[str, Any]) -> bytes:
-    """A host function as bytes."""
+    """A host function as bytes, and how it is recorded."""
+    if (facts := getattr(call, "facts", None)) is not None:
+        about, call = {**about, "recording": facts.words()}, call.call
     if not hasattr(call, "counts"):
         raise NotKept("torch runs it")
     own = {name: value for name, value in call.__globals__.items() if name not in hosted.SCOPE and name not in ("call", "__builtins__")}
@@ -374,6 +376,9 @@ def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
         scope[name] = hosted.launcher(list(map(word, cells)), cpu.compile_text)
     call = scope["call"] = types.FunctionType(code, scope)
     vars(call).update(source=about["source"], _boxed_call=about["boxed"], counts=about["counts"])
+    if "recording" in about:
+        graphs = importlib.import_module("firesteel.runtime.graphs")
+        call = graphs.Recording(graphs.RecordedFacts.read(about["recording"]), call)
     return about, call
 
 

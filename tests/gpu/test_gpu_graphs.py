@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -67,7 +69,7 @@ def recording(monkeypatch):
     monkeypatch.setattr(cuda, "flag", lambda: SimpleNamespace(word=SimpleNamespace(value=0)))
     monkeypatch.setattr(graphs, "on_gpu", lambda x: True)
     stream, host.plain = [7], 0
-    made = graphs.Recording(program_of(False, (whole("y"),)), host)
+    made = graphs.Recording(graphs.RecordedFacts.of(program_of(False, (whole("y"),)), (), False), host)
     made.streams = stream
     return made
 
@@ -79,7 +81,8 @@ def whole(buffer):
 @pytest.fixture
 def lending(recording):
     """The same with a result that is lent, and two that are an input; it takes a list."""
-    return graphs.Recording(program_of(True, (whole("y"), whole("w"), View("w", (3, 1), (1, 1), 0, "f32"))), boxed_host, frozenset({0, 1, 2}))
+    plan = program_of(True, (whole("y"), whole("w"), View("w", (3, 1), (1, 1), 0, "f32")))
+    return graphs.Recording(graphs.RecordedFacts.read(json.loads(json.dumps(graphs.RecordedFacts.of(plan, frozenset({0, 1, 2}), True).words()))), boxed_host)
 
 
 def lend(lending, x, w, cache):
@@ -161,6 +164,66 @@ def test_another_stream_runs_the_host_function(recording):
     before, recording.streams[0] = host.plain, 8
     check(recording, x, w, cache)
     assert host.plain == before + 1
+
+
+def test_other_settings_of_the_library_run_the_host_function(recording, monkeypatch):
+    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    for _ in range(4):
+        check(recording, x, w, cache)
+    before = host.plain
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        check(recording, x, w, cache)
+    check(recording, x, w, cache)
+    assert host.plain == before + 1
+
+
+def test_graphs_that_lend_nothing_share_memory_on_one_stream(recording, monkeypatch):
+    pools = iter(range(1, 9))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools), raising=False)
+    monkeypatch.setattr(graphs, "_shared", functools.cache(lambda index: graphs._Shared()))
+    plan, taken = program_of(False, (whole("y"),)), []
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool=None, **more: taken.append(pool) or graph.capture(**more))
+    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    for stream, shares in ((7, True), (7, True), (8, True), (7, False)):
+        one = graphs.Recording(graphs.RecordedFacts.of(plan, (), shares), host)
+        recording.streams[0] = stream
+        for _ in range(4):
+            check(one, x, w, cache)
+    assert taken == [1, 1, None, None]
+    assert not graphs.RecordedFacts.of(plan, (0,), True).shares
+
+
+def test_a_capture_that_fails_is_ended_by_another(recording, monkeypatch):
+    begun = []
+
+    @contextlib.contextmanager
+    def failing(graph, **more):
+        begun.append(graph)
+        yield
+        if len(begun) == 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    for _ in range(graphs.WARM_CALLS):
+        check(recording, x, w, cache)
+    recording(x, w, cache)
+    assert len(begun) == 2 and recording.waited < 0
+    check(recording, x, w, cache)
+
+
+def sized_program(steps, each, target="aten.convolution.default", **more):
+    """A made-up program of library calls that write `each` bytes."""
+    buffers = {f"b{k}": Buffer(f"b{k}", "u8", (each,), (1,), "temp", "cuda") for k in range(steps)}
+    call = SimpleNamespace(target=target)
+    return SimpleNamespace(program=SimpleNamespace(buffers=buffers, steps=[SimpleNamespace(call=call)] * steps))
+
+
+@pytest.mark.parametrize("program,why", [
+    (sized_program(20, 1 << 20), ""), (sized_program(4, 1 << 20), "few steps"), (sized_program(20, 1 << 25), "longer than their launches"),
+    (sized_program(100, 12 << 20), "much memory"), (sized_program(20, 1 << 20, "aten.nonzero.default"), "aten.nonzero")])
+def test_what_is_recorded_by_default(program, why):
+    found = graphs.default_refusal(program)
+    assert why in found and bool(why) == bool(found)
 
 
 def test_a_lent_result_lies_in_the_graphs_memory(lending):
@@ -327,3 +390,52 @@ def test_gradients_that_are_kept_stay_what_they_are():
             kept.append([p.grad for p in model.parameters()])
     for got, want in zip(kept[::2], kept[1::2]):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@gpu_only
+@pytest.mark.parametrize("training", [True, False])
+def test_inference_of_many_small_steps_is_recorded_by_default(training):
+    fs.reset()
+    torch.manual_seed(0)
+    ours = layers().train(training)
+    theirs, compiled, kept = copy.deepcopy(ours), fs.compile(ours), []
+    before = [b._version for model in (ours, theirs) for b in model.buffers()]
+    for step in range(12):
+        x = torch.randn(4, 8, device="cuda")
+        with torch.inference_mode() if step % 3 == 1 else torch.no_grad():
+            kept.append((compiled(x), theirs(x)))
+        same(ours, theirs)
+    raised = [b._version - old for b, old in zip((b for model in (ours, theirs) for b in model.buffers()), before)]
+    assert raised[:len(raised) // 2] == raised[len(raised) // 2:]
+    for got, want in kept:
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    assert bool(replayed()) is (counted() >= graphs.MANY_STEPS), (replayed(), counted())
+    count = replayed()
+    off = fs.compile(theirs, options={"triton.cudagraphs": False})
+    with torch.no_grad():
+        for _ in range(5):
+            off(x)
+    assert replayed() == count
+
+
+def counted():
+    return fs.counters["native"]["kernels"] + fs.counters["native"]["library_calls"]
+
+
+@gpu_only
+def test_random_numbers_are_drawn_behind_a_capture_that_failed():
+    fs.reset()
+
+    @torch.library.custom_op("firesteel_tests::waits", mutates_args=())
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.sum().item() == x.sum().item())
+
+    @waits.register_fake
+    def _(x):
+        return torch.empty_like(x)
+    compiled = fs.compile(lambda x, w: waits(waits(x @ w) @ w) @ w, mode="reduce-overhead")
+    w = torch.eye(8, device="cuda")
+    for _ in range(5):
+        x = torch.randn(4, 8, device="cuda")
+        torch.testing.assert_close(compiled(x, w), x)
+    assert not replayed()

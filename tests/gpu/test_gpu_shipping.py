@@ -15,6 +15,7 @@ import firesteel as fs
 from firesteel import programcache
 from firesteel.artifacts import counters
 from firesteel.errors import PackageError
+from firesteel.runtime import graphs
 from firesteel.shipping import info
 
 
@@ -62,6 +63,31 @@ def test_a_second_process_finds_the_program(cache, driver, monkeypatch, fn, dyna
     assert set(second.launched) == set(driver.launched) and not second.failed
     if dynamic:
         assert_close(outcome(compiled, 7), others)
+
+
+def test_how_a_program_is_recorded_is_kept(cache, driver, monkeypatch):
+    made = []
+
+    class Plain(graphs.Recording):
+        def __init__(self, facts, call):
+            super().__init__(facts, call)
+            made.append(facts)
+
+        def __call__(self, *given):
+            return self.call(*given)
+    for name, value in {"Recording": Plain, "FEW_STEPS": 0, "MANY_STEPS": 0}.items():
+        monkeypatch.setattr(graphs, name, value)
+
+    def written(x, y):
+        x.add_(1)
+        return (x.sin() * y).softmax(-1)
+    for _ in range(2):
+        x = y = None
+        fs.reset()
+        x, y = torch.ones(6, 8), torch.ones(6, 8)
+        want = written(x.clone(), y)
+        assert_close([fs.compile(written)(x, y), x], [want, torch.full((6, 8), 2.0)])
+    assert len(made) == 2 and made[0] == made[1] and made[0].tensors == (0, 1) and counters["native"]["program_hits"] == 1
 
 
 def test_the_twin_of_a_found_kernel(cache, driver, monkeypatch):

@@ -281,7 +281,8 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
     if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
     elif joint.packing is None:
-        joint.gm.meta["into"] = joint.plan.written_alone()
+        joint.gm.meta["into"] = joint.gm.meta["lent"] = joint.plan.written_alone()
+    joint.gm.meta["inference"] = True
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
     if entry is not None:

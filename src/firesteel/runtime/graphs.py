@@ -1,6 +1,8 @@
-"""A host function recorded as a CUDA graph: one launch for all kernels and library calls of a call.  fs.compile(mode="reduce-overhead").
+"""A host function recorded as a CUDA graph: one launch for all kernels and library calls of a call.  fs.compile(mode="reduce-overhead"), and by
+default inference whose time is the host's (`default_refusal`).
 
-In: a Plan and its host function.  Out: a callable of the same inputs, or the host function itself where `refusal` names a reason.
+In: a Plan and its host function.  Out: a callable of the same inputs, or the host function itself where `refusal` names a reason.  What a recording
+needs to know of a program is its `RecordedFacts`, which the cache on disk keeps.
 
 How
  1. The first two calls run as always.  Small inputs that are only read and whose addresses differ between them move; the others stay.
@@ -13,11 +15,17 @@ How
  6. Lent is what a forward saves for its backward, and what a backward returns: the graph's memory itself.  As long as somebody holds one of them (a
     second forward before the backward, gradients that are summed over several steps) the host function runs.  So forwards are replayed into the same
     memory, and backwards find their inputs where they were recorded.
-What always holds: a call on another stream or device than the recorded one, while another thread replays, or inside of somebody else's capture runs
-the host function.  Versions of written inputs rise as if it had run.  An index out of range is reported as by the host function, a call later.
+ 7. Inference that lends nothing shares memory with other such programs of its device and stream: their results are copied before the next one runs.
+What always holds: a call on another stream or device than the recorded one, with other settings of cuDNN, while another thread replays, or inside of
+somebody else's capture runs the host function.  Versions of written inputs rise as if it had run.  An index out of range is reported as by the host
+function, a call later.
 """
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -29,6 +37,7 @@ from firesteel.artifacts import counters
 from firesteel.loops.group import keeps_order
 from firesteel.loops.ir import Expr, Extern, Given, View
 from firesteel.loops.plan import Plan, numbytes
+from firesteel.records import dataclass
 from firesteel.runtime import cuda, gpu
 from firesteel.targets import on_gpu
 
@@ -38,16 +47,61 @@ MOST_WAITED = 64
 PAYS = 16                       # replays that are worth a recording
 FEW_STEPS = 4                   # fewer are launched as quickly one by one
 WARM_CALLS = 2
+MANY_STEPS = 12                 # by default: enough that a replay saves more than it costs,
+BYTES_A_STEP = 16 << 20         # where a step writes less on average, for which a GPU takes no longer than its host,
+MOST_HELD = 512 << 20           # and buffers are not larger in all: a graph keeps its memory
+CAPTURED = frozenset(f"aten.{name}" for name in (         # library calls of which it is known that they can be recorded
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention"))
 
 
-def recorded(plan: Plan, call: Callable[..., tuple], lent: Collection[int] = ()) -> Callable[..., tuple]:
-    """The host function, recorded where that is safe and pays.  `lent`: results that are given out as they lie in the graph's memory."""
+@dataclass(frozen=True)
+class RecordedFacts:
+    """What a recording knows of its program; all are numbers, places of inputs and results."""
+    index: int                  # of the device
+    boxed: bool
+    tensors: tuple[int, ...]
+    written: tuple[int, ...]
+    lent: tuple[int, ...]       # results that are given out as they lie in the graph's memory
+    given_back: tuple[tuple[int, int], ...]     # result, input that it is
+    shares: bool                # memory
+
+    @classmethod
+    def of(cls, plan: Plan, lent: Collection[int], shares: bool) -> RecordedFacts:
+        program = plan.program
+        tensors = tuple(k for k, name in enumerate(program.inputs) if name is not None and name in program.buffers)
+        written = {name for step in program.steps for name in step.writes()}
+        places = {program.inputs[k]: k for k in reversed(tensors)}
+        back = [(k, places[program.outputs[k].buffer]) for k in lent if program.outputs[k].buffer in places]
+        index = gpu.device_index(next(iter(program.buffers.values())).device)
+        changed = tuple(k for k in tensors if program.inputs[k] in written)
+        return cls(index, program.boxed, tensors, changed, tuple(lent), tuple(back), shares and not lent)
+
+    def words(self) -> list[Any]:
+        """As JSON."""
+        return list(dataclasses.astuple(self))
+
+    @classmethod
+    def read(cls, words: Sequence[Any]) -> RecordedFacts:
+        return cls(*_tuples(words))
+
+
+def _tuples(word: Any) -> Any:
+    return tuple(map(_tuples, word)) if isinstance(word, (list, tuple)) else word
+
+
+def recorded(plan: Plan, call: Callable[..., tuple], lent: Collection[int] = (), inference: bool = False,
+             asked: bool | None = True) -> Callable[..., tuple]:
+    """The host function, recorded where that is safe and pays; `asked` is None where nobody asked.  `lent`: results that are given out as they lie
+    in the graph's memory."""
+    if asked is None and not inference:
+        return call
     lent = _with_aliases(plan, lent)
-    why = refusal(plan, lent)
+    why = refusal(plan, lent) or asked is None and default_refusal(plan)
     if why:
         _tell(f"a program is not recorded as a CUDA graph: {why}")
         return call
-    return Recording(plan, call, lent)
+    return Recording(RecordedFacts.of(plan, lent, inference), call)
 
 
 def _tell(what: str) -> None:
@@ -72,6 +126,7 @@ def refusal(plan: Plan, lent: Collection[int] = ()) -> str:
         "it has few steps": len(program.steps) < FEW_STEPS,
         "its sizes are symbols": bool(program.symbols) or any(isinstance(output, Expr) for output in program.outputs),
         "its inputs are given away": program.boxed and not lent,
+        "memory is not cached": bool(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")),
         "its buffers are on several devices": len({buffer.device for buffer in buffers.values()}) != 1,
         "it draws random numbers or meets other ranks": any(keeps_order(step.target) and not drops_nothing(step) for step in calls),
         "other streams may read gradients": bool(lent) and torch.distributed.is_available() and torch.distributed.is_initialized(),
@@ -81,6 +136,21 @@ def refusal(plan: Plan, lent: Collection[int] = ()) -> str:
         "results are constants, or inputs of another type": any(
             buffers[r.buffer].kind == "constant" or buffers[r.buffer].kind == "input" and r.dtype != buffers[r.buffer].dtype for r in results),
         "copies of its results would cost too much": sum(size for size in sizes if isinstance(size, int)) > MOST_COPIED,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def default_refusal(plan: Plan) -> str:
+    """Why a program is not recorded where nobody asked for it."""
+    program = plan.program
+    sizes = [numbytes(buffer) for buffer in program.buffers.values() if buffer.kind not in ("input", "constant")]
+    held = sum(size for size in sizes if isinstance(size, int))
+    unknown = [name for step in program.steps if step.call and (name := str(step.call.target).rpartition(".")[0]) not in CAPTURED]
+    reasons = {
+        "it has few steps": len(program.steps) < MANY_STEPS,
+        "its kernels take longer than their launches": held > BYTES_A_STEP * len(program.steps),
+        "it would hold much memory": held > MOST_HELD,
+        f"it calls {', '.join(unknown)}": bool(unknown),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -97,17 +167,12 @@ def drops_nothing(step: Extern) -> bool:
 class Recording:
     """The callable; holds the graph when there is one."""
 
-    def __init__(self, plan: Plan, call: Callable[..., tuple], lent: Collection[int] = ()):
-        self.call, program = call, plan.program
-        self._boxed_call = program.boxed
-        self.tensors = [k for k, name in enumerate(program.inputs) if name is not None and name in program.buffers]
-        written = {name for step in program.steps for name in step.writes()}
-        self.written = [k for k in self.tensors if program.inputs[k] in written]
-        self.lent = lent
-        places = {program.inputs[k]: k for k in reversed(self.tensors)}
-        self.given_back = {k: places[program.outputs[k].buffer] for k in lent if program.outputs[k].buffer in places}     # result -> input
-        self.index = gpu.device_index(next(iter(program.buffers.values())).device)
-        self.lock = threading.Lock()
+    def __init__(self, facts: RecordedFacts, call: Callable[..., tuple]):
+        self.facts, self.call = facts, call
+        self.tensors, self.written, self.lent, self.index = facts.tensors, facts.written, facts.lent, facts.index
+        self.given_back = dict(facts.given_back)
+        self._boxed_call, self.source, self.counts = facts.boxed, getattr(call, "source", ""), getattr(call, "counts", {})
+        self.lock = _shared(self.index).lock if facts.shares else threading.Lock()
         self.waited = 0                         # calls of the host function since the last recording; those before the first count there
         self.recordings = self.replays = self.poor = 0      # in all; since the last recording; recordings in a row that did not pay
         self.seen: list[int] = []               # addresses of `tensors`, at the last call,
@@ -120,7 +185,7 @@ class Recording:
         self.results: tuple = ()
         self.makers: list[Callable[[Any, Sequence[Any]], Any]] = []     # (result of the graph, inputs) -> result
         self.loans: list[tuple[int, int]] = []  # storages that are lent, and how many hold each while nobody else does
-        self.source = getattr(call, "source", "")
+        self.settings: tuple = ()
 
     def __call__(self, *given: Any) -> tuple:
         if self.waited < 0 or not self.lock.acquire(blocking=False):
@@ -137,7 +202,7 @@ class Recording:
         addresses = [inputs[k].data_ptr() for k in self.tensors]
         if self.graph is not None and not self._elsewhere(addresses, self.addresses, self.moving):
             self.seen, self.waited = addresses, WARM_CALLS
-            ready = self.stream == torch._C._cuda_getCurrentRawStream(self.index) and self._is_free()
+            ready = self.stream == torch._C._cuda_getCurrentRawStream(self.index) and self.settings == _settings() and self._is_free()
             return self._replay(inputs) if ready else self.call(*given)
         held = [k for k in self._elsewhere(addresses, self.seen, self.moves) if not self._can_move(k, inputs)]
         self.seen = addresses
@@ -172,15 +237,19 @@ class Recording:
         if self.poor >= MOST_RECORDINGS:
             return self._give_up("addresses of its inputs change after a few calls", given)
         self.recordings, self.replays, self.waited, self.addresses = self.recordings + 1, 0, WARM_CALLS, self.seen
-        self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moves for x in (inputs[k],)}
+        with torch.inference_mode(False):       # they are written in other modes too
+            self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moves for x in (inputs[k],)}
+        self.stream, self.settings = torch._C._cuda_getCurrentRawStream(self.index), _settings()
         graph, before = torch.cuda.CUDAGraph(), self._versions(inputs)
         own = [self.moving.get(k, x) for k, x in enumerate(inputs)]
+        pool = _shared(self.index).pool_of(self.stream) if self.facts.shares else None
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 results = self.call([*own]) if self._boxed_call else self.call(*own)
         except RuntimeError as error:       # a library call that waits for the device, say
+            _end_of_capture()
             return self._give_up(str(error), given)
-        self.graph, self.results, self.stream = graph, results, torch._C._cuda_getCurrentRawStream(self.index)
+        self.graph, self.results = graph, results
         self.makers = [self._maker(k, result, own) for k, result in enumerate(results)]
         lent = {result.untyped_storage()._cdata for k, result in enumerate(results) if k in self.lent and k not in self.given_back}
         self.loans = [(storage, torch._C._storage_Use_Count(storage)) for storage in lent]
@@ -232,6 +301,37 @@ class Recording:
         if isinstance(inputs, list):        # given away
             inputs.clear()
         return tuple([made[id(result)] for result in self.results])
+
+
+class _Shared:
+    """Memory of graphs that lend none of it, and who may replay one of them."""
+
+    def __init__(self) -> None:
+        self.lock, self.stream = threading.Lock(), -1
+        self.pool: Any = None
+
+    def pool_of(self, stream: int) -> Any:
+        """None on another stream than the first one: the two could run at the same time."""
+        if self.pool is None:
+            self.stream, self.pool = stream, torch.cuda.graph_pool_handle()
+        return self.pool if stream == self.stream else None
+
+
+@functools.cache
+def _shared(index: int) -> _Shared:
+    return _Shared()
+
+
+def _settings() -> tuple:
+    """What a library's choice of kernels depends on, and capture does not guard."""
+    get: Any = torch._C
+    return get._get_cudnn_allow_tf32(), get._get_cudnn_deterministic(), get._get_cudnn_benchmark(), get._get_cudnn_enabled()
+
+
+def _end_of_capture() -> None:
+    """A capture that failed leaves torch's random generators as if it went on, until another one ends."""
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        pass
 
 
 def _copied(result: Any, inputs: Sequence[Any]) -> Any:
