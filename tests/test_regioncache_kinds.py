@@ -179,3 +179,79 @@ def test_processes_some_of_which_are_killed(tmp_path):
     answers = [process.communicate(timeout=600)[0] for process in [start() for _ in range(3)]]
     assert all(answer.startswith("right") for answer in answers), answers
     assert start().communicate(timeout=600)[0] == "right False {}\n"
+
+
+# what a second process finds of these needs modules that capture loads, and that it must load by itself
+OTHERS = """
+import collections, random, sys, torch
+from torch.nn import functional as F
+
+Pair = collections.namedtuple("Pair", "a b")
+class Named(dict):
+    pass
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+recurrent = torch.nn.LSTM(4, 4)
+
+def breaks(x):
+    y = x.sin()
+    print(end="")
+    return y.cos()
+def breaks_in_a_loop(x):
+    for i in range(3):
+        x = x + i
+        print(end="")
+    return x
+def generates(x):
+    def parts():
+        for i in range(3):
+            yield x * i
+    return sum(parts())
+def named(x):
+    return Pair(x + 1, {"k": x.shape, "l": [x * 2]})
+def casts(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net[0](x)
+def catches(x):
+    try:
+        raise ValueError("a")
+    except ValueError as error:
+        return x + len(str(error))
+def attends(x):
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])
+def sums(x, parts):
+    return sum(x * part for part in parts)
+def multiplies(x, pairs):
+    return sum(x * a * b for a, b in pairs)
+def looks_up(d):
+    return d["a"] * 2
+def writes(x):
+    x.add_(1)
+    return x.t()
+"""
+OTHERS_SCRIPT = """
+import sys, torch, firesteel as fs
+import its_programs as own
+given = lambda: torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+plain = lambda: given().detach()
+calls = [(f, given, False) for f in (own.net, own.breaks, own.breaks_in_a_loop, own.generates, own.named, own.casts, own.catches, own.attends)]
+calls += [(own.sums, lambda: (plain(), iter([1, 2])), False), (own.multiplies, lambda: (plain(), zip([1, 2], [3, 4])), False),
+          (own.looks_up, lambda: own.Named(a=given()), False), (own.writes, plain, False), (own.breaks, given, True), (own.attends, given, True)]
+for fn, make, dynamic in calls:
+    torch.manual_seed(0)
+    args = make()
+    fs.compile(fn, dynamic=dynamic)(*(args if isinstance(args, tuple) else (args,)))
+tracing = [name for name in ("capture.machine", "autograd.joint", "graph.trace", "loops.ir", "codegen.llvm") if f"firesteel.{name}" in sys.modules]
+fs.compile(own.recurrent)(plain())
+print("capture" in fs.stage_times(), tracing, dict(fs.counters["regions_not_kept"]))
+"""
+
+
+def test_a_second_process_loads_nothing_that_captures_or_traces(tmp_path):
+    (tmp_path / "its_programs.py").write_text(OTHERS)
+    (tmp_path / "script.py").write_text(OTHERS_SCRIPT)
+    for name in ("its_programs.py", "script.py"):
+        os.utime(tmp_path / name, (1, 1))
+    env = {**os.environ, "PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FIRESTEEL_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    first, second = (subprocess.run([sys.executable, str(tmp_path / "script.py")], env=env, capture_output=True, text=True) for _ in range(2))
+    assert first.stdout.startswith("True ["), first.stderr
+    assert second.stdout == "False [] {}\n", second.stderr

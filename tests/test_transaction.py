@@ -241,7 +241,7 @@ def test_at_the_limit_an_interrupted_variant_is_made_by_the_next_call():
         compiled = fs.compile(scaled)
         compiled(x, 2), compiled(x, 3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("firesteel.capture.entry.translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("firesteel.capture.translate.translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 compiled(x, 4)
         compiled(x, 4), compiled(x, 5)

@@ -25,13 +25,13 @@ from firesteel.config import config
 
 if TYPE_CHECKING:
     from firesteel import testing
+    from firesteel.autograd import aot
+    from firesteel.autograd.engine import in_compiled_autograd_region
     from firesteel.public import (
-        aot,
         checkpoint_budget,
         compile,
         compiled_autograd,
         disable_compiled_autograd,
-        in_compiled_autograd_region,
         install,
         list_backends,
         lookup_backend,
@@ -59,7 +59,8 @@ __all__ = [
 
 
 # names with a home of their own, which is loaded when they are used; a home that ends in a point is the thing itself
-LATER = {"debug": "tools.debug.", "explain": "tools.explain", "report": "tools.report", "load": "shipping.load", "package": "shipping.pack"}
+LATER = {"aot": "autograd.aot.", "debug": "tools.debug.", "explain": "tools.explain", "in_compiled_autograd_region": "autograd.engine",
+         "load": "shipping.load", "package": "shipping.pack", "report": "tools.report", "testing": "testing."}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,20 +18,25 @@ import torch
 import torch.fx
 from torch.compiler import is_dynamo_compiling
 
-from firesteel import artifacts, stages, tiers
-from firesteel.autograd import engine
+from firesteel import artifacts, stages
 from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, expect_kernels, is_ours, lookup_backend, native, with_keywords
 from firesteel.capture import entry, marks
-from firesteel.capture.shape_specs import ShapeSpec
 from firesteel.config import config
 from firesteel.errors import UserError
-from firesteel.graph.abstract import AbstractWorld
+from firesteel.homes import LaterModule
 from firesteel.options import check_keywords, say_once, wants_recording, wants_tuning
 from firesteel.runtime import cpu
 from firesteel.targets import CUDA, in_use
 
 if TYPE_CHECKING:
+    from firesteel import tiers
+    from firesteel.autograd import engine
     from firesteel.autograd.budget import MemoryReport
+    from firesteel.capture import shape_specs
+    from firesteel.graph import abstract
+else:
+    abstract, engine = LaterModule("firesteel.graph.abstract"), LaterModule("firesteel.autograd.engine")
+    shape_specs, tiers = LaterModule("firesteel.capture.shape_specs"), LaterModule("firesteel.tiers")
 
 
 def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",
@@ -63,7 +68,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         chosen = with_keywords(chosen, mode, options)
     settings = {"backend": chosen, "fullgraph": fullgraph, "dynamic": dynamic, "backwards": config.compiled_autograd,
                 "name": name, "recompile_limit": recompile_limit, "isolated": object() if isolate_recompiles else None,
-                "later": tiers.schedule if tiered else None, "spec": None if shapes_spec is None else ShapeSpec(shapes_spec, model)}
+                "later": tiers.schedule if tiered else None, "spec": None if shapes_spec is None else shape_specs.ShapeSpec(shapes_spec, model)}
     if isinstance(model, torch.nn.Module):
         return _compile_module(model, settings)
     if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
@@ -128,10 +133,14 @@ def _first_backends() -> dict[str, Callable]:
 def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
     is_kept = settings["backend"] is native and settings.get("spec") is None
-    compiled = entry.compile_function(fn, make_world=AbstractWorld, native_compiler=cpu.compiler_at_hand, steals=steals,
+    compiled = entry.compile_function(fn, make_world=_make_world, native_compiler=cpu.compiler_at_hand, steals=steals,
                                       first_backends=_first_backends(), kept=_kept_regions if is_kept else lambda: None,
                                       **{**own, "backend": checked(settings["backend"])})
     return _capturing_backwards(compiled, settings) if settings["backwards"] else compiled
+
+
+def _make_world(*args: Any) -> abstract.AbstractWorld:
+    return abstract.AbstractWorld(*args)
 
 
 def _kept_regions() -> Any:

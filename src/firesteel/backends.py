@@ -9,24 +9,25 @@ import functools
 import importlib.metadata
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.fx
 from torch.fx.graph import _PyTreeCodeGen
 
 from firesteel import pipeline
-from firesteel.autograd import aot
+from firesteel.autograd import kept as kept_calls
 from firesteel.autograd.outline import ProgramEntry
 from firesteel.config import config
 from firesteel.errors import BackendError, FiresteelError, UserError
 from firesteel.graph.build import write_code
-from firesteel.graph.decomp import core_decompositions
-from firesteel.graph.layouts import channels_last
-from firesteel.graph.sums import join_products
-from firesteel.graph.tracing_context import with_tracing_context
-from firesteel.homes import home_of, is_in_package
+from firesteel.homes import LaterModule, home_of, is_in_package
 from firesteel.table import Table
 from firesteel.targets import on_gpu
+
+if TYPE_CHECKING:
+    from firesteel.autograd import aot
+else:
+    aot = LaterModule("firesteel.autograd.aot")     # with what traces, which a process that finds its programs in the cache does not need
 
 Backend = Callable[[torch.fx.GraphModule, list], Callable]
 
@@ -35,6 +36,8 @@ BACKENDS: Table[Backend] = Table("backend", "backends.py")
 
 def rewrite(gm: torch.fx.GraphModule) -> None:
     """What is done to a whole graph for the libraries' sake, before it is partitioned."""
+    from firesteel.graph.layouts import channels_last
+    from firesteel.graph.sums import join_products
     join_products(gm)
     channels_last(gm)
 
@@ -79,13 +82,21 @@ def _native(gm: torch.fx.GraphModule, example_inputs: list, compiler: Callable =
 
 
 def _settings(compiler: Callable = pipeline.compile_native) -> dict[str, Any]:
+    from firesteel.graph.decomp import core_decompositions
     return {"fw_compiler": compiler, "bw_compiler": compiler, "partition_fn": aot.min_cut_partition, "decompositions": core_decompositions(),
             "rewrite": rewrite}
 
 
 def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool, turns_on: bool, ranks: Any) -> Callable | None:
     """What `native` makes of a captured graph that the cache has; None where it has not.  The graph is read where something needs it."""
-    return aot.compile_kept(entry, read_graph, turns_on, ranks, **_settings(), whole=whole)
+    made = functools.cache(lambda: aot.late_graphs(aot.Compilers.of(**_settings(), whole=whole)))
+    late = kept_calls.LateGraphs(*(functools.partial(_compile_late, made, name) for name in kept_calls.LateGraphs.__match_args__))
+    return kept_calls.compile_kept(entry, lambda *inputs: aot.program_of(read_graph())[0](*inputs), lambda *inputs: read_graph().forward(*inputs),
+                                   late, turns_on, ranks)
+
+
+def _compile_late(made: Callable[[], kept_calls.LateGraphs], name: str, *args: Any) -> Callable:
+    return getattr(made(), name)(*args)
 
 
 def kept_parts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cache: Callable[..., ProgramEntry]) -> Callable:
@@ -111,7 +122,7 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
 def aot_eager_partitioned(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """The same with the min-cut partitioner and our decompositions."""
     return aot.compile_aot(gm, example_inputs, fw_compiler=aot.nop, bw_compiler=aot.nop,
-                           partition_fn=aot.min_cut_partition, decompositions=core_decompositions(), hookable_results=True)
+                           partition_fn=aot.min_cut_partition, decompositions=_settings()["decompositions"], hookable_results=True)
 
 
 @BACKENDS.row("eager")
@@ -120,7 +131,7 @@ def eager(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     return write_code(gm).forward
 
 
-PARTITIONED = {"native": (pipeline.compile_native, rewrite), "aot_eager": (aot.nop, None), "aot_eager_partitioned": (aot.nop, None)}
+PARTITIONED = {"native": rewrite, "aot_eager": None, "aot_eager_partitioned": None}      # what is done to a graph before
 
 
 class BudgetBackend:
@@ -130,11 +141,11 @@ class BudgetBackend:
         if name not in PARTITIONED:
             raise UserError(f"The backend {name!r} has no partitioner that could keep to a limit.", hint=f"Use one of {', '.join(PARTITIONED)}.")
         from firesteel.autograd.budget import Budget  # few programs have a limit
-        (self.compiler, self.rewrite), self.partition = PARTITIONED[name], Budget(limit)
+        self.compiler, self.rewrite, self.partition = pipeline.compile_native if name == "native" else aot.nop, PARTITIONED[name], Budget(limit)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
         return aot.compile_aot(gm, example_inputs, fw_compiler=self.compiler, bw_compiler=self.compiler, partition_fn=self.partition,
-                               decompositions=core_decompositions(), hookable_results=True, rewrite=self.rewrite)
+                               decompositions=_settings()["decompositions"], hookable_results=True, rewrite=self.rewrite)
 
 
 OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), *FOR_GPU.values()])
@@ -153,7 +164,7 @@ def with_keywords(backend: Callable, mode: str | None, options: dict[str, Any] |
 def checked(backend: Backend) -> Backend:
     """The backend, whose failures reach the user as a BackendError that names it."""
     ours = is_ours(backend)
-    compiler = backend if ours else with_tracing_context(backend)
+    compiler = backend if ours else pipeline.later("graph.tracing_context", "with_tracing_context")(backend)
 
     @functools.wraps(backend, updated=())
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:

@@ -7,6 +7,7 @@ A name is compared part by part: "torchrl.data" is no module of torch, though it
 """
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -15,6 +16,22 @@ def home_of(thing: Any) -> str:
     """The name of the module that a function or a class says it is of; "" where it says none."""
     name = getattr(thing, "__module__", None)
     return name if isinstance(name, str) else ""
+
+
+class LaterModule:
+    """A module of ours that is loaded when something of it is first asked for: a process that finds its programs in the cache needs few.
+
+        if TYPE_CHECKING:
+            from firesteel import dumps
+        else:
+            dumps = LaterModule("firesteel.dumps")
+    """
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def is_in_package(name: str, *packages: str) -> bool:

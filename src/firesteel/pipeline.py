@@ -20,16 +20,9 @@ import torch.fx
 from firesteel import artifacts, stages
 from firesteel.artifacts import counters
 from firesteel.autograd.edges import casts
-from firesteel.autograd.joint import Joint, trace_program
-from firesteel.autograd.partition import min_cut_partition
-from firesteel.capture.record import Recorder
-from firesteel.capture.translate import RegionCode, translate
 from firesteel.codegen import hosted
 from firesteel.codegen.zones import ZONE
 from firesteel.config import config
-from firesteel.graph.verify import verify
-from firesteel.loops.ir import Nest, Program
-from firesteel.loops.lower.graph import lower_graph
 from firesteel.records import dataclass
 from firesteel.runtime import cpu
 from firesteel.stages import STAGES, Stage
@@ -37,12 +30,15 @@ from firesteel.table import Table
 from firesteel.targets import CPU, CUDA
 
 if TYPE_CHECKING:
+    from firesteel.autograd.outline import Joint
+    from firesteel.capture.region_code import RegionCode
+    from firesteel.loops.ir import Nest, Program
     from firesteel.loops.plan import Plan
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
     """A function whose module is loaded when it is first called: a process that finds its programs in the cache runs none of these stages."""
-    return lambda *args, **kwargs: getattr(importlib.import_module(f"firesteel.{module}"), name)(*args, **kwargs)
+    return lambda *args, **kwargs: operator.attrgetter(name)(importlib.import_module(f"firesteel.{module}"))(*args, **kwargs)
 
 
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool | None = None, tuned: bool = False) -> Callable[..., tuple]:
@@ -219,22 +215,26 @@ def _captured_text(captured: RegionCode) -> str:
     return "\n".join([*(f"# guard: {guard}" for guard in captured.guard.guards), captured.run.__source__])     # type: ignore[attr-defined]
 
 
+_lower = later("loops.lower.graph", "lower_graph")
 _code = operator.attrgetter("code")
 _verify_program: Any = later("loops.verify", "verify_program")
-_aten = partial(verify, level="aten")
+_verify: Any = later("graph.verify", "verify")
+_aten = partial(_verify, level="aten")
+_finish, _trace = later("capture.record", "Recorder.finish"), later("autograd.joint", "trace_program")
+_partition = later("autograd.partition", "min_cut_partition")
 _graph: Any = partial(Stage, text=later("dumps", "graph_text"), extension="py", read=later("dumps", "read_graph"))
 _loops: Any = partial(Stage, text=later("dumps", "records_text"), extension="loops", read=later("dumps", "read_records"))
 
 for _row in (
-    Stage("captured", translate, "a region and its inputs", "guards and a run function", _captured_text, "py"),
-    _graph("graph", Recorder.finish, "what was recorded of it", "a torch-level graph", verify=partial(verify, level="torch"), log="graph",
+    Stage("captured", later("capture.translate", "translate"), "a region and its inputs", "guards and a run function", _captured_text, "py"),
+    _graph("graph", _finish, "what was recorded of it", "a torch-level graph", verify=partial(_verify, level="torch"), log="graph",
            show=lambda gm: gm.print_readable(print_output=False)),
-    _graph("joint", trace_program, "the graph as a program", "a Joint: forward and backward in one ATen graph", text=_joint_text,
-           verify=lambda joint: verify(joint.gm, "joint" if joint.tangents else "aten"), log="joint", show=lambda joint: joint.gm.code),
-    _graph("forward", min_cut_partition, "the joint graph", "an ATen graph of results and saved tensors", verify=_aten,
+    _graph("joint", _trace, "the graph as a program", "a Joint: forward and backward in one ATen graph", text=_joint_text,
+           verify=lambda joint: _verify(joint.gm, "joint" if joint.tangents else "aten"), log="joint", show=lambda joint: joint.gm.code),
+    _graph("forward", _partition, "the joint graph", "an ATen graph of results and saved tensors", verify=_aten,
            log="aot", show=_code),
-    _graph("backward", min_cut_partition, "the joint graph", "an ATen graph of gradients", verify=_aten, log="aot", show=_code),
-    _loops("program", lower_graph, "a forward or backward graph", "a Program: nests and library calls", verify=_verify_program),
+    _graph("backward", _partition, "the joint graph", "an ATen graph of gradients", verify=_aten, log="aot", show=_code),
+    _loops("program", _lower, "a forward or backward graph", "a Program: nests and library calls", verify=_verify_program),
     _loops("simplify", later("loops.simplify", "simplify"), "a Program", "a Program", verify=_verify_program),
     _loops("fuse", later("loops.fuse", "fuse"), "a Program", "a Program of fewer steps", verify=_verify_program),
     _loops("plan", plan_memory, "a Program", "a Plan: when memory is allocated and freed", extension="plan", log="schedule"),

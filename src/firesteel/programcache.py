@@ -21,33 +21,39 @@ import importlib
 import io
 import json
 import marshal
+import math
+import operator
 import os
 import platform
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
 
 import firesteel
-from firesteel import artifacts, dumps, stages, transaction
+from firesteel import artifacts, stages, transaction
 from firesteel.artifacts import counters, timed
 from firesteel.autograd.outline import Outline
 from firesteel.capture.guards import STATES
-from firesteel.capture.services import STATES as SERVICES
 from firesteel.codegen import hosted
 from firesteel.config import config
-from firesteel.graph.abstract import is_bare_view
-from firesteel.graph.tensor import AbstractTensor
-from firesteel.homes import LIBRARY_OPERATORS, is_in_package
+from firesteel.homes import LIBRARY_OPERATORS, LaterModule, is_in_package
 from firesteel.native_method import CONSTANT, KERNEL, Word
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, cuda, diskcache
+from firesteel.shipping import values
 from firesteel.stages import STAGES
-from firesteel.sym.env import ShapeEnv
 from firesteel.targets import CUDA, KINDS
+from firesteel.torchstate import ATTENTION
+
+if TYPE_CHECKING:
+    from firesteel import dumps
+    from firesteel.sym.env import ShapeEnv
+else:
+    dumps = LaterModule("firesteel.dumps")
 
 SUFFIX = ".program"
 OPERATORS = "torch.ops.firesteel."
@@ -120,6 +126,7 @@ def fact_texts() -> dict[str, str]:
 
 
 def input_text(value: Any) -> str:
+    from firesteel.graph.abstract import AbstractTensor, is_bare_view
     text = dumps.value_text(value)
     if not isinstance(value, torch.Tensor):
         return text
@@ -141,7 +148,7 @@ def check_text(text: str) -> None:
 
 def facts() -> dict[str, Any]:
     """What decides besides the graph, by name: states of torch that tracing and lowering may read, settings, versions, the processor."""
-    states = {name: row.read() for name, row in STATES.items()} | {name: row.get() for name, row in SERVICES.items() if str(name).startswith("sdp_")}
+    states = {name: row.read() for name, row in STATES.items()} | {name: get() for name, (get, _) in ATTENTION.items()}
     libraries = {"matmul precision": torch.get_float32_matmul_precision(), "mkldnn": torch._C._get_mkldnn_enabled(),
                  "deterministic mkldnn": torch._C._get_mkldnn_deterministic()}
     return {**states, **libraries, **dict(config.code_key()), **versions()}
@@ -238,7 +245,7 @@ class DiskEntry:
             return None
         try:
             about, call = read_host(payload)
-            outline = eval(about["outline"], {**dumps.NAMES}) if "outline" in about else None
+            outline = read_text(about["outline"]) if "outline" in about else None
         except Exception as error:      # written by us, read by us: whatever is wrong with it, it is compiled
             reason = f"{type(error).__name__}: {error}"
             artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is compiled")
@@ -354,6 +361,22 @@ def text_of(value: Any) -> str:
     return text if not writer.lines else f"unreadable({writer.lines[0]!r})"
 
 
+class Names(dict):
+    """Names in a text: common ones; all others are those of dumps.py, which is loaded for them."""
+
+    def __missing__(self, name: str) -> Any:
+        if name not in dumps.NAMES:
+            raise KeyError(name)
+        return dumps.NAMES[name]
+
+
+COMMON = {"torch": torch, "operator": operator, "math": math, "find": values.find}
+
+
+def read_text(text: str) -> Any:
+    return eval(text, {}, Names(COMMON))
+
+
 def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
     """What is known beside a host function, and the function."""
     if OPERATORS.encode() in payload:
@@ -364,8 +387,8 @@ def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
     code = marshal.loads(pieces.read(about["code"]))
     addresses = cpu.load_codes([cpu.KeptCode(symbol, bytes.fromhex(key), pieces.read(size)) for symbol, key, size in about["kernels"]])
     functions = [kept_function(facts, pieces.read(facts["size"])) for facts in about["functions"]]
-    scope = {**hosted.SCOPE, **(cuda.scope() if about["on_gpu"] else {}), **eval(about["scope"], {**dumps.NAMES}),
-             **{name: dumps.DTYPES[text] for name, text in about["dtypes"].items()}}
+    scope = {**hosted.SCOPE, **(cuda.scope() if about["on_gpu"] else {}), **read_text(about["scope"]),
+             **{name: getattr(torch, text) for name, text in about["dtypes"].items()}}
 
     def word(cell: Any) -> int:
         if isinstance(cell, int):

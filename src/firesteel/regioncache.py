@@ -27,31 +27,36 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from firesteel import artifacts, backends, dumps, programcache
+from firesteel import artifacts, backends, programcache, torchstate
 from firesteel.artifacts import counters, note_break, timed
-from firesteel.autograd import aot
-from firesteel.autograd.ranks import RankPlace, compare_ranks
+from firesteel.autograd.ranks import RankPlace, compare_ranks, follow
 from firesteel.capture import marks
-from firesteel.capture.breaks import END
 from firesteel.capture.eager_errors import as_eager_says
 from firesteel.capture.entry import code_of
 from firesteel.capture.guard_function import GuardFunction, MachineCode, build_guards
 from firesteel.capture.guards import Guard
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.prints import NATIVE, NoPrint, Prints, digest
+from firesteel.capture.region_code import END, RegionCode
 from firesteel.capture.region_text import Changed, RegionReader, RegionWriter, Unwritable, described, path_of, scope_name
 from firesteel.capture.source import Constants, Fixed, Local
-from firesteel.capture.translate import Captured, RegionCode, follow, outside_inference
 from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
 from firesteel.errors import Location
-from firesteel.homes import is_in_package, is_library
+from firesteel.homes import LaterModule, is_in_package, is_library
 from firesteel.programcache import SUFFIX, NotKept
 from firesteel.runtime import diskcache
+
+if TYPE_CHECKING:
+    from firesteel import dumps
+    from firesteel.autograd import aot
+    from firesteel.capture.translate import Captured
+else:
+    aot, dumps = LaterModule("firesteel.autograd.aot"), LaterModule("firesteel.dumps")
 
 FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType)
 # native functions and operators, to which compared names lead; what is derived of functions, which are compared
@@ -433,7 +438,7 @@ class Loading:
         return made
 
     def _compiled(self) -> Callable[..., Any]:
-        with outside_inference():
+        with torchstate.outside_inference():
             if self.about["parts"]:
                 return self._parts()
             entry = programcache.known_entry(self.about["program"])

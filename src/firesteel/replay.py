@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from firesteel import dumps, stages
-from firesteel.autograd.outline import keep_gradients
+from firesteel.autograd.facts import keep_gradients
 from firesteel.autograd.partition import min_cut_partition
 from firesteel.backends import native
 from firesteel.config import config

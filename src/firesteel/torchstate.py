@@ -39,6 +39,10 @@ def _stack(size: Callable[[], int], at: Callable[[int], Any], push: Callable[[An
 
 
 _C = torch._C
+# which kernels attention may use: name -> (get, set)
+ATTENTION: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    f"sdp_{name}": (getattr(_C, f"_get_{name}_sdp_enabled"), getattr(_C, f"_set_sdp_use_{name}"))
+    for name in ("flash", "math", "mem_efficient", "cudnn", "overrideable") if hasattr(_C, f"_get_{name}_sdp_enabled")}
 STATES.add("grad mode", ThreadState(torch.is_grad_enabled, _C._set_grad_enabled))
 STATES.add("view replay", ThreadState(_C._is_view_replay_enabled, _C._set_view_replay_enabled))
 STATES.add("threads of the backward", ThreadState(_C._is_multithreading_enabled, _C._set_multithreading_enabled))
@@ -48,6 +52,36 @@ STATES.add("dispatch modes", _stack(_C._len_torch_dispatch_stack, _C._get_dispat
                                     functools.partial(_C._pop_torch_dispatch_stack, None)))
 FUNCTION_MODES = _stack(_C._len_torch_function_stack, _C._get_function_stack_at, _C._push_on_torch_function_stack, _C._pop_torch_function_stack)
 STATES.add("function modes", FUNCTION_MODES)
+
+
+count_modes = torch._C._len_torch_function_stack
+
+
+def current_modes() -> tuple[Any, ...]:
+    return tuple(FUNCTION_MODES.read())
+
+
+def without_modes(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)` with all torch function modes off the stack.  No context: an interrupt as one is left would leave them off."""
+    modes = current_modes()
+    try:
+        FUNCTION_MODES.put(())
+        result = fn(*args)
+        FUNCTION_MODES.put(modes)
+        return result
+    except BaseException:
+        FUNCTION_MODES.put(modes)
+        raise
+
+
+@transaction.context
+def outside_inference() -> Iterator[None]:
+    """Abstract tensors have versions and histories, which inference mode would take from them; without it, no gradients is what is left."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch._C._InferenceMode(False), torch.no_grad():       # torch.inference_mode, interrupted as it is left, stays on in the traceback
+        yield
 
 
 def _read_flags() -> dict[str, bool]:

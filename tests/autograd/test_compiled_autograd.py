@@ -19,7 +19,7 @@ from firesteel import artifacts, counters
 from firesteel.autograd import engine
 from firesteel.autograd.backward_calls import NEEDED, find_door
 from firesteel.autograd.compiled import BackwardCapture
-from firesteel.autograd.function import InlinedBackward
+from firesteel.autograd.inlined import InlinedBackward
 
 BACKENDS = ("eager", "aot_eager", "native")
 FUZZ = int(os.environ.get("FIRESTEEL_FUZZ", "20"))

@@ -24,26 +24,18 @@ from torch.utils import _pytree as pytree
 from firesteel import artifacts, stages
 from firesteel.artifacts import counters, timed
 from firesteel.autograd import function as runtime
+from firesteel.autograd import kept
 from firesteel.autograd.alias import overlaps
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
-from firesteel.autograd.joint import UNTRACEABLE, Joint, Program, Undifferentiable, trace_program
-from firesteel.autograd.outline import (
-    Outline,
-    ProgramCache,
-    ProgramEntry,
-    keep_gradients,
-    of_wrappers,
-    reached_by_tangents,
-    read_and_written,
-    saved_results,
-    without_graph,
-)
+from firesteel.autograd.facts import keep_gradients, of_wrappers, reached_by_tangents, read_and_written, saved_results, without_graph
+from firesteel.autograd.joint import UNTRACEABLE, Undifferentiable, trace_program
+from firesteel.autograd.outline import Joint, Outline, Program, ProgramCache, ProgramEntry
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks, rows_of
 from firesteel.autograd.recompute import is_size, op_class
 from firesteel.autograd.seams import runs_users_code
-from firesteel.autograd.second_order import SecondOrder, autocast_state, kind_of
+from firesteel.autograd.second_order import autocast_state, kind_of
 from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.autograd.signature import Signature, signature_of
 from firesteel.errors import Unsupported, UserError
@@ -175,7 +167,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         mark_histories(graph, outline.joint)
         if graph is not None and "ranks" in graph.meta:
             compare_ranks(outline.ranks, graph.meta["ranks"])
-        return in_grad_mode(_from_cache(outline, entry, program, compilers, eager), turns_on, outline.joint)
+        return kept.in_grad_mode(kept.from_cache(outline, entry, program, eager, late_graphs(compilers)), turns_on, outline.joint)
     try:
         with timed("joint"):
             joint = trace_program(program, example_inputs, decompositions=compilers.decompositions, turns_on=turns_on, spends=spends)
@@ -204,22 +196,7 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     compiled = runtime.training(training_graph(joint, program, compilers, eager, entry)) if joint.tangents else \
         _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
-    return in_grad_mode(compiled, turns_on, joint)
-
-
-def compile_kept(entry: ProgramEntry, read_graph: Callable[[], GraphModule], turns_on: bool, ranks: Sequence[Any] | None,
-                 **settings: Any) -> Callable | None:
-    """What `compile_aot` makes of a captured graph without seams whose program is in a cache; None where it is not there.  `turns_on` is
-    what `program_of` said of it, `ranks` at which place ranks compare it."""
-    outline = None if runtime.is_transformed() else entry.outline()
-    if outline is None:
-        return None
-    counters["aot"].update(total=1, ok=1)
-    if ranks:
-        compare_ranks(outline.ranks, ranks)
-    program: Program = lambda *inputs: program_of(read_graph())[0](*inputs)     # noqa: E731
-    compiled = _from_cache(outline, entry, program, Compilers.of(**settings), lambda *inputs: read_graph().forward(*inputs))
-    return in_grad_mode(compiled, turns_on, outline.joint)
+    return kept.in_grad_mode(compiled, turns_on, joint)
 
 
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
@@ -228,10 +205,6 @@ def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
         plan, tracked = joint.plan, {*(tangent.value for tangent in joint.tangents), *joint.plan.spent}
         graph.meta["given_histories"] = [write.input for write in plan.writes if write.how == "grad"]
         graph.meta["untracked"] = [place for place, result in enumerate(plan.results) if plan.is_made_without(tracked, result)]
-
-
-def in_grad_mode(compiled: Callable, turns_on: bool, joint: Joint) -> Callable:
-    return torch.enable_grad()(compiled) if turns_on and joint.tangents else compiled
 
 
 def tidy(joint: Joint, rewrite: Callable[[GraphModule], Any] | None) -> None:
@@ -289,24 +262,7 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
         entry.keep(Outline(without_graph(joint), boxed, ranks=joint.gm.meta.get("ranks", {})), forward, None)
     if joint.packing is not None:
         forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
-    return _inference(joint, boxed, forward, eager)
-
-
-def _inference(joint: Joint, boxed: bool, forward: Callable, eager: Callable) -> Callable:
-    return runtime.boxed_inference(joint.plan, forward, eager) if boxed else runtime.inference(joint.plan, forward, eager)
-
-
-def _from_cache(outline: Outline, entry: ProgramEntry, program: Program, compilers: Compilers, eager: Callable) -> Callable:
-    joint, forward = outline.joint, entry.forward()
-    joint.plan.prepare()
-    if not joint.tangents:
-        return _inference(joint, outline.boxed, forward, eager)
-    compilation = stages.current()
-
-    def compile_backward() -> Callable:
-        found = entry.backward()
-        return runtime.boxed_call(found) if found is not None else _compile_backward(entry.backward_graph(), compilers, None, compilation, entry)
-    return runtime.training(_training(outline, forward, program, compilers, eager, entry.backward_graph, compile_backward))
+    return kept.inference(joint, boxed, forward, eager)
 
 
 def write_in_graph(joint: Joint) -> None:
@@ -357,21 +313,17 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
         "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on}, ranks=joint.gm.meta.get("ranks", {}))
     if entry is not None:
         entry.keep(outline, made, bw)
-    compile_backward = functools.partial(_compile_backward, bw, compilers, packs, stages.current(), entry)
-    return _training(outline, forward, program, compilers, eager, lambda: bw, compile_backward)
+    late = late_graphs(compilers)
+    compile_backward = functools.partial(late.backward, bw, packs, stages.current(), entry)
+    return kept.training_graph(outline, forward, program, eager, lambda: bw, compile_backward, late)
 
 
-def _training(outline: Outline, forward: Callable, program: Program, compilers: Compilers, eager: Callable,
-              read_backward: Callable[[], GraphModule], compile_backward: Callable[[], Callable]) -> runtime.TrainingGraph:
-    joint = outline.joint
-    gradients, unstored = (SecondOrder(program, joint, functools.partial(_compile_gradients, own), eager) for own in (compilers, Compilers.of(nop)))
-    return runtime.TrainingGraph(
-        plan=joint.plan, forward=forward, eager=eager, compile_backward=compile_backward, read_backward=read_backward,
-        compile_part=functools.partial(_compile_part, compilers, stages.current()),
-        second_order=gradients, unstored=unstored, **outline.facts)
+def late_graphs(compilers: Compilers) -> kept.LateGraphs:
+    return kept.LateGraphs(functools.partial(_compile_backward, compilers), functools.partial(_compile_part, compilers),
+                           functools.partial(_compile_gradients, compilers), functools.partial(_compile_gradients, Compilers.of(nop)))
 
 
-def _compile_backward(bw: GraphModule, compilers: Compilers, packs: list[Pack | None] | None, compilation: stages.Compilation | None,
+def _compile_backward(compilers: Compilers, bw: GraphModule, packs: list[Pack | None] | None, compilation: stages.Compilation | None,
                       entry: ProgramEntry | None = None) -> Callable:
     with stages.kept_by(compilation):
         compiled = _compile_plain_backward(bw, compilers, entry)
@@ -471,7 +423,7 @@ class Traced:
         env = ShapeEnv() if self.dynamic else None
         examples = unique if env is None else with_symbols(unique, env)
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()), kept():
+            with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()), stages_kept():
                 run = compile_program(program, examples, self.compilers, eager=program)
         except RuntimeError:
             if not overlaps(unique, range(len(unique))):
@@ -480,7 +432,7 @@ class Traced:
         return Variant(run, results, size_check(env))
 
 
-def kept() -> contextlib.AbstractContextManager[Any]:
+def stages_kept() -> contextlib.AbstractContextManager[Any]:
     """Inside, products of stages are kept as in fs.compile, for who calls these functions himself."""
     return stages.kept_by(stages.current() or stages.wanted("aot"))
 
@@ -554,7 +506,7 @@ def module_simplified(mod: torch.nn.Module, example_args: Sequence[Any], fw_comp
         run = variants.get(key := tuple(places))
         if run is None:
             program = functools.partial(call_flat, mod, names, places)
-            with kept():
+            with stages_kept():
                 run = variants[key] = compile_program(program, unique, compilers, eager=program)
         return run, unique
 

@@ -31,7 +31,7 @@ from firesteel.artifacts import counters
 from firesteel.autograd import backward_calls as calls
 from firesteel.autograd.backward_calls import BackwardOp
 from firesteel.autograd.backwards import late_after_hooks, late_gradient_hooks
-from firesteel.autograd.function import InlinedBackward
+from firesteel.autograd.inlined import InlinedBackward
 from firesteel.autograd.recomputations import Regions, recompute
 from firesteel.graph.build import append_call
 from firesteel.graph.sizenodes import size_function

@@ -28,7 +28,6 @@ from torch.fx import GraphModule
 from firesteel import stages, transaction
 from firesteel.artifacts import counters
 from firesteel.autograd.alias import AliasPlan, overlap_check, unrecorded_writer
-from firesteel.autograd.arrived import backward_of
 from firesteel.autograd.edges import (
     Tangent,
     casts,
@@ -41,17 +40,8 @@ from firesteel.autograd.edges import (
     without_casting,
 )
 from firesteel.autograd.groups import groups_of, in_groups
-from firesteel.autograd.pieces import handing_on
-from firesteel.graph.passes import frozen
-from firesteel.graph.sizenodes import size_function
-from firesteel.graph.tensor import AbstractTensor
-from firesteel.graph.trace import interpret, is_recording
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
-from firesteel.homes import is_operator_of_the_user
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr
-from firesteel.sym.node import as_size, is_const
-from firesteel.sym.symint import from_sym
 from firesteel.targets import on_gpu
 from firesteel.torchstate import has_saving_hooks
 from firesteel.tracebacks import without_ours
@@ -105,6 +95,7 @@ class TrainingGraph:
         nodes = list(self.backward_graph.graph.nodes)
         if any(node.op == "get_attr" for node in nodes):        # it holds tensors of its own
             return id(self)
+        from firesteel.graph.passes import frozen  # what few calls need is loaded for them
         place = {node: number for number, node in enumerate(nodes)}
         given = [str(getattr(node.meta["val"], "spec", type(node.meta["val"]))) for node in nodes if node.op == "placeholder"]
         return (*((node.target, frozen(node.args, place), frozen(node.kwargs, place)) for node in nodes if node.op != "placeholder"),
@@ -229,6 +220,7 @@ def training(graph: TrainingGraph) -> Callable:
     if len(groups := groups_of(graph)) > 1:
         apply = in_groups(apply, graph, function, groups)
     elif graph.packs is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        from firesteel.autograd.pieces import handing_on
         apply = handing_on(apply, graph, function, gradients_of)
     if graph.severed:
         apply = detaching(apply, graph.severed)
@@ -369,6 +361,7 @@ class PartialBackward:
     unpack."""
 
     def __init__(self, graph: TrainingGraph, arrived: int, asked: frozenset[int] | None):
+        from firesteel.autograd.arrived import backward_of
         self.graph = graph
         gradients = [k if asked is None or i in asked else None for i, k in enumerate(graph.gradients)]
         self.part = part = backward_of(graph.backward_graph, graph.tangent_numbers, arrived, gradients)
@@ -424,95 +417,6 @@ class PartialBackward:
         if self.compiled is None:
             self.compiled = self.graph.compile_part(self.part.gm, self.graph.backward_graph)
         return self.compiled
-
-
-class InlinedBackward:
-    """The backward graph of a compiled function as one call of a larger graph: (saved tensors, sizes, tangents) -> one gradient an input."""
-
-    __firesteel_allowed__ = True
-    __module__ = __name__
-
-    def __init__(self, graph: TrainingGraph):
-        self.graph = graph
-        self.__name__ = self.__qualname__ = "compiled_backward"
-
-    @property
-    def calls_the_user(self) -> bool:
-        """Is an operator of the user's in it?"""
-        return any(is_operator_of_the_user(node.target) for node in self.graph.backward_graph.graph.nodes)
-
-    def __call__(self, saved: Sequence[torch.Tensor], sizes: Sequence[int], tangents: Sequence[torch.Tensor | None]) -> tuple:
-        graph = self.graph
-        arrived = sum(1 << place for place, expected in enumerate(graph.tangents) if tangents[expected.value] is not None)
-        if not arrived:
-            return (None,) * len(graph.gradients)
-        results = self.known() if isinstance(next(iter(saved), None), AbstractTensor) and not is_recording() else None
-        if results is not None:
-            return tuple([None if k is None or not graph.reaches[k] & arrived else results[k] for k in graph.gradients])
-        return self.run(saved, sizes, [tangents[expected.value] for expected in graph.tangents], graph.part(arrived))
-
-    def run(self, saved: Sequence[torch.Tensor], sizes: Sequence[int], given: Sequence[torch.Tensor | None], part: PartialBackward | None) -> tuple:
-        graph = self.graph
-        known = self.sizes([*saved, *sizes, *given]) if None in given else {}
-        fitted = [zeros_of(self.example(k), known) if tangent is None else fit(tangent, graph.tangents[k].strides) for k, tangent in enumerate(given)]
-        args = [*saved, *sizes, *fitted]
-        with torch._C._DisableAutocast():       # the casts are in the graph
-            if part is not None:
-                zeros = {i: zeros_of(self.result(k), known) for i, k in part.only_zeros.items()}
-                return part.sorted(interpret(part.part.gm, *part.pick(args)), zeros)
-            results = interpret(graph.backward_graph, *args)
-        return tuple([None if k is None else results[k] for k in graph.gradients])
-
-    def known(self) -> Sequence[torch.Tensor] | None:
-        """Results as they were traced, for who only asks what they are; None where they depend on sizes."""
-        results: Any = self.graph.backward_graph.graph.output_node().args[0]
-        specs: list[Any] = [getattr(node.meta["val"], "spec", None) for node in results]
-        if not all(spec is not None and all(type(n) is int for n in (*spec.shape, *spec.strides)) for spec in specs):
-            return None
-        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=spec.device) for spec in specs]
-
-    def example(self, place: int) -> torch.Tensor:
-        """The tangent for which the graph was traced."""
-        placeholders = [node for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
-        return placeholders[len(placeholders) - len(self.graph.tangents) + place].meta["val"]
-
-    def sizes(self, values: Sequence[Any]) -> dict[Any, Any]:
-        """The symbols of the trace, bound to the values of this call."""
-        nodes = [node for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
-        pairs = [(node.meta["val"], value) for node, value in zip(nodes, values) if value is not None]
-        sizes = [pair for about, value in pairs for pair in (zip(about.shape, value.shape) if isinstance(about, torch.Tensor) else [(about, value)])]
-        return {from_sym(about): value for about, value in sizes if isinstance(about, torch.SymInt)}
-
-    def result(self, k: int) -> torch.Tensor:
-        results: Any = self.graph.backward_graph.graph.output_node().args[0]
-        return results[k].meta["val"]
-
-    def fits(self, tangents: Sequence[torch.Tensor | None]) -> bool:
-        """Can it be called: are the gradients plain tensors, and the sizes of those that do not arrive bound by others?"""
-        missing = [place for place, expected in enumerate(self.graph.tangents) if tangents[expected.value] is None]
-        plain = self.graph.packs is None and not any(expected.pack for expected in self.graph.tangents)
-        examples = [node.meta["val"] for node in self.graph.backward_graph.graph.nodes if node.op == "placeholder"]
-        first = len(examples) - len(self.graph.tangents)
-        known = self.sizes([None if place - first in missing else example for place, example in enumerate(examples)])
-        return plain and all(is_bound(from_sym(size), known) for place in missing for size in examples[first + place].shape)
-
-
-def zeros_of(like: torch.Tensor, known: Mapping[Any, Any]) -> torch.Tensor:
-    """Zeros for a value of the trace, in this call's sizes."""
-    return torch.zeros([size_from(from_sym(size), known) for size in like.shape], dtype=like.dtype, device=like.device)
-
-
-def size_from(size: Any, known: Mapping[Any, Any]) -> Any:
-    """A size of the trace over what is known of this call's."""
-    size = as_size(size)
-    if not isinstance(size, Expr) or size in known:
-        return known.get(size, size)
-    return size_function(size)(*(size_from(arg, known) for arg in size.args))
-
-
-def is_bound(size: Any, known: Mapping[Any, Any]) -> bool:
-    """Can `size_from` answer?"""
-    return is_const(size) or size in known or bool(size.args) and all(is_bound(arg, known) for arg in size.args)
 
 
 def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:

@@ -18,19 +18,20 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from firesteel.artifacts import timed
-from firesteel.autograd.alias import AliasPlan, Spending
+from firesteel.autograd.alias import Spending
 from firesteel.autograd.arrived import engine_reach, spread
 from firesteel.autograd.backwards import ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
 from firesteel.autograd.edges import Dense, Tangent
-from firesteel.autograd.outcome import Origin, Program, TraceOutcome
+from firesteel.autograd.outcome import TraceOutcome
+from firesteel.autograd.outline import Joint, Program
 from firesteel.errors import DataDependentError, FiresteelError
 from firesteel.graph.abstract import bare_view, is_bare_view
 from firesteel.graph.build import make_module
@@ -39,8 +40,7 @@ from firesteel.graph.sizes import static
 from firesteel.graph.spec import Spec, contiguous_strides, dense_order, is_dense
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
-from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, width
-from firesteel.records import dataclass
+from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of
 from firesteel.sym.symint import SYMBOLIC
 from firesteel.torchstate import has_history
 
@@ -49,31 +49,6 @@ UNTRACEABLE = (DataAccess, DataDependentError, NotImplementedError)     # what t
 
 class Undifferentiable(Exception):
     """The forward could be traced, its backward not; the cause says why."""
-
-
-@dataclass
-class Joint:
-    """A traced program.  Without tangents `gm` is an inference graph."""
-    gm: GraphModule
-    plan: AliasPlan
-    tangents: list[Tangent]
-    differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
-    non_differentiable: list[int]           # forward values that are floating but carry no gradient
-    origins: list[Origin]                   # for each tangent: where the program returns the value that it is the gradient of
-    example_inputs: list[Any]               # abstract, of the placeholders
-    packing: Packing | None = None          # where tensor subclasses take part
-    refusal: tuple[str, str] | None = None  # (counter, reason) where only eager can run the program
-    severed: tuple[int, ...] = ()           # inputs that require a gradient and that no result has in its history: the program detaches them
-    reaches: list[int] = field(default_factory=list)        # for each input the bit set of tangents from which it gets a gradient
-
-    @property
-    def num_fwd_outputs(self) -> int:
-        return self.plan.num_values if self.packing is None else sum(map(width, self.packing.values))
-
-    @property
-    def num_primals(self) -> int:
-        """Placeholders before the tangents."""
-        return self.plan.num_inputs if self.packing is None else sum(map(width, self.packing.inputs))
 
 
 def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Mapping[OpOverload, Callable] | None = None,

@@ -34,6 +34,7 @@ from firesteel.autograd.alias import (
     ViewCall,
     Write,
 )
+from firesteel.autograd.outline import Origin, Program
 from firesteel.graph.functional import Alias, MadeBy, StorageValue, spec_of_node
 from firesteel.graph.schemas import EMPTY_VIEWS
 from firesteel.graph.spec import Spec, differ_idly
@@ -46,21 +47,7 @@ from firesteel.sym.symint import SYMBOLIC, from_sym
 from firesteel.torchstate import is_stale, is_tracked
 
 aten = torch.ops.aten
-Program = Callable[..., Sequence[Any]]
 set_versions: Callable[..., None] = torch._C._autograd._unsafe_set_version_counter
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a program returns one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
-    ("output"), or what output `place` is a view of ("base")."""
-    kind: str
-    place: int
-
-    def find(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        if self.kind == "input":
-            return inputs[self.place]
-        return outputs[self.place] if self.kind == "output" else outputs[self.place]._base
 
 
 # ---------------------------------------------------------------- what autograd knows of a tensor

@@ -1,24 +1,60 @@
-"""What a cache of programs keeps between processes: the outline of a traced program, beside its compiled graphs.
+"""What is known of a traced program (`Joint`), and what a cache of programs keeps of it between processes: its outline, beside its compiled graphs.
 
 `aot.py` asks a `ProgramCache` for the place of a captured graph; what it finds there it does not trace again, and what it makes it keeps there.
 `programcache.py` has the one on disk.
 """
 from __future__ import annotations
 
-import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from firesteel.autograd.arrived import tangent_bits
-from firesteel.autograd.joint import Joint
-from firesteel.graph.build import results_of
-from firesteel.graph.wrappers import Pack, Packing, places_of
+from firesteel.autograd.alias import AliasPlan
+from firesteel.autograd.edges import Tangent
+from firesteel.graph.wrappers import Packing, width
 from firesteel.records import dataclass
+
+Program = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a program returns one of the forward's values: it is what input `place` holds afterwards ("input"), output `place`
+    ("output"), or what output `place` is a view of ("base")."""
+    kind: str
+    place: int
+
+    def find(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        if self.kind == "input":
+            return inputs[self.place]
+        return outputs[self.place] if self.kind == "output" else outputs[self.place]._base
+
+
+@dataclass
+class Joint:
+    """A traced program.  Without tangents `gm` is an inference graph."""
+    gm: GraphModule
+    plan: AliasPlan
+    tangents: list[Tangent]
+    differentiated: list[bool]              # for each input: has the joint graph a gradient for it?
+    non_differentiable: list[int]           # forward values that are floating but carry no gradient
+    origins: list[Origin]                   # for each tangent: where the program returns the value that it is the gradient of
+    example_inputs: list[Any]               # abstract, of the placeholders
+    packing: Packing | None = None          # where tensor subclasses take part
+    refusal: tuple[str, str] | None = None  # (counter, reason) where only eager can run the program
+    severed: tuple[int, ...] = ()           # inputs that require a gradient and that no result has in its history: the program detaches them
+    reaches: list[int] = field(default_factory=list)        # for each input the bit set of tangents from which it gets a gradient
+
+    @property
+    def num_fwd_outputs(self) -> int:
+        return self.plan.num_values if self.packing is None else sum(map(width, self.packing.values))
+
+    @property
+    def num_primals(self) -> int:
+        """Placeholders before the tangents."""
+        return self.plan.num_inputs if self.packing is None else sum(map(width, self.packing.inputs))
 
 
 @dataclass
@@ -44,72 +80,3 @@ class ProgramEntry(Protocol):
 
 
 ProgramCache = Callable[[GraphModule, Sequence[Any]], ProgramEntry | None]
-
-
-# ---------------------------------------------------------------- facts of a TrainingGraph, from its graphs
-
-def without_graph(joint: Joint) -> Joint:
-    return dataclasses.replace(joint, gm=None, example_inputs=[])       # type: ignore[arg-type]
-
-
-def of_wrappers(packing: Packing, places: list[int | None], reaches: list[int]) -> tuple[list[int | None], list[int], list[Pack | None]]:
-    """`gradients` and `reaches` of a TrainingGraph, which the graph has for its placeholders, for the program's inputs; and how the backward's
-    results are put together."""
-    found: list[int | None] = []
-    bits: list[int] = []
-    packs: list[Pack | None] = []
-    for k, pack in enumerate(packing.gradients):
-        parts = [p for place in places_of(packing.gradients, k) if (p := places[place]) is not None]
-        found.append(len(bits) if parts else None)
-        if parts:
-            bits.append(functools.reduce(operator.or_, (reaches[p] for p in parts)))
-            packs.append(pack)
-    return found, bits, packs
-
-
-def saved_results(joint: Joint, results: Sequence[Any]) -> dict[int, int]:
-    """Place among what is saved -> version with which it is, for what is a result too."""
-    if joint.packing is not None:
-        return {}
-    first = {node: k for k, node in enumerate(results[:joint.num_fwd_outputs])}
-    return {place: joint.plan.versions.get(first[node], 0) for place, node in enumerate(results[joint.num_fwd_outputs:]) if node in first}
-
-
-def keep_gradients(bw: GraphModule) -> list[int | None]:
-    """Takes the Nones out of the backward's results; says for each input at which place its gradient is."""
-    output, results = bw.graph.output_node(), results_of(bw)
-    kept = [r for r in results if r is not None]
-    if len(kept) != len(results):
-        output.args = (tuple(kept),)
-        output.meta["val"] = tuple(n.meta.get("val") for n in kept)
-        bw.recompile()
-    places = iter(range(len(kept)))
-    return [None if r is None else next(places) for r in results]
-
-
-def reached_by_tangents(bw: GraphModule, numbers: Sequence[int], joint: Joint, places: Sequence[int | None]) -> list[int]:
-    """For each result of the backward the bit set of tangents from which eager's engine would give it."""
-    bits = tangent_bits(bw, numbers)
-    found = [bits[node] for node in results_of(bw)]
-    if joint.packing is None:
-        for reach, place in zip(joint.reaches, places):
-            if place is not None:
-                found[place] |= reach
-    return found
-
-
-def read_and_written(joint: Joint) -> list[int]:
-    """Inputs that the program overwrites and on whose old value gradients depend: kept by copy for higher orders."""
-    written = {w.input for w in joint.plan.writes}
-    if not written:
-        return []
-    results = results_of(joint.gm)[joint.num_fwd_outputs:]
-    needed, stack = set(), [r for r in results if isinstance(r, Node)]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
-    placeholders = [node for node in joint.gm.graph.nodes if node.op == "placeholder"]
-    packs = joint.packing.inputs if joint.packing is not None else None
-    return [i for i in sorted(written) if any(placeholders[p] in needed for p in places_of(packs, i))]

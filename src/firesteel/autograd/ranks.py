@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,13 @@ BETWEEN_TWO = frozenset({"firesteel::send", "firesteel::recv"})     # other call
 
 
 Rows = dict[str, list[Any]]     # name of a group, "" for that of all ranks -> its calls
+
+
+def follow(ranks: RankPlace, names: Iterable[Any]) -> None:
+    """The regions that go on behind a region, among the names of its run function, are compared behind its place."""
+    for rest in names:
+        if getattr(rest, "resumes", False) and rest.ranks is None:
+            rest.ranks = RankPlace(ranks.after, "", (*ranks.path[-3:], ranks.name))
 
 
 def rows_of(gm: GraphModule) -> Rows:

@@ -13,7 +13,7 @@ import torch
 
 from firesteel import stages
 from firesteel.autograd.function import has_storage
-from firesteel.autograd.joint import Joint, Program, gradient_program
+from firesteel.autograd.outline import Joint, Program
 from firesteel.graph.wrappers import is_wrapper
 from firesteel.records import dataclass
 from firesteel.targets import in_use
@@ -43,6 +43,7 @@ class SecondOrder:
         return [found.get(i) for i in range(self.count)]
 
     def _compile(self, args: list[Any], present: list[int]) -> Callable:
+        from firesteel.autograd.joint import gradient_program  # with what traces
         program, eager = (gradient_program(p, self.joint, self.wanted, present) for p in (self.program, self.eager))
         with stages.kept_by(self.compilation), contextlib.ExitStack() as stack:
             for device, dtype, enabled in self.autocast:

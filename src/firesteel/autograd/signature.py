@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import Node
 
 from firesteel.autograd.alias import Constant, Result
-from firesteel.autograd.joint import Joint
+from firesteel.autograd.outline import Joint
 from firesteel.graph.wrappers import Pack, places_of
 from firesteel.records import dataclass
 

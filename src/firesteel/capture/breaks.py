@@ -23,7 +23,9 @@ from firesteel.capture.instr import Instr
 from firesteel.capture.liveness import live_slots
 from firesteel.capture.opcodes import call_parts
 from firesteel.capture.protocols import Emitter, Machine
-from firesteel.capture.resume import HANDLED_AGAIN, RUNNING, SUSPENDED, UNSTARTED
+from firesteel.capture.region_code import END, HANDLED, HANDLED_AGAIN, RUNNING, SUSPENDED, UNSTARTED, VALUE, FrameSpec, Spec
+from firesteel.capture.region_code import LASTI as LASTI_SLOT
+from firesteel.capture.region_code import NULL as NULL_SLOT
 from firesteel.capture.suspended import shell, suspend
 from firesteel.capture.values.base import LASTI, NULL, HandledValue, Value
 from firesteel.capture.values.class_objects import ClassValue
@@ -33,33 +35,6 @@ from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.mappings import DictValue
 from firesteel.records import dataclass
 from firesteel.table import Table
-
-# What a stack slot of a suspended frame holds (the words of resume.py).
-VALUE, NULL_SLOT, HANDLED, LASTI_SLOT = "value", "null", "handled", "lasti"
-
-
-@dataclass(frozen=True)
-class FrameSpec:
-    """A suspended frame without its values: the part of a continuation that is fixed."""
-    code: types.CodeType
-    index: int                          # the instruction to go on with
-    scope: Any                          # globals, by identity
-    slots: tuple[str, ...]
-    stack: tuple[str, ...]              # kinds
-    returns: str                        # push, discard, or made: the result is an object that is handed over
-    module: tuple[str, str, type] | None = None
-    generator: str = ""                 # of a generator: how it stands (the words of resume.py)
-
-    def __hash__(self) -> int:
-        return hash((id(self.code), self.index, self.slots, self.stack, self.returns))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FrameSpec) and self.code is other.code and self.scope is other.scope and (
-            (self.index, self.slots, self.stack, self.returns, self.module, self.generator)
-            == (other.index, other.slots, other.stack, other.returns, other.module, other.generator))
-
-
-Spec = tuple[FrameSpec, ...]            # outermost frame first
 
 
 @dataclass
@@ -186,9 +161,6 @@ def _branch(negated: bool, e: Emitter, m: Machine, f: Frame, i: Instr) -> Action
 ACTIONS.add("POP_JUMP_IF_TRUE", functools.partial(_branch, False))
 ACTIONS.add("POP_JUMP_IF_FALSE", functools.partial(_branch, True))
 
-END: Any = object()
-
-
 @ACTIONS.row("FOR_ITER")
 def act_for_iter(e: Emitter, m: Machine, f: Frame, i: Instr) -> Action:
     name, end, iterator = e.name(), e.constants.bind(END, "end"), e.expr(f.stack[-1])
@@ -232,34 +204,6 @@ class FramesState:
     """A continuation with the texts of its values, in the order of `input_names`."""
     spec: Spec
     values: list[str]
-
-
-def input_names(spec: Spec) -> list[str]:
-    """The names of a continuation's inputs: slots, then stack items, frame by frame from the outermost."""
-    names: list[str] = []
-    for depth, frame in enumerate(spec):
-        suffix = "" if depth == len(spec) - 1 else f"_{len(spec) - 1 - depth}"
-        names += [f"{name}{suffix}" for name in frame.slots]
-        for n, kind in enumerate(frame.stack):
-            if kind == VALUE:
-                names.append(f"stack item {n}{suffix}")
-            elif kind == HANDLED:
-                names += [f"previous{n}{suffix}", f"handled{n}{suffix}"]
-        if frame.returns == "made":
-            names.append(f"made{suffix}")
-        if frame.generator == RUNNING:
-            names.append(f"generator{suffix}")
-    return unique(names)
-
-
-def unique(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        count = seen.get(name, -1) + 1
-        seen[name] = count
-        result.append(name if count == 0 else f"{name}__{count}")
-    return result
 
 
 def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value], extra: list[str]) -> tuple[FrameSpec, list[str]]:

@@ -25,8 +25,8 @@ from firesteel.capture.frames import Frame
 from firesteel.capture.guards import Guard, SizeQuestion, TensorFacts
 from firesteel.capture.meanings import TYPES, CallMeaning, Sort, handler_of, meaning
 from firesteel.capture.protocols import Machine
-from firesteel.capture.resume import HANDLED, HANDLED_AGAIN, VALUE
-from firesteel.capture.resume import NULL as NULL_SLOT
+from firesteel.capture.region_code import HANDLED, HANDLED_AGAIN, VALUE
+from firesteel.capture.region_code import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, LazyValue, OpaqueValue, Value

@@ -16,9 +16,9 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import profiler
@@ -29,28 +29,25 @@ from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, log, timed
 from firesteel.autograd.ranks import RankPlace
 from firesteel.capture import marks
-from firesteel.capture.breaks import Spec, input_names
-from firesteel.capture.builder import as_cell, build, stack_values
-from firesteel.capture.frames import Discard, Frame
 from firesteel.capture.guard_function import GuardFunction
 from firesteel.capture.limits import advice
-from firesteel.capture.machine import SymbolicMachine
-from firesteel.capture.parts import part_of
 from firesteel.capture.policy import SHARED, SymbolPolicy, shared_records
+from firesteel.capture.region_code import Jump, RegionCode, Spec, input_names
 from firesteel.capture.replaced import needed
-from firesteel.capture.shape_specs import ShapeSpec
-from firesteel.capture.source import Fixed, Local, Source
-from firesteel.capture.suspended import run_frames
-from firesteel.capture.translate import Jump, RegionCode, translate
-from firesteel.capture.values.base import PENDING, CallableObject, HandledValue, Value
-from firesteel.capture.values.overrides import count_modes, current_modes, without_modes
-from firesteel.capture.world import MakeWorld
+from firesteel.capture.source import Local, Source
 from firesteel.config import config
 from firesteel.errors import BackendError, Break, FiresteelError, InternalError, RecompileError, RecompileLimitExceeded
 from firesteel.native_method import CompileText
 from firesteel.records import dataclass
 from firesteel.stages import Compilation, Record
+from firesteel.torchstate import count_modes, current_modes, without_modes
 from firesteel.tracebacks import is_ours, without_ours
+
+if TYPE_CHECKING:
+    from firesteel.capture.machine import SymbolicMachine
+    from firesteel.capture.shape_specs import ShapeSpec
+    from firesteel.capture.values.base import Value
+    from firesteel.capture.world import MakeWorld
 
 logger = logging.getLogger("firesteel")
 
@@ -297,8 +294,7 @@ class Region:
                 store = self.root.kept()
                 captured = store.load(self, inputs) if store is not None else None
                 if captured is None:
-                    with timed("capture"):
-                        captured = translate(self, inputs)
+                    captured = self._capture(inputs)
                 stages.done("captured", captured)
         except Break as stop:           # at the very call of the region: there is nothing to split
             if self.root.fullgraph:
@@ -318,6 +314,11 @@ class Region:
             self.eager_only = True
             return None
         return self._store(captured, reason, time.perf_counter() - begun, compilation)
+
+    def _capture(self, inputs: tuple[Any, ...]) -> RegionCode:
+        from firesteel.capture.translate import translate  # with the machine, which a process that finds all in the cache does not need
+        with timed("capture"):
+            return translate(self, inputs)
 
     def _store(self, captured: RegionCode, reason: str, seconds: float, compilation: Compilation | None) -> Entry:
         entry = Entry(captured.guard, captured.run, captured.graph, reason, seconds, captured.broke, boxed=captured.boxed, compilation=compilation)
@@ -344,12 +345,8 @@ class FunctionRegion(Region):
         self.stolen = Local(self.arg_names[root.steals]) if root.steals is not None and root.steals < positional else None
 
     def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
-        target = build(m, self.root.fn, Fixed(self.root.fn))
-        kwargs = dict(zip(self.keywords, values[self.positional:]))
-        if isinstance(target, CallableObject):      # there is no frame whose instructions look at them
-            values, kwargs = list(map(m.look, values)), {name: m.look(value) for name, value in kwargs.items()}
-        result = target.call(m, values[:self.positional], kwargs)
-        return None if result is PENDING else result
+        from firesteel.capture.starts import start_function
+        return start_function(m, self.root.fn, values[:self.positional], dict(zip(self.keywords, values[self.positional:])))
 
     def eager(self, inputs: tuple[Any, ...]) -> Any:
         part = self.root.part(self.root.fn) if self.eager_only and not isinstance(self.root.fn, types.FunctionType) else None
@@ -410,38 +407,19 @@ class Continuation(Region):
         return tuple((frame.code.co_qualname, frame.index, frame.slots, frame.stack) for frame in self.spec)
 
     def start(self, m: SymbolicMachine, values: list[Value]) -> Value | None:
-        try:
-            self._build_frames(m, iter(values))
-        except Break:
-            m.frames.clear()        # some are missing: there is no state to go on with, all of it runs eagerly
-            raise
+        from firesteel.capture.starts import start_frames
+        start_frames(m, self.spec, iter(values))
         return None
 
-    def _build_frames(self, m: SymbolicMachine, given: Iterator[Value]) -> None:
-        for frame_spec in self.spec:
-            f = Frame(frame_spec.code, frame_spec.scope, {}, pc=frame_spec.index)
-            for name in frame_spec.slots:
-                f.slots[name] = as_cell(m, next(given))
-            last = frame_spec is self.spec[-1] and f.program[f.pc].opname in ("STORE_FAST", "POP_TOP")
-            f.stack = stack_values(m, frame_spec.stack, given, last)
-            m.handling = next((item.current for item in reversed(f.stack) if isinstance(item, HandledValue)), m.handling)
-            f.returns = {"push": None, "discard": Discard}.get(frame_spec.returns, frame_spec.returns)
-            if f.returns == "made":
-                f.returns = m.look(next(given))
-            f.module = frame_spec.module
-            if frame_spec.generator:
-                generator: Any = m.look(next(given))
-                f.generator, generator.frame, generator.touched = generator, f, True
-            m.frames.append(f)
-
     def eager(self, inputs: tuple[Any, ...]) -> Any:
+        from firesteel.capture.suspended import run_frames
         return run_frames(self.spec, inputs)
 
 
 def _line(spec: Spec) -> int | None:
+    from firesteel.capture.code import program
     frame = spec[-1]
-    instrs = Frame(frame.code, frame.scope, {}).program
-    return instrs[max(frame.index - 1, 0)].lineno
+    return program(frame.code)[max(frame.index - 1, 0)].lineno
 
 
 # -- the whole function -------------------------------------------------------------------------------------------------
@@ -489,6 +467,7 @@ class Root:
         if not any(isinstance(one, (type, types.FunctionType)) for one in key):
             return None
         if key not in self.parts:
+            from firesteel.capture.parts import part_of
             self.parts[key] = part_of(fn, functools.partial(self._compiled, backend=self.backend))
         return self.parts[key]
 

@@ -9,14 +9,16 @@ What always holds: a program that writes no shared input has no such guard.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from firesteel.capture.guards import KINDS, RELATION, Guard, Kind, Writer
-from firesteel.capture.record import GraphInput
 from firesteel.capture.source import Source
 from firesteel.records import dataclass
+
+if TYPE_CHECKING:
+    from firesteel.capture.record import GraphInput
 
 Pairs = frozenset[tuple[int, int]]
 

@@ -2,8 +2,8 @@
 
 In: the guards of a captured region and the names of its run function, as they are in one process.  Out: the same in another one, over its own
 objects.  What always holds
- - Nothing is pickled, and nothing is imported or called to read: an object is found again as a name of a loaded module, or where a guard's source
-   reads it now, and is taken only where its print (`prints.py`) is the one it had.
+ - Nothing is pickled, and nothing but modules of ours is imported to read: an object is found again as a name of a loaded module, or where a
+   guard's source reads it now, and is taken only where its print (`prints.py`) is the one it had.
  - A guard that cannot be written makes the whole region `Unwritable`, with the reason; what cannot be found again is a `Changed`.
  - Of tensors their facts are written.  The tensors there are now become the examples, after a comparison with the facts.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import math
 import operator
@@ -26,14 +27,12 @@ from typing import Any
 import torch
 
 from firesteel.capture import source as sources
-from firesteel.capture.breaks import FrameSpec
 from firesteel.capture.guards import GlobalState, Guard, SizeQuestion, TensorFacts
 from firesteel.capture.marks import dimension_wishes
 from firesteel.capture.overlap import Overlap
 from firesteel.capture.prints import NoPrint, Prints
+from firesteel.capture.region_code import FrameSpec
 from firesteel.capture.source import Fixed, Source
-from firesteel.capture.values.iterators import HasMore, Peek
-from firesteel.capture.values.natives import NativeItem
 from firesteel.homes import is_in_package
 from firesteel.sym.node import Expr, make
 
@@ -50,8 +49,8 @@ PLAIN = (bool, int, str, type(None))
 NAMED = (torch.dtype, torch.layout, torch.memory_format)
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "Size": torch.Size}
 STEPS = {cls.__name__: cls for cls in (sources.Attr, sources.Item, sources.OwnDict, sources.HiddenDict, sources.Type, sources.Call,
-                                       sources.CellContents, sources.Nth, sources.DimSize, sources.Stride, sources.StorageOffset, Peek, HasMore,
-                                       NativeItem)}
+                                       sources.CellContents, sources.Nth, sources.DimSize, sources.Stride, sources.StorageOffset)}
+RARE_STEPS = {"Peek": "iterators", "HasMore": "iterators", "NativeItem": "natives"}      # name -> its module among capture's values
 INTERPRETERS = {cls: name for name, cls in vars(types).items() if isinstance(cls, type)}       # types that builtins has no names for
 OF_BASE_ALONE = (sources.OwnDict, sources.HiddenDict, sources.Type, sources.StorageOffset)
 FACTS = ("cls", "dtype", "device", "layout", "requires_grad", "sizes", "strides", "bits")       # of a tensor
@@ -108,7 +107,7 @@ class RegionWriter:
             return ["Local", None, source.key]
         if type(source) is Fixed:
             return ["Fixed", None, self.value(source.key), source.label]
-        if STEPS.get(type(source).__name__) is not type(source):
+        if step_of(type(source).__name__) is not type(source):
             raise Unwritable(f"{source.name} is read by {type(source).__name__}")
         row = [type(source).__name__, self.source(source.base), self.value(source.key)]
         return [*row, source.label] if isinstance(source, sources.CellContents) else row
@@ -188,6 +187,12 @@ class RegionWriter:
         raise Unwritable(f"no name and no guard leads to {described(obj)}")
 
 
+def step_of(name: str) -> type[Source] | None:
+    if name in RARE_STEPS:
+        return getattr(importlib.import_module(f"firesteel.capture.values.{RARE_STEPS[name]}"), name)
+    return STEPS.get(name)
+
+
 def operators_of(home: str) -> Any:
     """torch's namespace of operators of this name, which is a module from its first use on; None where it is none."""
     return getattr(torch.ops, home.removeprefix("torch.ops.")) if is_in_package(home, "torch.ops") and home != "torch.ops" else None
@@ -222,6 +227,8 @@ def path_of(obj: Any) -> tuple[str, str] | None:
 
 
 def at_path(home: str, name: str) -> Any:
+    if home not in sys.modules and is_in_package(home, "firesteel"):
+        importlib.import_module(home)
     try:
         return operator.attrgetter(name)(sys.modules[home])
     except (KeyError, AttributeError):
@@ -298,7 +305,7 @@ class RegionReader:
         if base is None:
             root: Any = getattr(sources, name)
             return root(self.value(key), label) if root is Fixed else root(self.value(key))
-        cls: Any = STEPS[name]
+        cls: Any = step_of(name)
         inner = self.source(base)
         if cls in OF_BASE_ALONE:
             return cls(inner)

@@ -28,22 +28,11 @@ from typing import Any
 from firesteel.capture import versions
 from firesteel.capture.code import assemble, copy_instrs, decode, per_code, program
 from firesteel.capture.instr import Instr, Position
+from firesteel.capture.region_code import HANDLED, HANDLED_AGAIN, LASTI, NULL, SUSPENDED, UNSTARTED, VALUE
 from firesteel.records import dataclass
-
-# What a stack slot holds.
-VALUE = "value"         # an object: the argument
-NULL = "null"           # no argument
-HANDLED = "handled"     # what PUSH_EXC_INFO put below the exception; the argument is the exception being handled since then.
-                        # After POP_EXCEPT took a copy of it, the slot is VALUE with None: nothing reads it any more
-HANDLED_AGAIN = "handled again"     # a copy of the topmost HANDLED slot below it, about to be popped; no argument
-LASTI = "lasti"         # the place of an exception, which only tracebacks read; no argument
 
 _UNRESUMABLE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _THUNK = ".awaited"
-# How a generator's frame stands.
-SUSPENDED = "suspended"     # at a yield
-UNSTARTED = "unstarted"     # before its first instruction
-RUNNING = "running"         # it is being executed by the frame outside
 _SELF = ".self"
 
 

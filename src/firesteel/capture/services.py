@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from firesteel import transaction
+from firesteel import torchstate, transaction
 from firesteel.capture.effects import Effects
 from firesteel.capture.guards import Guard
 from firesteel.capture.record import Recorder
@@ -36,9 +36,7 @@ class TorchState:
 STATES: Table[TorchState] = Table("state of torch", "capture/services.py")
 STATES.add("grad", TorchState(torch.is_grad_enabled, torch._C._set_grad_enabled))
 STATES.add("default_dtype", TorchState(torch.get_default_dtype, torch._C._set_default_dtype, True))
-for _name in ("flash", "math", "mem_efficient", "cudnn", "overrideable"):      # which kernels attention may use
-    if hasattr(torch._C, f"_get_{_name}_sdp_enabled"):
-        STATES.add(f"sdp_{_name}", TorchState(getattr(torch._C, f"_get_{_name}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{_name}"), True))
+STATES.rows({name: TorchState(*functions, True) for name, functions in torchstate.ATTENTION.items()})
 if not torch.backends.cudnn.is_available():        # else these decide what a library call does, when it runs
     for _name in ("enabled", "benchmark", "deterministic", "allow_tf32", "depthwise_kernel"):
         if hasattr(torch._C, f"_set_cudnn_{_name}"):

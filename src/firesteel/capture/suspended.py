@@ -16,7 +16,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from firesteel.capture.code import program
-from firesteel.capture.resume import HANDLED, SUSPENDED, VALUE, resume_function
+from firesteel.capture.region_code import HANDLED, SUSPENDED, VALUE
+from firesteel.capture.resume import resume_function
 
 
 class GeneratorState:
@@ -25,7 +26,7 @@ class GeneratorState:
     __slots__ = ("spec", "values", "real", "_priming")
 
     def __init__(self) -> None:
-        self.spec: Any = None       # a FrameSpec of breaks.py
+        self.spec: Any = None       # a FrameSpec of region_code.py
         self.values: tuple[Any, ...] = ()
         self.real: Generator | None = None
         self._priming = False

@@ -15,7 +15,7 @@ import torch
 from firesteel import stages, torchstate, transaction
 from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
-from firesteel.autograd.ranks import RankPlace, compare_ranks
+from firesteel.autograd.ranks import RankPlace, compare_ranks, follow
 from firesteel.autograd.seams import runs_users_code
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.collectives import HAND_ON
@@ -27,11 +27,12 @@ from firesteel.capture.machine import SymbolicMachine
 from firesteel.capture.overlap import overlap_guards, written_groups
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.record import GraphInput
+from firesteel.capture.region_code import Jump, RegionCode
 from firesteel.capture.services import set_state
 from firesteel.capture.source import Call, Item, Local, build_function
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, UserRaise, Value
 from firesteel.capture.values.leaves import LeavesRegion, refuse_shared, refuse_turned
-from firesteel.capture.values.overrides import without_modes, write_modes
+from firesteel.capture.values.overrides import write_modes
 from firesteel.capture.values.python_random import write_draws
 from firesteel.capture.world import TensorWorld
 from firesteel.config import config
@@ -63,40 +64,12 @@ class Captures(Protocol):
     def step(self, inputs: tuple[Any, ...]) -> Any: ...
 
 
-class Jump:
-    """What a run function returns at a break: where to go on, with which values."""
-
-    __slots__ = ("region", "inputs")
-
-    def __init__(self, region: Any, inputs: tuple[Any, ...]):
-        self.region, self.inputs = region, inputs
-
-    def go(self) -> Any:
-        """Runs the continuation, which alone holds the values: it may let them go."""
-        return self.region.step(self._take())
-
-    def _take(self) -> tuple[Any, ...]:
-        inputs, self.inputs = self.inputs, ()
-        return inputs
-
-
 @dataclass
 class MachineResult:
     """How the machine stopped."""
     returned: Value | None = None
     raised: Value | None = None
     stopped: Break | None = None
-
-
-@dataclass
-class RegionCode:
-    """A region's new code."""
-    guard: GuardFunction
-    run: Callable[..., Any]
-    graph: Callable[[], torch.fx.GraphModule | None]
-    broke: str
-    keep: bool          # False: code that only raises, not to be used again
-    boxed: bool         # the run function takes its values in one list, which it empties
 
 
 @dataclass(frozen=True)
@@ -124,7 +97,7 @@ def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
         m.unjoined, m.exit = unjoined, exit_writer(region, m)
         transaction.on_failure(m.close)
         try:
-            with outside_inference(), outside_transforms():
+            with torchstate.outside_inference(), outside_transforms():
                 outcome = _execute(region, m, inputs)
             e = RunEmitter(m)
             _write(region, m, e, outcome)
@@ -146,16 +119,6 @@ def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
             m.close()
         return _finish(region, m, e, outcome, inputs)
     raise InternalError(f"capture of {region.name} does not come to an end")
-
-
-@transaction.context
-def outside_inference() -> Iterator[None]:
-    """Abstract tensors have versions and histories, which inference mode would take from them; without it, no gradients is what is left."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch._C._InferenceMode(False), torch.no_grad():       # torch.inference_mode, interrupted as it is left, stays on in the traceback
-        yield
 
 
 @transaction.context
@@ -310,7 +273,7 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
             boxed = graph.meta["boxed"] and getattr(compiled, "_boxed_call", False)
             called = boxed_graph_call(e, compiled, used, region.stolen) if boxed else \
                 careful_graph_call(e, compiled, graph, used, region) if careful and not m.modes.outer else \
-                graph_call(e, functools.partial(without_modes, compiled) if m.modes.outer else compiled, graph, used)
+                graph_call(e, functools.partial(torchstate.without_modes, compiled) if m.modes.outer else compiled, graph, used)
             lines += with_exits(e, graph, called)
         else:
             graph = None
@@ -336,12 +299,6 @@ def meet_others(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...], s
     line = "" if at is None else f"{os.path.basename(at.code.co_filename)}:{at.program[at.pc].lineno} ({at.pc})"
     region.ranks = RankPlace(name, line and f"{name.partition(', after ')[0]}, after {line}", path)
     follow(region.ranks, names)
-
-
-def follow(ranks: RankPlace, names: Iterable[Any]) -> None:
-    for rest in names:
-        if getattr(rest, "resumes", False) and rest.ranks is None:
-            rest.ranks = RankPlace(ranks.after, "", (*ranks.path[-3:], ranks.name))
 
 
 def place_text(region: Captures, inputs: tuple[Any, ...]) -> str:
@@ -402,7 +359,7 @@ def _compile_graph(region: Captures, graph: torch.fx.GraphModule, used: list[Gra
     graph.meta["fullgraph"] = region.root.fullgraph
     stages.done("graph", graph)
     try:
-        with timed("backend"), outside_inference(), outside_transforms():
+        with timed("backend"), torchstate.outside_inference(), outside_transforms():
             return region.backend(graph, [i.abstract for i in used])
     except (BackendError, InternalError) as error:
         if (known := eager_error(graph, [i.real for i in used])) is not None:

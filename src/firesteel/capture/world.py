@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from firesteel.sym.env import ShapeEnv
+if TYPE_CHECKING:
+    from firesteel.sym.env import ShapeEnv
 
 STATIC, DYNAMIC, UNBACKED = "static", "dynamic", "unbacked"
 DimPolicy = str | tuple[str, int | None, int | None]     # one of the three words above, for one dimension; or with least and greatest size
@@ -48,4 +49,4 @@ class TensorWorld(Protocol):
         """Inside, torch calls work on abstract tensors, and factory functions make abstract tensors."""
 
 
-MakeWorld = Callable[[ShapeEnv], TensorWorld]
+MakeWorld = Callable[["ShapeEnv"], TensorWorld]

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, get_default_nowrap_functions
+from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from torch.utils._device import DeviceContext, _device_constructors
 
-from firesteel import torchstate
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
@@ -438,26 +437,6 @@ def call_device_override(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if func.identity() in _device_constructors() and is_none(settings.get("device", NONE)):
         settings["device"] = given["self"].getattr(m, "device")
     return func.call(m, list(map(m.look, given["args"].iterate(m))), settings)
-
-
-count_modes = torch._C._len_torch_function_stack
-
-
-def current_modes() -> tuple[TorchFunctionMode, ...]:
-    return tuple(_get_current_function_mode_stack())
-
-
-def without_modes(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)` with all torch function modes off the stack.  No context: an interrupt as one is left would leave them off."""
-    modes = current_modes()
-    try:
-        torchstate.FUNCTION_MODES.put(())
-        result = fn(*args)
-        torchstate.FUNCTION_MODES.put(modes)
-        return result
-    except BaseException:
-        torchstate.FUNCTION_MODES.put(modes)
-        raise
 
 
 CALLS.row(torch._C._len_torch_function_stack)(lambda m, args, kwargs: ConstValue(len(m.modes.entered)))
