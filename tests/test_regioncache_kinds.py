@@ -183,7 +183,7 @@ def test_processes_some_of_which_are_killed(tmp_path):
 
 # what a second process finds of these needs modules that capture loads, and that it must load by itself
 OTHERS = """
-import collections, random, sys, torch
+import collections.abc, functools, torch, typing
 from torch.nn import functional as F
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -224,6 +224,35 @@ def multiplies(x, pairs):
     return sum(x * a * b for a, b in pairs)
 def looks_up(d):
     return d["a"] * 2
+parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+optimiser = torch.optim.AdamW(parameters)
+def steps(x):
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    optimiser.step()
+    return x + 1
+def asks(x):
+    return x.sin() if torch.is_anomaly_enabled() else torch.autograd.grad(x.cos().sum(), x)[0]
+@functools.lru_cache
+def counted(name):
+    return len(name)
+def remembers(x):
+    return x * counted("abc")
+def begins_empty(x):
+    grown = torch.cat([torch.tensor([]), x.flatten()])
+    return grown, grown.sin().sum()
+class Settings(collections.abc.Mapping):
+    def __init__(self):
+        self.held = {"a": 3.0}
+    def __getitem__(self, name):
+        return self.held[name]
+    def __iter__(self):
+        return iter(self.held)
+    def __len__(self):
+        return len(self.held)
+settings = Settings()
+def reads_settings(x):
+    return x * settings.get("a") if typing.Optional is not None else x
 def writes(x):
     x.add_(1)
     return x.t()
@@ -233,7 +262,8 @@ import sys, torch, firesteel as fs
 import its_programs as own
 given = lambda: torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 plain = lambda: given().detach()
-calls = [(f, given, False) for f in (own.net, own.breaks, own.breaks_in_a_loop, own.generates, own.named, own.casts, own.catches, own.attends)]
+calls = [(f, given, False) for f in (own.net, own.breaks, own.breaks_in_a_loop, own.generates, own.named, own.casts, own.catches, own.attends,
+                                      own.steps, own.asks, own.remembers, own.reads_settings)]
 calls += [(own.sums, lambda: (plain(), iter([1, 2])), False), (own.multiplies, lambda: (plain(), zip([1, 2], [3, 4])), False),
           (own.looks_up, lambda: own.Named(a=given()), False), (own.writes, plain, False), (own.breaks, given, True), (own.attends, given, True)]
 for fn, make, dynamic in calls:
@@ -241,7 +271,7 @@ for fn, make, dynamic in calls:
     args = make()
     fs.compile(fn, dynamic=dynamic)(*(args if isinstance(args, tuple) else (args,)))
 tracing = [name for name in ("capture.machine", "autograd.joint", "graph.trace", "loops.ir", "codegen.llvm") if f"firesteel.{name}" in sys.modules]
-fs.compile(own.recurrent)(plain())
+fs.compile(own.recurrent)(plain()), fs.compile(own.begins_empty)(given())       # which read graphs
 print("capture" in fs.stage_times(), tracing, dict(fs.counters["regions_not_kept"]))
 """
 

@@ -130,8 +130,9 @@ def input_text(value: Any) -> str:
     text = dumps.value_text(value)
     if not isinstance(value, torch.Tensor):
         return text
-    if type(value) is not AbstractTensor or value.given is not None or value.bits or value.device.type not in KINDS:
+    if type(value) is not AbstractTensor or value.bits or value.device.type not in KINDS:
         raise NotKept("an input is no plain tensor of the CPU or a GPU")
+    text += f" that is {text_of(value.given)}" if value.given is not None else ""
     base = value._base if is_bare_view(value) else None
     return text if base is None else f"{text} a view of one that {'requires' if base.requires_grad else 'needs no'} grad"
 

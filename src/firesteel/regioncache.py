@@ -25,6 +25,7 @@ import marshal
 import os
 import sys
 import types
+import typing
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 else:
     aot, dumps = LaterModule("firesteel.autograd.aot"), LaterModule("firesteel.dumps")
 
-FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType)
+FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType,
+         functools._lru_cache_wrapper, typing._SpecialForm)
 # native functions and operators, to which compared names lead; what is derived of functions, which are compared
 UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspect.Signature, inspect.Parameter)
 ALWAYS = (torch.Tensor, torch.nn.Parameter)
@@ -299,7 +301,7 @@ class Keeping:
         loaded = [obj for obj, _ in self.made.objects if isinstance(obj, types.ModuleType) and not isinstance(obj, torch._ops._OpNamespace)]
         modules = [builtins, *loaded]
         scopes = [*map(vars, modules), *self.made.executed.values()]
-        found = {str(scope["__name__"]): scope for scope in scopes if is_library(str(scope.get("__name__", "")))}
+        found = {module_name(scope): scope for scope in scopes if is_library(str(scope.get("__name__", "")))}
         return {home: {name: library_print(self.prints, scope[name]) for name in sorted(names & scope.keys())} for home, scope in found.items()}
 
     def _imported(self) -> dict[str, Any]:
@@ -327,6 +329,14 @@ class Keeping:
 
 def is_ours(obj: Any) -> bool:
     return is_in_package(str(getattr(obj, "__module__", "")), "firesteel")
+
+
+def module_name(scope: dict[str, Any]) -> str:
+    """Of a module of a library, by its globals: some say another name than theirs (_collections_abc)."""
+    known = scope_name(scope) or next((name for name, module in list(sys.modules.items()) if getattr(module, "__dict__", None) is scope), None)
+    if known is None:
+        raise NotKept(f"the globals of {scope.get('__name__')} are those of no module")
+    return known
 
 
 def library_print(prints: Prints, value: Any) -> str:

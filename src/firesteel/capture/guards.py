@@ -18,6 +18,7 @@ What always holds:
 """
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -212,6 +213,24 @@ KINDS.add("expr", Kind(RELATION, lambda x, data, w: data.text(w.load), _question
 
 
 # -- global state
+
+
+@dataclass(frozen=True)
+class StateQuery:
+    """A function of torch's that asks for a state, with its arguments."""
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@functools.cache
+def question(asked: StateQuery) -> StateQuery:
+    """The same object for the same question, so that it is guarded once."""
+    return asked
+
+
+def answer(asked: StateQuery) -> Any:
+    return asked.fn(*asked.args, **dict(asked.kwargs))
 
 
 @dataclass(frozen=True)

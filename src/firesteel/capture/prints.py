@@ -17,6 +17,7 @@ import hashlib
 import os
 import sys
 import types
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -193,6 +194,7 @@ KINDS.add(property, _property)
 KINDS.row(staticmethod, classmethod)(lambda prints, obj: f"{type(obj).__name__} {prints.part(obj.__func__)}")
 KINDS.add(functools.cached_property, lambda prints, obj: f"cached {prints.part(obj.func)}")
 KINDS.add(functools._lru_cache_wrapper, lambda prints, obj: f"remembered {prints.part(obj.__wrapped__)}")
+KINDS.add(typing._SpecialForm, lambda prints, obj: str(obj))
 KINDS.add(types.MethodType, lambda prints, obj: f"method {prints.part(obj.__func__)}")
 KINDS.add(types.ModuleType, lambda prints, obj: f"module {obj.__name__}")
 KINDS.row(torch._ops.OpOverload, torch._ops.OpOverloadPacket)(lambda prints, obj: f"operator {obj}")

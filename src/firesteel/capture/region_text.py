@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from firesteel.capture import source as sources
-from firesteel.capture.guards import GlobalState, Guard, SizeQuestion, TensorFacts
+from firesteel.capture.guards import GlobalState, Guard, SizeQuestion, StateQuery, TensorFacts
 from firesteel.capture.marks import dimension_wishes
 from firesteel.capture.overlap import Overlap
 from firesteel.capture.prints import NoPrint, Prints
@@ -54,7 +54,7 @@ RARE_STEPS = {"Peek": "iterators", "HasMore": "iterators", "NativeItem": "native
 INTERPRETERS = {cls: name for name, cls in vars(types).items() if isinstance(cls, type)}       # types that builtins has no names for
 OF_BASE_ALONE = (sources.OwnDict, sources.HiddenDict, sources.Type, sources.StorageOffset)
 FACTS = ("cls", "dtype", "device", "layout", "requires_grad", "sizes", "strides", "bits")       # of a tensor
-RECORDS = {cls.__name__: cls for cls in (SizeQuestion, Overlap, FrameSpec)}       # written by their fields
+RECORDS = {cls.__name__: cls for cls in (SizeQuestion, StateQuery, Overlap, FrameSpec)}       # written by their fields
 
 
 class RegionWriter:

@@ -7,13 +7,11 @@ asks is called for real, at a break.  States that a program may change inside of
 """
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from firesteel.capture.guards import Guard
+from firesteel.capture.guards import Guard, StateQuery, answer, question
 from firesteel.capture.protocols import Machine
 from firesteel.capture.services import STATES, set_state
 from firesteel.capture.source import Call, Fixed
@@ -21,26 +19,8 @@ from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import is_constant_object
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.torch_calls import TorchFunctionValue
-from firesteel.records import dataclass
 
 CHANGED_INSIDE = frozenset(row.get for row in STATES.values()) | {torch.is_inference_mode_enabled}
-
-
-@dataclass(frozen=True)
-class StateQuery:
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-
-@functools.cache
-def question(asked: StateQuery) -> StateQuery:
-    """The same object for the same question, so that it is guarded once."""
-    return asked
-
-
-def answer(asked: StateQuery) -> Any:
-    return asked.fn(*asked.args, **dict(asked.kwargs))
 
 
 class CoreFunction(TorchFunctionValue):
