@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import firesteel as fs
+from firesteel import artifacts
 from firesteel.tools.explain import by_index, collecting
 
 
@@ -25,6 +26,14 @@ def test_a_page_has_everything(capsys):
     assert [call.lines for call in page.library_calls if call.phase == "forward"] == [(f"{__file__}:{program.__code__.co_firstlineno + 3} in program",)]
     assert all(f"{name}:\n" in str(page) for name in ("breaks", "specialised", "guards", "kernels", "library calls"))
     assert "\ntime, " in str(page)
+
+
+def test_breaks_are_told_when_as_many_as_are_kept_came_before(capsys):
+    for number in range(artifacts.breaks.maxlen):
+        artifacts.note_break(f"break {number}", None, "")
+    page = fs.explain(program)(torch.randn(6, 6), 3)
+    capsys.readouterr()
+    assert [one.source for one in page.break_reasons] == ['print("hello")']
 
 
 def test_the_backward_is_told_before_it_runs():

@@ -212,7 +212,7 @@ class collecting:
     """Inside, what is compiled is collected; then the function that it gave makes the Explanation."""
 
     def __enter__(self) -> Callable[[], Explanation]:
-        self.breaks, self.times = len(artifacts.breaks), artifacts.stage_times()
+        self.breaks, self.times = list(artifacts.breaks), artifacts.stage_times()
         self.counts = {group: counter.copy() for group, counter in artifacts.counters.items()}
         self.compilations: list[Compilation] = []
         stages.COLLECTORS.append(self.compilations)
@@ -224,7 +224,8 @@ class collecting:
     def explanation(self) -> Explanation:
         times = {stage: seconds - self.times.get(stage, 0.0) for stage, seconds in artifacts.stage_times().items()}
         counts = {group: counter - self.counts.get(group, collections.Counter()) for group, counter in artifacts.counters.items()}
-        return explanation_of(self.compilations, list(artifacts.breaks)[self.breaks:], times, counts)
+        known = set(map(id, self.breaks))       # as many as are kept may be known already
+        return explanation_of(self.compilations, [one for one in artifacts.breaks if id(one) not in known], times, counts)
 
 
 def explanation_of(compilations: Sequence[Compilation], breaks: list[artifacts.BreakRecord], times: dict[str, float],
