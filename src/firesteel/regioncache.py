@@ -5,9 +5,10 @@ reason in the log (`FIRESTEEL_LOGS=cache`).  The compiled graph comes from `prog
  - Every guard that capture made is in the entry, and is checked on the call for which it is loaded, and on all later ones.
  - What capture took as fixed is compared by prints (capture/prints.py): all functions that it executed, the classes that it met, what code may
    have read of builtins and of modules of torch and the standard library, and the files in which the program's own code stands.
- - A region that relies on anything else is not kept: objects that are no code and that no source leads to (dist.get_rank reads one), graphs that
-   are not kept themselves, or are compiled in parts and have symbols.  Functions that are compiled on their own at a break are regions too.
- - Where torch.distributed runs, the rank is part of the key; ranks compare the collectives of what they load as of what they capture.
+ - A region that relies on anything else is not kept: objects that are no code and that no source leads to, graphs that are not kept themselves, or
+   are compiled in parts and have symbols.  Functions that are compiled on their own at a break are regions too.
+ - Where torch.distributed runs, the rank is part of the key, and groups are found by their names and ranks; ranks compare the collectives of what
+   they load as of what they capture.
  - Up to VARIANTS of a region are kept, and tried in turn.  What was seen to change, by which symbols are chosen, is part of their key: a variant
    is found where capture would make the same.  A region behind a break is one like others, its frames are part of its key.
  - Nothing is pickled.  Entries are files of `runtime/diskcache.py`; what cannot be read is a miss, and is captured again.
@@ -48,7 +49,7 @@ from firesteel.capture.source import Constants, Fixed, Local
 from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
 from firesteel.errors import Location
-from firesteel.homes import LaterModule, is_in_package, is_library
+from firesteel.homes import LIBRARY_OPERATORS, LaterModule, is_in_package, is_library
 from firesteel.programcache import SUFFIX, NotKept
 from firesteel.runtime import diskcache
 
@@ -65,6 +66,7 @@ FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property,
 UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspect.Signature, inspect.Parameter)
 ALWAYS = (torch.Tensor, torch.nn.Parameter)
 VARIANTS = 8            # of a region
+OPERATORS = frozenset(f"torch.ops.{name}" for name in (*LIBRARY_OPERATORS, "_c10d_functional"))     # whose names nobody gives another meaning
 # settings that change nothing in what is captured
 SILENT = frozenset({"cache_dir", "compile_threads", "progress", "internal_frames", "profile", "report", "keep_stages", "dump_dir", "verify"})
 
@@ -151,15 +153,18 @@ def key_of(region: Any, inputs: Sequence[Any]) -> str:
         "positional": getattr(region, "positional", None), "fullgraph": root.fullgraph, "dynamic": root.dynamic, "learnt": region.policy.text(),
         "inputs": [input_text(value, Local(name), region.policy) for name, value in zip(region.arg_names, inputs)]}
     settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
-    if world_group() is not None:       # what the program asks of it, capture takes as constants
+    if groups():        # what the program asks of it, capture takes as constants
         about["rank"] = [torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.get_backend()]
     return f"region {json.dumps(about)} {json.dumps(settings)} {json.dumps(programcache.fact_texts())}"
 
 
-def world_group() -> Any:
-    """That of all ranks; None where there are none."""
-    distributed = torch.distributed
-    return distributed.distributed_c10d._get_default_group() if distributed.is_available() and distributed.is_initialized() else None
+def groups() -> dict[str, Any]:
+    """Process groups by name and ranks: what the program asks of them is in the key, or follows from these."""
+    world: Any = torch.distributed.distributed_c10d if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+    if world is None:
+        return {}
+    return {f"group {name} {world.get_process_group_ranks(group)}": group for group, name in world._world.pg_names.items()
+            if isinstance(group, world.ProcessGroup)}
 
 
 def input_text(value: Any, source: Local, policy: SymbolPolicy) -> str:
@@ -216,8 +221,9 @@ class Keeping:
         self.region, self.made, self.prints = region, made, Prints()
         self.names = {name: value for name, value in made.run.__globals__.items() if name.startswith("c_")}
         told = next((value for value in self.names.values() if getattr(value, "func", None) is as_eager_says), None)
+        self.groups = groups()
         own = {"graph": made.compiled, "told": told, "region": region, "function": region.root.fn, "code": code_of(region.root.fn), "end": END,
-               "world": world_group()}
+               **self.groups}
         self.guards = [guard for guard in made.guard.guards if not self._always_holds(guard)]
         homes = {code: str(scope.get("__name__", "")) for code, scope in made.executed.items()}
         self.writer = RegionWriter(self.guards, {name: value for name, value in own.items() if value is not None}, self.prints, homes)
@@ -237,11 +243,13 @@ class Keeping:
         return json.dumps({**about, **writer.tables(), "files": files}).encode() + b"\n" + marshal.dumps(made.run.__code__)
 
     def _always_holds(self, guard: Guard) -> bool:
-        """Is it about what nobody can change: a native function's own name, or the parameters of a signature that capture made?"""
+        """Is it about what nobody can change: a native function's own name, an operator of a namespace, or the parameters of a signature that
+        capture made?"""
         root = guard.source.root if guard.source is not None else None
         if type(root) is not Fixed:
             return False
-        return isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
+        of_operators = type(root.key) is dict and root.key.get("__name__") in OPERATORS
+        return of_operators or isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
 
     def _is_of_signature(self, obj: Any) -> bool:
         signatures = [one for one, _ in self.made.objects if isinstance(one, inspect.Signature)]
@@ -285,7 +293,7 @@ class Keeping:
         for obj, value in self.made.objects:
             if isinstance(obj, types.FunctionType) and marks.is_marked(obj, marks.CONSTANT):
                 raise NotKept(f"a result of {described(obj)} is a constant of this process")
-            if value.source is not None and type(value.source) is not Fixed or is_ours(obj) or obj is world_group():
+            if value.source is not None and type(value.source) is not Fixed or is_ours(obj) or any(obj is group for group in self.groups.values()):
                 continue
             if isinstance(obj, UNCHANGING) or self._is_of_signature(obj) or type(obj) is dict and scope_name(obj) is not None:
                 continue
@@ -385,7 +393,7 @@ class Loading:
         self.prints = Prints()
         self.read_graph: Callable[[], Any] = functools.cache(self._graph)
         self.own: dict[str, Any] = {"region": region, "function": region.root.fn, "code": code_of(region.root.fn), "told": self._told, "end": END,
-                                    "world": world_group()}
+                                    **groups()}
         self.reader = RegionReader(self.about, dict(zip(region.arg_names, inputs)), self.own, self.prints)
 
     def code(self) -> RegionCode:

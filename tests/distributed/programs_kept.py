@@ -10,6 +10,7 @@ from firesteel.artifacts import counters
 
 RANK = dist.get_rank()
 X = torch.arange(12.).reshape(4, 3) + RANK
+OTHER = dist.new_group([0, 1])
 
 
 def found(fn, *args, **more):
@@ -37,6 +38,18 @@ def rank_as_a_constant(x):
     y = x * 2
     dist.all_reduce(y)
     return y - (1 if dist.get_rank() == 0 else 100)
+
+
+def groups_and_sizes(x):
+    y = x / dist.get_world_size(OTHER)
+    dist.all_reduce(y, group=OTHER)
+    print("a break")
+    dist.reduce(y, 0)
+    return y * dist.get_world_size() if RANK == 0 else x
+
+
+def program_groups_and_sizes():
+    return found(groups_and_sizes, X)
 
 
 def program_all_reduce():

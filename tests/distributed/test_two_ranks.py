@@ -31,7 +31,7 @@ def test_programs_and_regions_are_kept(tmp_path):
         assert results["rank_as_a_constant"]["value"] == 5.0        # of rank 0: 1 * 2 + 2 * 2 - 1, and no other rank's
 
 
-KEPT = {"all_reduce": [1, 1], "gradients": [0, 2], "rank_as_a_constant": [0, 1]}        # regions, where no guard reads an object that has no name, and programs
+KEPT = {"all_reduce": [1, 1], "gradients": [1, 2], "rank_as_a_constant": [1, 1], "groups_and_sizes": [2, 2]}        # regions and programs
 
 
 def in_one_graph(results):
