@@ -31,18 +31,19 @@ def branch_of(when_false: Callable[..., Any], when_true: Callable[..., Any]) -> 
     return branch
 
 
-def loop_of(condition: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop whose condition is data: as long as it holds of (carried values, inputs), the body gives the next carried values.  The body is compiled
-    for gradients of those `tracked`, which the first round need not have."""
-    bodies = (condition, body)
+def loop_of(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A loop whose condition is data: of the carried values and the inputs the body gives the next carried ones, and whether another round comes.
+    It is compiled for gradients of those `tracked`, which the first round need not have."""
 
-    def loop(tracked: Sequence[bool], *values: Any) -> Any:
-        carried, inputs = [leaf(t) if wanted else t for t, wanted in zip(values, tracked)], values[len(tracked):]
-        while condition(*carried, *inputs)[0]:
-            carried = body(*carried, *inputs)
+    def loop(tracked: Sequence[bool], going: Any, *values: Any) -> Any:
+        carried, inputs = values[:len(tracked)], values[len(tracked):]
+        if going:
+            carried = tuple(leaf(t) if wanted else t for t, wanted in zip(carried, tracked))
+        while going:
+            *carried, going = body(*carried, *inputs)
         return tuple(carried)
 
-    loop.bodies, loop.made_for_real = bodies, True          # type: ignore[attr-defined]
+    loop.bodies, loop.made_for_real = (body,), True         # type: ignore[attr-defined]
     return loop
 
 
@@ -68,7 +69,7 @@ def check_of(exit: Any, leaves: bool) -> Callable[..., Any]:
     return check
 
 
-MAKERS = {"branch": branch_of, "loop": loop_of}
+MAKERS: dict[str, Callable[..., Any]] = {"branch": branch_of, "loop": loop_of}
 
 
 def has_bodies(node: Node) -> bool:

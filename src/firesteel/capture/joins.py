@@ -23,9 +23,8 @@ Where one arm only raises, the branch is a check, and that arm runs in eager fro
 """
 from __future__ import annotations
 
-import gc
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,25 +32,37 @@ import torch.fx
 
 from firesteel.autograd.branches import branch_of, check_of, joined_like
 from firesteel.autograd.regions import module_of
+from firesteel.capture.arms import (
+    GOING,
+    Arm,
+    AtJump,
+    CellPlace,
+    Differ,
+    FullPicture,
+    ItemsPlace,
+    NotJoined,
+    NumberPicture,
+    Other,
+    Place,
+    Round,
+    SequencePicture,
+    TensorPicture,
+    UndecidedPicture,
+    placeholder_for,
+)
 from firesteel.capture.code import program
-from firesteel.capture.control_flow import EXIT, meeting_places, only_raises
-from firesteel.capture.effects import DELETED, Effect
-from firesteel.capture.frames import Frame, restore_frame
+from firesteel.capture.control_flow import EXIT, meeting_places, only_raises, successors
+from firesteel.capture.frames import Frame
 from firesteel.capture.instr import Instr
-from firesteel.capture.liveness import live_slots
 from firesteel.capture.protocols import Machine
-from firesteel.capture.values.base import NULL, CannotRebuild, LazyValue, Undecided, Unjoinable, UserRaise, Value
+from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.const import ConstValue
-from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
-from firesteel.capture.values.functions import CellValue
-from firesteel.capture.values.mappings import DictValue, restore_entry
-from firesteel.capture.values.number import SymNumber, fits
-from firesteel.capture.values.objects import ObjectValue
+from firesteel.capture.values.containers import TupleValue
+from firesteel.capture.values.number import SymNumber, fits, symbolic_call
 from firesteel.capture.values.tensor import TensorValue, wrap_item
-from firesteel.capture.values.torch_calls import run_abstract
+from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
 from firesteel.errors import Break
-from firesteel.records import dataclass
 from firesteel.sym.symint import SYMBOLIC, to_symint
 
 Node = torch.fx.Node
@@ -59,299 +70,6 @@ DEPTH = 6       # of branches inside of branches
 PLACES = 3      # at which a branch that is inside of no other is tried to be joined
 
 
-class NotJoined(Exception):
-    """The arms cannot be joined."""
-
-
-class Differ(NotJoined):
-    """They leave different things that are not tensors: perhaps they can be joined behind the branch that asks for these."""
-
-
-# -- places that arms change ----------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class CellPlace:
-    """The content of a cell, which must be decided."""
-    cell: CellValue
-
-    def read(self, m: Machine) -> Value | None:
-        return None if self.cell.content is None else m.look(self.cell.content)
-
-    def write(self, m: Machine, value: Value) -> None:
-        m.effects.change(self.cell, "content", value)
-
-
-@dataclass(frozen=True, eq=False)
-class AttributePlace:
-    """An attribute of an object made here."""
-    owner: ObjectValue
-    name: str
-
-    def read(self, m: Machine) -> Value | None:
-        return m.effects.attributes(self.owner).get(self.name, DELETED)
-
-    def write(self, m: Machine, value: Value) -> None:
-        m.effects.shadow(self.owner, self.name, value)
-
-
-@dataclass(frozen=True, eq=False)
-class ItemsPlace:
-    """The items of a list made here, which must be decided."""
-    owner: ListValue
-
-    def read(self, m: Machine) -> Value | None:
-        return TupleValue(list(self.owner.items))
-
-    def write(self, m: Machine, value: Value) -> None:
-        m.effects.change(self.owner, "items", list(value.items))        # type: ignore[attr-defined]  # as it was read
-
-
-def is_list_made_here(value: Any) -> bool:
-    return type(value) is ListValue and value.source is None
-
-
-@dataclass(frozen=True, eq=False)
-class EntryPlace:
-    """An entry of a dict made here."""
-    entries: dict[Any, tuple[Value, Value]]
-    key: Any
-
-    def read(self, m: Machine) -> Value | None:
-        return self.entries[self.key][1] if self.key in self.entries else None
-
-    def write(self, m: Machine, value: Value) -> None:
-        old = self.entries[self.key]
-        self.entries[self.key] = (old[0], value)
-        m.effects.on_undo(restore_entry, self.entries, self.key, old)
-
-
-@dataclass(frozen=True, eq=False)
-class StorePlace:
-    """An attribute or an entry of an object of the user's, by the effect that stores it: stored once, behind the branch."""
-    effect: Effect
-
-    @property
-    def key(self) -> tuple[int, Any]:
-        return id(self.effect.target.identity()), self.effect.name or self.effect.data[0].constant()
-
-    def owner(self, m: Machine) -> Any:
-        return m.read(self.effect.target.identity(), self.effect.target.source)
-
-    def read(self, m: Machine) -> Value | None:
-        effect, owner = self.effect, self.owner(m)
-        try:
-            return m.look(owner.getattr(m, effect.name) if effect.name else owner.getitem(m, effect.data[0]))
-        except UserRaise:       # there is none yet
-            return None
-
-    def write(self, m: Machine, value: Value) -> None:
-        if self.effect.name:
-            m.effects.store_attr(self.owner(m), self.effect.name, value, self.effect.kind)
-        else:
-            self.owner(m).setitem(m, self.effect.data[0], value)
-
-
-Place = CellPlace | ItemsPlace | AttributePlace | EntryPlace | StorePlace
-STORES = {"setattr": ObjectValue, "set_plain": ObjectValue, "set_own": ObjectValue, "setitem": DictValue}      # effect -> what it is made on
-
-
-def stores(entries: Iterable[Effect]) -> dict[tuple[int, Any], StorePlace]:
-    """The places that effects of an arm store; refuses all other effects."""
-    places = [StorePlace(effect) for effect in entries]
-    for effect in (place.effect for place in places):
-        kind = STORES.get(effect.kind)
-        if kind is None or not isinstance(effect.target, kind) or not effect.name and not effect.data[0].is_constant():
-            raise NotJoined
-    return {place.key: place for place in places}
-
-
-# -- an arm ------------------------------------------------------------------------------------------------------------
-@dataclass
-class Arm:
-    """What one arm left, and its nodes, copied before the capture goes back."""
-    graph: torch.fx.Graph
-    lifted: dict[Node, Node]                    # nodes outside -> placeholders
-    copies: dict[Node, Node]
-    slots: dict[str, Any]
-    stack: list[Any]
-    changes: dict[tuple[int, Any], tuple[Place, Any]]
-
-
-class AtJump:
-    """The capture at the jump: what may not be changed by an arm."""
-
-    def __init__(self, m: Machine, f: Frame, stack: list[Value]):
-        self.m, self.f, self.stack = m, f, stack
-        self.slots, self.pc, self.old_stack = dict(f.slots), f.pc, list(f.stack)
-        self.known = reachable([m.modes, m.leaves, m, *(part for one in m.frames for part in (one, one.slots, one.stack, one.closure)),
-                                *m.known_values(Value), *m.effects.overlays()])
-        self.tensors = [(t, t._version, t.requires_grad, layout(t)) for t, _ in m.record.tensors.values()]
-        self.states, self.asserts = m.states.changed(), assert_count(m)
-
-    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]], stored: set[int]) -> dict[tuple[int, Any], Place]:
-        """The places of objects from before that an arm changed; refuses all other changes of such objects, but of those `stored`."""
-        owners = {id(attributes): target for target, attributes in self.m.effects.overlays()}
-        first: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
-        places: dict[tuple[int, Any], Place] = {}
-        for fn, args in undo:
-            owner = getattr(fn, "__self__", None)
-            target = owners.get(id(owner)) or (args[0] if fn is setattr or owner is None or isinstance(owner, type(gc)) else owner)
-            if fn is setattr:
-                first.setdefault((id(target), args[1]), args)
-            elif id(target) in self.known and id(target) not in stored:
-                places[id(target), "items" if fn is drop_last else args[fn is restore_entry]] = self._place(fn, target, args)
-        for (key, name), (target, _, old) in first.items():
-            new = getattr(target, name)
-            if key not in self.known or new is old or not isinstance(target, Value) and new == old:
-                continue
-            if isinstance(target, CellValue) and name == "content" and new is not None:
-                places[key, name] = CellPlace(target)
-            elif is_list_made_here(target) and name == "items":
-                places[key, name] = ItemsPlace(target)
-            else:
-                raise NotJoined
-        return places
-
-    def _place(self, fn: Callable[..., Any], target: Any, args: tuple[Any, ...]) -> Place:
-        if fn is restore_entry:
-            return EntryPlace(target, args[1])
-        if isinstance(target, ObjectValue) and getattr(fn, "__self__", None) is self.m.effects.attributes(target):
-            return AttributePlace(target, args[0])
-        if fn is drop_last and is_list_made_here(target):
-            return ItemsPlace(target)
-        raise NotJoined
-
-    def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
-        m = self.m
-        other = any(t.requires_grad != tracked or t._version != version and layout(t) != before for t, version, tracked, before in self.tensors)
-        if other or self.asserts != assert_count(m):
-            raise Unjoinable(m.steps)
-        if m.states.changed() != self.states or m.handling is not mark[3]:
-            raise NotJoined
-        places = stores(m.effects.entries[mark[1][0]:])
-        targets: list[Any] = [place.effect.target for place in places.values()]
-        return {**self.changed(m.effects.undo_since(mark[1]), {id(getattr(target, "entries", target)) for target in targets}), **places}
-
-    def follow(self, start: int, meet: int) -> Arm:
-        m, f = self.m, self.f
-        mark, depth = m.checkpoint(), len(m.frames) - 1
-        restore_frame(f, (start, self.stack, self.slots))
-        try:
-            returned = m.run(depth, None if meet == EXIT else (f, meet))
-            places = self.check(mark)
-            return self._arm(mark[0][0], {} if meet == EXIT else {name: f.slots[name] for name in f.slots if name in live_slots(f.code, meet)},
-                             [returned] if meet == EXIT else f.stack, places)
-        except (Break, UserRaise):
-            raise NotJoined from None
-        finally:
-            m.frames[depth:] = [f]
-            m.rollback(mark)
-            restore_frame(f, (self.pc, self.old_stack, self.slots))
-
-    def _arm(self, start: int, slots: dict[str, Value], stack: list[Value], places: dict[tuple[int, Any], Place]) -> Arm:
-        graph, lifted, copies = torch.fx.Graph(), {}, {}
-        seen: dict[int, Any] = {}
-        pictures = ({name: self._picture(value, seen) for name, value in slots.items()}, [self._picture(value, seen) for value in stack],
-                    {key: (place, self.content(place, seen)) for key, place in places.items()})
-        nodes = self.m.record.nodes[start:]
-        inside = set(nodes)
-        for read in dict.fromkeys(before for node in nodes for before in node.all_input_nodes if before not in inside):
-            lifted[read] = copies[read] = placeholder_for(graph, read)
-        for node in nodes:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        return Arm(graph, lifted, copies, *pictures)
-
-    def content(self, place: Place, seen: dict[int, Any]) -> Any:
-        value = place.read(self.m)
-        if value is None:
-            raise NotJoined
-        return self._sequence(value, seen) if isinstance(place, ItemsPlace) else self._picture(value, seen)
-
-    def _picture(self, value: Value, seen: dict[int, Any]) -> Any:
-        """A value as it is now: going back undoes changes of what was made on the way."""
-        if id(value) not in seen:
-            seen[id(value)] = self._drawn(value, seen)
-        return seen[id(value)]
-
-    def _drawn(self, value: Value, seen: dict[int, Any]) -> Any:
-        if isinstance(value, TensorValue):
-            return TensorPicture(value, value.node, value.abstract)
-        if value is NULL or value is DELETED or id(value) in self.known or value.is_constant() or value.source is not None:
-            return value
-        if isinstance(value, SymNumber):
-            return NumberPicture(value.python_type(), value.as_arg(self.m)[0])
-        if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
-            return self._sequence(value, seen)
-        return Other(value)
-
-    def _sequence(self, value: Any, seen: dict[int, Any]) -> SequencePicture:
-        return SequencePicture(type(value), [self._picture(self.m.look(item), seen) for item in value.items])
-
-
-@dataclass(eq=False)
-class TensorPicture:
-    value: TensorValue
-    node: Node
-    abstract: torch.Tensor
-
-
-@dataclass(eq=False)
-class NumberPicture:
-    """A number that an arm computed, or one of two constants."""
-    type: type
-    node: Any               # of the graph, or the number
-
-
-@dataclass(eq=False)
-class SequencePicture:
-    kind: type
-    items: list[Any]
-
-
-@dataclass(eq=False)
-class UndecidedPicture:
-    """What a place holds: as each arm left it."""
-    arms: tuple[Any, Any]
-
-
-@dataclass(eq=False)
-class Other:
-    """Something that only one arm knows."""
-    value: Value
-
-
-def layout(t: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(t.shape), t.stride(), t.storage_offset()
-
-
-def placeholder_for(graph: torch.fx.Graph, node: Node) -> Node:
-    made = graph.placeholder(node.name)
-    val = node.meta.get("val")
-    parameter = isinstance(val, torch.Tensor) and val.is_leaf and val.requires_grad
-    made.meta = dict(node.meta) if parameter else {**node.meta, "held": True}
-    return made
-
-
-def assert_count(m: Machine) -> int:
-    """How many facts about data the program has stated."""
-    return 0 if m.world.env is None else len(m.world.env.asserts)
-
-
-WALKED = (Value, Frame, list, dict, tuple, set)
-
-
-def reachable(roots: Iterable[Any]) -> dict[int, Any]:
-    """The Values, frames and containers that can be reached, by their ids; held, so that no later object gets one of these."""
-    seen: dict[int, Any] = {}
-    todo = list(roots)
-    while todo:
-        one = todo.pop()
-        if id(one) not in seen:
-            seen[id(one)] = one
-            todo += [other for other in gc.get_referents(one) if isinstance(other, WALKED)] if isinstance(one, WALKED) else ()
-    return seen
-
-
-# -- joining ------------------------------------------------------------------------------------------------------------
 class Merge:
     """The results of the call, in order, and what the program continues with."""
 
@@ -416,6 +134,18 @@ class Merge:
         self.results.append(numbers)
         return len(self.results) - 1
 
+    def going(self, one: Any, other: Any) -> Any:
+        """Does another round come?  One that ends in both ways of the last question asks that."""
+        flags = [isinstance(picture, ConstValue) for picture in (one, other)]
+        if all(flags) and one.constant() != other.constant():
+            return truth_of(self.m, self.condition, negated=one.constant())
+        if any(flags) and any(isinstance(picture, TensorPicture) for picture in (one, other)):
+            like = (other if flags[0] else one).abstract
+            one, other = (FullPicture(like, picture.constant()) if flag else picture for flag, picture in zip(flags, (one, other)))
+            self.results.append((one, other))
+            return len(self.results) - 1
+        return self.merged(one, other)
+
     def finished(self, nest: Any, made: list[Value]) -> Value:
         if isinstance(nest, int):
             return made[nest]
@@ -430,7 +160,7 @@ class Merge:
         out = tuple(self._result(*pair) for pair in self.results)
         passed = [picture.node for pair in self.results for arm, picture in zip(self.arms, pair) if picture and picture.node not in arm.copies]
         outside = list(dict.fromkeys([*(node for arm in self.arms for node in arm.lifted), *(node for node in passed if isinstance(node, Node))]))
-        bodies = [self._body(place, arm, outside) for place, arm in enumerate(self.arms)]
+        bodies = [self.body(place, arm, outside) for place, arm in enumerate(self.arms)]
         self._note_aliases(out, [node.meta["val"] for node in outside])
         node = m.record.call_function(branch_of(*bodies), (condition, *outside), {}, out)
         if any(isinstance(val, SYMBOLIC) for val in out):
@@ -464,16 +194,23 @@ class Merge:
         found = [t for one, t in inputs if one == memory] + [t for k, t in enumerate(vals) if k != n and others[k] == memory]
         return [vals[n], *found] if found else []
 
-    def _body(self, place: int, arm: Arm, outside: list[Node]) -> torch.fx.GraphModule:
+    def body(self, place: int, arm: Arm, outside: list[Node]) -> torch.fx.GraphModule:
         graph = torch.fx.Graph()
         given = {node: placeholder_for(graph, node) for node in outside}
         copies = {inner: given[node] for node, inner in arm.lifted.items()}
         for node in arm.graph.nodes:
             if node not in copies:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-        wanted = [pair[place].node if pair[place] else self._nothing(graph, pair[not place]) for pair in self.results]
+        wanted = [self._filled(graph, picture) if isinstance(picture := pair[place], FullPicture) else
+                  picture.node if picture else self._nothing(graph, pair[not place]) for pair in self.results]
         graph.output(tuple(copies[arm.copies[node]] if node in arm.copies else given.get(node, node) for node in wanted))
         return module_of(graph, "Body")
+
+    def _filled(self, graph: torch.fx.Graph, picture: FullPicture) -> Node:
+        args, kwargs = (list(picture.abstract.shape), int(picture.flag)), {"dtype": picture.abstract.dtype, "device": picture.abstract.device}
+        made = graph.call_function(torch.full, args, kwargs)        # type: ignore[arg-type]
+        made.meta["val"] = run_abstract(self.m, torch.full, list(args), kwargs, "a branch")
+        return made
 
     def _nothing(self, graph: torch.fx.Graph, other: TensorPicture) -> Node:
         """In the place of a tensor that only the other arm makes: an empty one, which nobody reads."""
@@ -503,33 +240,43 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
     """Goes on behind the branch, where both arms have been captured; False, with nothing changed, where they cannot be joined."""
     if is_readable(condition) and _checked(m, f, i, condition):
         return True
-    if m.steps in m.unjoined or m.joining >= DEPTH or f.generator is not None or f.namespace is not None or not is_readable(condition):
+    if not may_join(m, f, condition):
         return False
-    places, step = meeting_places(f.code, i.index), m.steps
+    jumps = i.opname == "POP_JUMP_IF_TRUE"
+    ways = (i.index + 1, i.target.index)
+    places = meeting_places(f.code, successors(i), Round.ends_in(m, f), i.index)
+    return join_ways(m, f, ways if jumps else ways[::-1], f.stack[:-1], condition, places, m.steps)
+
+
+def may_join(m: Machine, f: Frame, condition: Value) -> bool:
+    return m.steps not in m.unjoined and m.joining < DEPTH and f.generator is None and f.namespace is None and is_readable(condition)
+
+
+def join_ways(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], condition: Value, places: list[int], step: int) -> bool:
+    """Two ways, where the condition is False and where it is True, that meet at `places`."""
     differ = False
     for meet in farther(f.code, places, 1 if m.joining else PLACES):
         try:
-            if _joined_at(m, f, i, condition, meet, step, loose=False):
+            if _joined_at(m, f, ways, stack, condition, meet, step, loose=False):
                 return True
         except Differ:
             differ = True
-    return differ and _joined_at(m, f, i, condition, places[0], step, loose=True)
+    return differ and _joined_at(m, f, ways, stack, condition, places[0], step, loose=True)
 
 
 def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
     """The nearest place, and those behind a later branch: flags that the arms set are not read any more there."""
-    jumps = [place for place, before in zip(places[1:], places) if program(code)[before].target is not None]
+    jumps = [place for place, before in zip(places[1:], places) if before != EXIT and program(code)[before].target is not None]
     return [*places[:1], *jumps][:count]
 
 
-def _joined_at(m: Machine, f: Frame, i: Instr, condition: Value, meet: int, step: int, loose: bool) -> bool:
+def _joined_at(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], condition: Value, meet: int, step: int, loose: bool) -> bool:
     mark = m.checkpoint()
     m.joining += 1
     try:
-        before = AtJump(m, f, f.stack[:-1])
+        before = AtJump(m, f, stack)
         chosen = condition.as_arg(m)[0]
-        jumps, goes_on = before.follow(i.target.index, meet), before.follow(i.index + 1, meet)
-        arms = (goes_on, jumps) if i.opname == "POP_JUMP_IF_TRUE" else (jumps, goes_on)
+        arms = before.follow(ways[0], meet), before.follow(ways[1], meet)
         return _go_on(m, f, meet, before, Merge(m, arms, step, condition, loose), chosen)
     except Unjoinable:
         raise Unjoinable(step) from None
@@ -568,22 +315,24 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     one, other = merge.arms
     if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys():
         raise NotJoined
-    stack = [(merge.placed(None, a, b) if meet == EXIT and len(m.frames) == 1 else merge.merged(a, b)) for a, b in zip(one.stack, other.stack)]
-    slots = {name: merge.placed(None, value, other.slots[name]) for name, value in one.slots.items()}
+    returns = meet == EXIT and not Round.ends_in(m, f)
+    stack = [(merge.placed(None, a, b) if returns and len(m.frames) == 1 else merge.merged(a, b)) for a, b in zip(one.stack, other.stack)]
+    slots = {name: merge.going(value, other.slots[name]) if name == GOING else merge.placed(None, value, other.slots[name])
+             for name, value in one.slots.items()}
     places = {key: place for arm in merge.arms for key, (place, _) in arm.changes.items()}
     contents = {key: merge.placed(place, *(arm.changes[key][1] if key in arm.changes else before.content(place, {}) for arm in merge.arms))
                 for key, place in places.items()}
     if any(isinstance(held, UndecidedPicture) for held in (*stack, *slots.values(), *contents.values())) and isinstance(merge.condition, TensorValue):
         m.aliases.append((merge.step, [(merge.condition.abstract, merge.condition.abstract._version)]))
-    made = merge.call(condition)
+    made = merge.call(condition) if merge.results or any(arm.copies.keys() - arm.lifted.keys() for arm in merge.arms) else []
     for key, place in places.items():
         place.write(m, merge.finished(contents[key], made))
     values = [merge.finished(item, made) for item in stack]
-    if meet == EXIT:
+    if returns:
         m.frames.pop()
         m.give(f, values[0])
     else:
-        f.pc, f.stack, f.slots = meet, values, {name: merge.finished(item, made) for name, item in slots.items()}
+        f.pc, f.stack, f.slots = m.round.start if meet == EXIT else meet, values, {name: merge.finished(item, made) for name, item in slots.items()}
     return True
 
 
@@ -591,6 +340,15 @@ def is_readable(condition: Value) -> bool:
     """One number, whose truth only run time knows."""
     return isinstance(condition, SymNumber) or isinstance(condition, TensorValue) and condition.abstract.shape.numel() == 1 \
         and not is_wrapper_class(type(condition.abstract))
+
+
+def truth_of(m: Machine, condition: Value, negated: bool) -> Value:
+    """The answer to the question, or the other one, as something that a graph has."""
+    if not negated:
+        return condition
+    if isinstance(condition, SymNumber):
+        return symbolic_call(m, torch.sym_not, [condition])
+    return call_graph(m, "call_function", torch.logical_not, [condition], {})
 
 
 def refuse_written(m: Machine) -> None:

@@ -25,6 +25,7 @@ from firesteel.capture import (  # noqa: F401  importing them registers their ro
     joins,
     opcodes_statements,
     polyfills,
+    rounds,
     torch_objects,
 )
 from firesteel.capture.builder import is_trusted_scope
@@ -53,7 +54,6 @@ from firesteel.capture.values import (  # noqa: F401
     jagged,
     known_names,
     leaves,
-    loops,
     math_calls,
     natives,
     overrides,
@@ -97,6 +97,7 @@ class SymbolicMachine(Reader):
         self.part: Callable[[Any], Any] | None = None   # see parts.py; None: the graph is not to be split
         self.unjoined: frozenset[int] = frozenset()     # steps at which branches are not joined (joins.py)
         self.joining = 0                                # how many branches are being joined
+        self.round: Any = None                          # of a loop, while it is followed (rounds.py)
         self.aliases: list[Any] = []                    # (step, tensors with their versions) of branches whose results may be inputs
         self.exit: Callable[[int], Any] | None = None   # writes how the program leaves the graph (translate.py)
         self.executed: dict[types.CodeType, dict[str, Any]] = {}    # with the globals
@@ -104,15 +105,17 @@ class SymbolicMachine(Reader):
         self._traces: dict[Any, str] = {}
 
     # -- running ---------------------------------------------------------------------------------------------------
-    def run(self, base: int = 0, until: tuple[Frame, int] | None = None) -> Value:
-        """Executes until the frame at `base` has returned, or a frame has come to an instruction; the result of the frame at `base`."""
+    def run(self, base: int = 0, until: tuple[Frame, frozenset[int]] | None = None, moving: bool = False) -> Value:
+        """Executes until the frame at `base` has returned, or a frame has come to one of some instructions (`moving`: from one of these); the result
+        of the frame at `base`."""
         outer, self.base = self.base, base
         try:
             frames = self.frames
             while len(frames) > base:
                 frame = frames[-1]
-                if until is not None and frame is until[0] and frame.pc == until[1]:
+                if until is not None and frame is until[0] and frame.pc in until[1] and not moving:
                     break
+                moving = False
                 instr = frame.program[frame.pc]
                 frame.pc += 1
                 self.steps += 1
@@ -292,7 +295,7 @@ class SymbolicMachine(Reader):
             raise
 
     def join(self, frame: Frame, instr: Instr) -> bool:
-        return joins.join(self, frame, instr, frame.stack[-1])
+        return rounds.join_loop(self, frame, instr, frame.stack[-1]) or joins.join(self, frame, instr, frame.stack[-1])
 
     def next_now(self, iterator: Value) -> Value | None:
         item = iterator.next(self)

@@ -400,9 +400,10 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
 
 
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, additional: Iterable[Any], **settings: Any) -> Any:
+    carried = tuple(carried)
     while cond_fn(*carried, *additional):
-        carried = body_fn(*carried, *additional)
-    return tuple(carried)
+        carried = tuple(body_fn(*carried, *additional))
+    return carried
 
 
 def stacked(results: list[Any]) -> Any:
