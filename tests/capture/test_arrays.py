@@ -365,3 +365,48 @@ def test_arrays_that_torch_converts_break():
     x = torch.randn(3, 3)
     torch.testing.assert_close(fs.compile(lambda x: x[TABLE] * 2)(x), x[TABLE] * 2)
     torch.testing.assert_close(fs.compile(lambda x: x[np.array([0.0, 1.0])])(x), x[:2])
+
+
+# -- sizes that only run time knows ---------------------------------------------------------------------------------------
+def places(x):
+    a = x.numpy()
+    return np.nonzero(a > 0)[0], np.argwhere(a > 0), np.flatnonzero(a > 0), (a > 0).nonzero()[1], a[np.where(a > 0)], a[a > 0].sum()
+
+
+def without_repeats(x):
+    a = x.numpy().round()
+    i = np.nan_to_num(a).astype(np.int64)
+    return np.unique(a), np.unique(i), *np.unique(i, return_inverse=True, return_counts=True), torch.from_numpy(np.unique(i)) * 2
+
+
+def data_rows():
+    x = torch.linspace(-3, 4, 20).reshape(5, 4)
+    nan = x.clone()
+    nan[1:3, 0] = float("nan")
+    return x, -x, torch.zeros(5, 4), nan
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("fn", [places, without_repeats])
+def test_functions_whose_size_is_data(fn, whole):
+    """In one graph where torch's own would be, else a break at each."""
+    with fs.config.patch(capture_dynamic_output_shape_ops=whole):
+        compiled = fs.compile(fn, fullgraph=whole)
+        for x in data_rows():
+            found, expected = compiled(x), fn(x)
+            assert [type(part) for part in found] == [type(part) for part in expected]
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_unique_that_torch_has_not_breaks():
+    def with_counts(x):
+        return np.unique(x.numpy(), return_counts=True)
+
+    def along_rows(x):
+        return np.unique(x.numpy(), axis=0)
+    for fn in (with_counts, along_rows):
+        compiled = fs.compile(fn)
+        for x in data_rows():
+            torch.testing.assert_close(compiled(x), fn(x), equal_nan=True)
+        with fs.config.patch(capture_dynamic_output_shape_ops=True), pytest.raises(fs.errors.Unsupported, match="numpy.unique hands data to NumPy"):
+            fs.compile(fn, fullgraph=True)(data_rows()[0])

@@ -44,7 +44,8 @@ BINARY = {"+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//"
 COMPARED = {"<": "less", "<=": "less_equal", "==": "equal", "!=": "not_equal", ">": "greater", ">=": "greater_equal"}
 UNARY = {"-": "negative", "+": "positive", "~": "invert"}
 METHODS = """mean sum prod std var min max argmin argmax any all cumsum cumprod clip round reshape transpose ravel squeeze swapaxes repeat
-    astype copy flatten dot trace diagonal argsort take searchsorted conj conjugate"""
+    astype copy flatten dot trace diagonal argsort take searchsorted conj conjugate nonzero"""
+SIZED_BY_DATA = ("nonzero", "flatnonzero", "argwhere", "unique")        # captured where fs.config.capture_dynamic_output_shape_ops says so
 MAKERS = ("zeros", "ones", "empty", "full", "arange", "linspace", "eye", "identity", "array", "indices", "hamming", "hanning", "blackman", "bartlett",
           "fft.fftfreq", "fft.rfftfreq")
 FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh arccosh arctanh exp exp2 expm1 log log2 log10 log1p logaddexp
@@ -291,7 +292,9 @@ def as_asked(m: Machine, made: Value, wanted: Any, shared: bool, given: list[Ten
     for needed, method, args in ((wanted.shape == () and tensor.dim() == 1, "reshape", [TupleValue([])]),       # torch's median and quantile
                                  (tensor.is_complex(), "resolve_conj", []), (tensor.is_neg(), "resolve_neg", []), (copied, "clone", [])):
         made = call_graph(m, "call_method", method, [made, *args], {}) if needed else made
-    if not isinstance(made, TensorValue) or wanted.shape != tuple(map(size_hint(m), made.abstract.shape)):
+    if not isinstance(made, TensorValue) or len(wanted.shape) != made.abstract.dim() or not all(
+            size_hint(m)(size) == known or isinstance(size, torch.SymInt) and not m.world.env.is_backed(from_sym(size))
+            for size, known in zip(made.abstract.shape, wanted.shape)):
         return None
     return TensorArray(made) if type(wanted) is np.ndarray else ArrayNumber(made, type(wanted))
 
@@ -343,8 +346,9 @@ def has_torch_twin(dtype: Any) -> bool:
 
 
 def size_hint(m: Machine) -> Callable[[Any], int]:
+    """Of a size that only run time knows any number does."""
     env = m.world.env
-    return lambda size: size if isinstance(size, int) or env is None else env.hint(from_sym(size))
+    return lambda size: size if isinstance(size, int) or env is None else env.hint(from_sym(size)) if env.is_backed(from_sym(size)) else 3
 
 
 def stand_in(m: Machine, val: Any, regular: bool = False) -> Any:
@@ -416,8 +420,18 @@ def decomposed(matrix: torch.Tensor, mode: str = "reduced") -> Any:
     return tuple(torch.linalg.qr(matrix, mode))
 
 
+def without_repeats(tensor: torch.Tensor, **settings: Any) -> Any:
+    """np.unique.  NumPy has one NaN of several, torch has all, behind all others."""
+    if settings.keys() - {"return_inverse", "return_counts"} or tensor.is_complex() or tensor.is_floating_point() and settings:
+        raise Break("numpy", name="numpy.unique")
+    found = torch.unique(tensor, **settings)
+    return found[torch.isnan(found).cumsum(0) < 2] if tensor.is_floating_point() else found
+
+
 BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has none, one that reads data, or one of other dtypes
-    "getitem": operator.getitem, "pad": padded, "linalg.qr": decomposed, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
+    "getitem": operator.getitem, "unique": without_repeats, "argwhere": torch.argwhere, "nonzero": lambda t: torch.nonzero(t, as_tuple=True),
+    "ndarray.nonzero": lambda t: torch.nonzero(t, as_tuple=True), "flatnonzero": lambda t: torch.nonzero(t.reshape(-1), as_tuple=True)[0],
+    "pad": padded, "linalg.qr": decomposed, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
     "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
     "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64)}
 
@@ -440,7 +454,7 @@ def is_over_memory(m: Machine, value: Value) -> bool:
     return isinstance(value, ArrayOperators) or isinstance(value, Sequence) and any(is_over_memory(m, item) for item in value.items)
 
 
-for _name in (*FUNCTIONS, *MAKERS):
+for _name in (*FUNCTIONS, *MAKERS, *SIZED_BY_DATA):
     if found_in(np, _name) not in CALLS:
         CALLS.add(found_in(np, _name), functools.partial(_captured, _name, found_in(np, _name)))
 
