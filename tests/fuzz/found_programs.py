@@ -442,4 +442,20 @@ def _resized_out(x, out, empty):
 
 @found("sizes of an input changed in place", (((2, 6), (2, 9)), f32))
 def _resized(x):
-    return x.resize_(x.shape[1], 2) * 2
+    made = torch.resize_as_(x.clone(), x[0])
+    return x.resize_(x.shape[1], 2) * 2, made
+
+
+@found("out= a view of another shape", (((2, 6), (2, 9)), f32), (((2, 6), (2, 9)), f32))
+def _resized_view(x, y):
+    return torch.add(y, 1, out=x[0]), x
+
+
+@found("truth over no dimensions", (MATRIX, f32), (MATRIX, torch.bool))
+def _no_dimensions(x, mask):
+    return torch.all(x > 0, dim=()), torch.any(mask.t(), dim=(), keepdim=True), torch.any(x, (0, 1))
+
+
+@found("one element copied to a place", (((5,), (7,)), f32, "contiguous", "inner"), (((), ()), f32, "contiguous", "inner"))
+def _copied_element(x, y):
+    return x.index_copy(0, torch.tensor([1], device=x.device), y) * 2

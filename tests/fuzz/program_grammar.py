@@ -448,7 +448,7 @@ row("moving average by lerp_", "{a}.detach().lerp_({b}.detach(), 0.25)", a=at_le
 
 # ---------------------------------------------------------------- more of complex numbers
 
-for _name, _text in {"exp": "({a} * 0.5).exp()", "product of transposes": "{a}.unsqueeze(-1) @ {a}.unsqueeze(-1).mH", "vdot": "torch.vdot({a}.reshape(-1), {a}.conj().reshape(-1))",
+for _name, _text in {"exp": "({a} * 0.5).exp()", "product of transposes": "{a}.unsqueeze(-1) @ {a}.unsqueeze(-1).mH", "vdot": "torch.vdot({a}.reshape(-1), {a}.reshape(-1) * 2)",
                      "dot": "torch.dot({a}.conj().reshape(-1), {a}.reshape(-1))", "where": "torch.where({a}.real > 9, {a}, {a}.conj())", "sum of conj": "{a}.conj().sum()",
                      "mean": "{a}.mean({d})", "prod": "{a}.prod({d})", "fft": "torch.fft.fft({a}).real", "squared": "{a}.square()", "polar": "torch.polar({a}.abs() + 0.5, {a}.real)",
                      "scaled by real": "{a} * {a}.imag", "row of conj": "{a}.conj()[0] * 2", "to pairs": "torch.view_as_real({a}.conj().resolve_conj()).sum(-1)"}.items():

@@ -333,6 +333,8 @@ def _check_out(fact: Facts, out: Spec, result: Spec) -> None:
 
 def _assign_out(world: TraceWorld, out: AbstractTensor, result: AbstractTensor) -> None:
     if len(out.spec.shape) != len(result.spec.shape) or not all(map(same, out.spec.shape, result.spec.shape)):
+        if out.record.steps:
+            raise Unfollowable("reshaped_inputs", "out= is a view, which is resized")
         _keep_value(world, out, out.spec)
         set_spec(out, result.spec._replace(dtype=out.spec.dtype))
         cell = out.record.cell
@@ -351,7 +353,7 @@ def _record_reshape(world: TraceWorld, fact: Facts, args: tuple, kwargs: dict) -
         target.record = Alias(source.cell, source.steps, source.node, source.version)
     elif fact.op in (aten.resize_.default, aten.resize_as_.default):
         if not same(spec.numel(), before.numel()):
-            raise NotImplementedError("resize_ to another number of elements")
+            raise Unfollowable("reshaped_inputs", "resize_ to another number of elements")
         if spec != before:
             target.record = _place_strided(world, place, spec)
     elif fact.twin is not None:

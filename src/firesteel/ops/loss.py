@@ -57,7 +57,7 @@ def nll_loss2d_forward(x: Spec, target: Spec, weight: Spec | None, reduction: in
     return fresh(x, shape), fresh(x, ())
 
 
-@refuses("nll_loss_forward nll_loss2d_forward")
+@refuses("nll_loss_forward")
 def refuse_nll_loss(x: Spec, target: Spec, weight: Spec | None, reduction: int, ignore_index: Size) -> None:
     must_be_float(x, "nll_loss")
     check(target.dtype in (torch.int64, torch.uint8), f"expected target dtype to be Long or Byte, but got {target.dtype}")
@@ -68,6 +68,12 @@ def refuse_nll_loss(x: Spec, target: Spec, weight: Spec | None, reduction: int, 
         check(weight.dtype is x.dtype, f"expected scalar type {x.dtype} but found {weight.dtype}")
         check(len(weight.shape) == 1, "weight tensor should be defined either for all classes or no classes")
         must_match(weight.shape[0], x.shape[1] if len(x.shape) > 1 else x.shape[0], "weight tensor should be defined for all classes or no classes")
+
+
+@refuses("nll_loss2d_forward")
+def refuse_nll_loss2d(x: Spec, target: Spec, weight: Spec | None, reduction: int, ignore_index: Size) -> None:
+    refuse_nll_loss(x, target, weight, reduction, ignore_index)
+    check(target.dtype is torch.int64, f"expected scalar type Long but found {target.dtype}")
 
 
 decomposition("nll_loss_forward nll_loss2d_forward")(
@@ -88,7 +94,7 @@ def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignor
 
 def _nll_parts(x: Tensor, target: Tensor, weight: Tensor | None, ignore: Any) -> tuple[Tensor, Tensor, Tensor, int]:
     """(is the target counted?, the target or 0, its weight, the dimension of classes)"""
-    dim = 1 if x.dim() > 1 else 0
+    dim, target = 1 if x.dim() > 1 else 0, cast(target, torch.int64)
     counted = target != ignore
     safe = aten.where.self(counted, target, aten.zeros_like.default(target))
     ones = aten.full.default([], 1, dtype=x.dtype, device=x.device)
@@ -131,7 +137,7 @@ def decompose_nll_loss_backward(grad: Tensor, x: Tensor, target: Tensor, weight:
     counted, safe, each, dim = _nll_parts(x, target, weight, ignore_index)
     grad = grad / total_weight if reduction == MEAN else grad
     value = aten.neg.default(grad * each)
-    classes = aten.arange.start_step(0, x.shape[dim], 1, dtype=target.dtype, device=x.device)
+    classes = aten.arange.start_step(0, x.shape[dim], 1, dtype=safe.dtype, device=x.device)
     if dim == 1:
         classes = aten.view.default(classes, [x.shape[1]] + [1] * (x.dim() - 2))
         safe, value, counted = (aten.unsqueeze.default(t, 1) for t in (safe, value, counted))
@@ -145,9 +151,15 @@ device_rule("mse_loss smooth_l1_loss", probed=True)(
     lambda x, target, reduction=1, *args: _loss([x, target], reduction, result_dtype((x, target))))
 
 
+def _difference(x: Tensor, target: Tensor) -> Tensor:
+    """Bools are subtracted as numbers."""
+    x, target = (cast(t, other.dtype) if t.dtype is torch.bool else t for t, other in ((x, target), (target, x)))
+    return x - target
+
+
 @decomposition("mse_loss")
 def decompose_mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    difference = x - target
+    difference = _difference(x, target)
     return _reduce(difference * difference, reduction)
 
 
@@ -162,7 +174,7 @@ device_rule("soft_margin_loss_backward")(lambda grad, x, target, *args: elementw
 
 @decomposition("mse_loss_backward")
 def decompose_mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    difference = x - target
+    difference = _difference(x, target)
     return in_order(difference * (_share(grad, difference.numel(), reduction) * 2))
 
 
@@ -173,7 +185,7 @@ def refuse_smooth_l1_loss(x: Spec, target: Spec, reduction: int = 1, beta: float
 
 @decomposition("smooth_l1_loss")
 def decompose_smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    away = aten.abs.default(x - target)
+    away = aten.abs.default(_difference(x, target))
     if beta == 0:
         return _reduce(away, reduction)
     return _reduce(aten.where.self(away < beta, away * away * (0.5 / beta), away - 0.5 * beta), reduction)
@@ -181,7 +193,7 @@ def decompose_smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = MEAN, b
 
 @decomposition("smooth_l1_loss_backward")
 def decompose_smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    difference = x - target
+    difference = _difference(x, target)
     share = _share(grad, difference.numel(), reduction)
     if beta == 0:
         return in_order(aten.sign.default(difference) * share)
@@ -199,13 +211,14 @@ def refuse_huber_loss(x: Spec, target: Spec, reduction: int = 1, delta: float = 
 
 @decomposition("huber_loss")
 def decompose_huber_loss(x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    away = aten.abs.default(x - target)
-    return _reduce(aten.where.self(away < delta, away * away * 0.5, (away - 0.5 * delta) * delta), reduction)
+    away = aten.abs.default(_difference(x, target))
+    return _reduce(cast(aten.where.self(away < delta, away * away * 0.5, (away - 0.5 * delta) * delta), x.dtype), reduction)
 
 
 @decomposition("huber_loss_backward")
 def decompose_huber_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    difference = x - target
+    check(x.dtype is target.dtype, f"Found dtype {target.dtype} but expected {x.dtype}")
+    difference = _difference(x, target)
     return in_order(aten.clamp.default(difference, -delta, delta) * _share(grad, difference.numel(), reduction))
 
 
@@ -217,7 +230,7 @@ def soft_margin_loss(x: Spec, target: Spec, reduction: int = 1) -> Spec:
 
 
 decomposition("soft_margin_loss")(
-    lambda x, target, reduction=MEAN: _reduce(aten.log1p.default(aten.exp.default(aten.neg.default(x) * target)), reduction))
+    lambda x, target, reduction=MEAN: _reduce(aten.log1p.default(aten.exp.default(cast(aten.neg.default(x) * target, x.dtype))), reduction))
 
 
 @decomposition("soft_margin_loss_backward")
@@ -314,13 +327,12 @@ def refuse_bce_with_logits(x: Spec, target: Spec, weight: Spec | None = None, po
 @decomposition("binary_cross_entropy_with_logits")
 def decompose_bce_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None,
                     reduction: int = MEAN) -> Tensor:
+    """In the dtype of the target, in which eager writes in place."""
     # log(sigmoid(x)) without overflow
     log_sigmoid = aten.minimum.default(x, aten.zeros_like.default(x)) - aten.log1p.default(aten.exp.default(aten.neg.default(aten.abs.default(x))))
-    if pos_weight is None:
-        loss = (1 - target) * x - log_sigmoid
-    else:
-        loss = (1 - target) * x - ((pos_weight - 1) * target + 1) * log_sigmoid
-    return _reduce(loss if weight is None else loss * weight, reduction)
+    log_sigmoid = log_sigmoid if pos_weight is None else ((pos_weight - 1) * target + 1) * log_sigmoid
+    loss = cast(cast((1 - target) * x, target.dtype) - log_sigmoid, target.dtype)
+    return _reduce(loss if weight is None else cast(loss * weight, target.dtype), reduction)
 
 
 # ---------------------------------------------------------------- sequences

@@ -215,6 +215,8 @@ def native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n: Size, 
 @refuses("native_group_norm")
 def refuse_native_group_norm(x: Spec, weight: Spec | None, bias: Spec | None, n: Size, c: Size, hxw: Size, group: int, eps: float) -> None:
     same_or_wider(x, weight, bias)
+    must_match(c % group, 0, f"Expected number of channels in input to be divisible by num_groups, but got {c} and {group}")
+    must_match(x.numel(), n * c * hxw, "Expected X.numel() == N * C * HxW to be true, but got false.")
     for p in (weight, bias):
         if p is not None:
             check(len(p.shape) == 1, "Expected weight to be a vector of size equal to the number of channels in input")

@@ -289,10 +289,25 @@ def lower_argmax(b: Builder, out: Any, x: Operand, dim: int | None = None, keepd
 
 # ---------------------------------------------------------------- truth
 
-probed_rule("any any.dim any.dims all all.dim all.dims")(
-    lambda x, dim=None, keepdim=False: reduced(x, dim, keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool))
-lowering("any any.dim any.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "any", dims, keepdim, "bool", truth))
-lowering("all all.dim all.dims")(lambda b, out, x, dims=None, keepdim=False: _simple(b, out, x, "all", dims, keepdim, "bool", truth))
+@probed_rule("any any.dim any.dims all all.dim all.dims")
+def any_all(x: Spec, dim: Any = None, keepdim: bool = False) -> Spec:
+    dtype = torch.uint8 if x.dtype is torch.uint8 else torch.bool
+    return fresh(x, x.shape, dtype) if _is_empty(dim) else reduced(x, dim, keepdim, dtype)
+
+
+def _is_empty(dims: Any) -> bool:
+    """No dimensions: other than a sum's, these mean that nothing is reduced."""
+    return isinstance(dims, (list, tuple)) and not dims
+
+
+def _lower_truth(op: str, b: Builder, out: Any, x: Operand, dims: Any = None, keepdim: bool = False) -> Any:
+    if _is_empty(dims) and x.shape:
+        return b.map(out, lambda i: truth(b.readable(x).load(i))) if fits(out, x) else NotImplemented
+    return _simple(b, out, x, op, dims, keepdim, "bool", truth)
+
+
+for _op in ("any", "all"):
+    lowering(f"{_op} {_op}.dim {_op}.dims")(functools.partial(_lower_truth, _op))
 
 
 # ---------------------------------------------------------------- ranks

@@ -154,7 +154,7 @@ def refuse_index_copy(x: Spec, dim: int, index: Spec, source: Spec) -> None:
 
 @loop_lowering("index_copy")
 def lower_index_copy(b: Builder, out: Any, x: Operand, dim: int, indices: Operand, source: Operand) -> Any:
-    if not x.shape or len(indices.shape) != 1:
+    if not x.shape or not source.shape or len(indices.shape) != 1:
         return NotImplemented
     dim = dim + len(x.shape) if dim < 0 else dim
     return _written(b, out, x, source.shape, lambda i: (*i[:dim], place_at(indices, (i[dim],), x.shape[dim], strict=True), *i[dim + 1:]), source.load)
