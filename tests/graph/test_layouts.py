@@ -125,3 +125,60 @@ def test_images_normalised_by_groups_are_laid_out_on_the_host():
     model = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.Conv2d(8, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.SiLU())))
     seen = images_of(model, torch.randn(2, 8, 12, 12))
     assert sum(spec.strides == channels_last_strides(spec.shape) for spec in seen) > len(seen) // 2
+
+
+class Residual(torch.nn.Module):
+    """Blocks that add to an image from outside."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.inside = inside
+
+    def forward(self, x):
+        for convolution in self.convolutions:
+            x = self.inside(x, convolution(x))
+        return x
+
+
+RESIDUAL = {
+    "added": lambda x, y: x + y, "added to": lambda x, y: y + x * 2, "rows": lambda x, y: x + (y.permute(0, 2, 3, 1) @ torch.full((8, 8), 0.1)).permute(0, 3, 1, 2),
+    "with another": lambda x, y: x * torch.arange(576.0).view(2, 8, 6, 6) / 576 + y, "seen": lambda x, y: x.view(2, 8, 36).sin().view(2, 8, 6, 6) + y + x.mean(),
+}
+
+
+@pytest.mark.parametrize("inside", RESIDUAL)
+def test_blocks_that_add_to_their_input(inside):
+    torch.manual_seed(0)
+    model = Residual(RESIDUAL[inside])
+    twin, x = copy.deepcopy(model), torch.randn(2, 8, 6, 6)
+    expected, found = observed(model, model, x), observed(fs.compile(twin, fullgraph=True), twin, x)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+    assert found[1] == expected[1]
+
+
+def test_an_input_that_is_written_to_is_written_itself():
+    model = Residual(RESIDUAL["added"])
+    def fn(x):
+        y = model(x)
+        x.add_(y)
+        return x * 2
+    given, twin = (torch.randn(2, 8, 6, 6) for _ in range(2))
+    twin.copy_(given)
+    with torch.no_grad():
+        torch.testing.assert_close((fs.compile(fn)(given), given), (fn(twin), twin), rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_s_input_is_copied_once():
+    """What is added to the copy is channels-last: the next block needs no copy, and the result is put back."""
+    copies = []
+
+    def note(joint, *args, **kwargs):
+        copies.extend(node.kwargs["memory_format"] for node in joint.graph.nodes if node.target is aten.clone.default)
+        return fs.aot.min_cut_partition(joint, *args, **kwargs)
+    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=backends.channels_last,
+                                                             decompositions=backends.core_decompositions())
+    model = Residual(RESIDUAL["rows"])
+    fs.compile(model, backend=backend)(torch.randn(2, 8, 6, 6))
+    forward = copies[:copies.index(torch.contiguous_format)]
+    assert forward == [torch.channels_last]

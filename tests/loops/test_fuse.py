@@ -70,6 +70,13 @@ def test_softmax_from_parts_is_three_sweeps():
         return div""")
 
 
+@pytest.mark.parametrize("rows, shape, count", [(4096, (16,), 2), (16, (16,), 1), (4096, (4096, 1), 1)], ids=["lanes", "few rows", "a row's start"])
+def test_a_root_is_not_taken_in_every_lane(rows, shape, count):
+    """It is where many rows read it side by side: at no row's start could it be computed once."""
+    program = check(lambda x, v: x * torch.rsqrt(v + 1e-5), torch.randn(rows, 16), torch.rand(shape))
+    assert len(nests(program)) == count
+
+
 def test_an_expensive_prologue_is_computed_once_and_read_back():
     program = check(lambda x, w, b: layer_norm(F.gelu(x), w, b), X, torch.randn(16), torch.randn(16))
     nest, = nests(program)

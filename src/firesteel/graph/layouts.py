@@ -81,12 +81,28 @@ class _Layout:
         self.copies: dict[tuple[Node, Any, Any], Node] = {}         # (value, format, region of its reader) -> its copy
 
     def visit(self, node: Node) -> None:
+        before = node.args, node.kwargs
         if node in self.chosen:
             self._lay_images(node)
-        elif self.relaid.isdisjoint(node.all_input_nodes):
+        elif not self._read_copies(node) and self.relaid.isdisjoint(node.all_input_nodes):
             return
         if node.op == "output" or not self._derive(node):
+            if node not in self.chosen:
+                node.args, node.kwargs = before
             self._put_back(node)
+
+    def _read_copies(self, node: Node) -> bool:
+        """A pointwise node reads the channels-last copies that convolutions have of its arguments, where all of its images are in that format
+        then: what is added to a block's input stays channels-last, and the next block's convolution needs no copy."""
+        if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags or node.target._schema.is_mutable:
+            return False
+        region = node.meta.get("region")
+        found = {value: self.copies.get((value, torch.channels_last, region), value) for value in node.all_input_nodes}
+        images = [spec for spec in map(spec_of, found.values()) if spec is not None and _is_image(spec)]
+        if all(value is copy for value, copy in found.items()) or not all(spec.strides == channels_last_strides(spec.shape) for spec in images):
+            return False
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
+        return True
 
     def _lay_images(self, node: Node) -> None:
         args = list(node.args)

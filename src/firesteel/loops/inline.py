@@ -32,6 +32,7 @@ from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
 from firesteel.targets import CPU
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be recomputed at every point it is broadcast to
+CHEAP_IN_LANES = 5      # the same where it differs from lane to lane, so that no loop's start is a place for it: no division, no root
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
 FAULTS = ("floordiv", "mod", "fmod", "check_index")
 ROUNDING = bits("to")
@@ -60,6 +61,7 @@ class Use:
     count: int = 0              # distinct loads, each phase for itself
     points: int = 0             # elements that these read, all together
     broadcast: bool = False     # some load is at fewer indices than its phase has points
+    lanes: int = 0              # points of phases in which a broadcast load goes along the elements that are side by side in memory
     masked: bool = False
     partial: bool = False       # some load is not at plain axes: perhaps not all elements are read
 
@@ -117,6 +119,7 @@ class _Inliner:
 
     def _scan_phase(self, nest: Nest, phase: Phase, loads: list[Expr]) -> None:
         points = {axis.name for axis in (*nest.axes, *phase.axes)}
+        lanes = self._lanes(phase)
         number = cost.points((*nest.axes, *phase.axes))
         for load in loads:
             use = self.uses.setdefault(load.attr, Use())
@@ -125,10 +128,18 @@ class _Inliner:
             use.points += number
             use.masked |= load.op == "masked"
             if all(part.op in ("axis", "const") for part in index):
-                use.broadcast |= not points <= {part.attr for part in index}
+                along = {part.attr for part in index}
+                use.broadcast |= not points <= along
+                use.lanes += number if not points <= along and not lanes.isdisjoint(along) else 0
             else:
                 use.partial = True
                 use.broadcast |= not points <= axes_of(*index) or _repeats(index)
+
+    def _lanes(self, phase: Phase) -> set[str]:
+        """The axes along which a processor's kernel stores side by side."""
+        stored = [(store.index, self.program.buffers[store.buffer]) for store in phase.stores if store.buffer in self.program.buffers]
+        return {part.attr for index, buffer in stored if buffer.device == CPU
+                for part, stride in zip(index, buffer.strides) if stride == 1 and part.op == "axis"}
 
     def run(self) -> Program:
         steps: list[ProgramStep] = []
@@ -181,7 +192,7 @@ class _Inliner:
         return Definition(store.index, value, total, nodes)
 
     def _worth(self, total: int, nodes: int, name: str, use: Use) -> bool:
-        if nodes > cost.MOST_NODES or use.broadcast and total > CHEAP_BROADCAST:
+        if nodes > cost.MOST_NODES or use.broadcast and total > (CHEAP_IN_LANES if use.lanes >= cost.SMALL * 8 else CHEAP_BROADCAST):
             return False
         buffer = self.program.buffers[name]
         often = -(-use.points // max(cost.elements(buffer), 1))         # a window's loads read each element once
