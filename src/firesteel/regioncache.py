@@ -45,7 +45,7 @@ from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.prints import NATIVE, NoPrint, Prints, digest
 from firesteel.capture.region_code import END, RegionCode
 from firesteel.capture.region_text import Changed, RegionReader, RegionWriter, Unwritable, described, path_of, scope_name
-from firesteel.capture.source import Constants, Fixed, Local
+from firesteel.capture.source import Constants, Fixed, Item, Local
 from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
 from firesteel.errors import Location
@@ -243,13 +243,14 @@ class Keeping:
         return json.dumps({**about, **writer.tables(), "files": files}).encode() + b"\n" + marshal.dumps(made.run.__code__)
 
     def _always_holds(self, guard: Guard) -> bool:
-        """Is it about what nobody can change: a native function's own name, an operator of a namespace, or the parameters of a signature that
-        capture made?"""
+        """Is it about what nobody can change: a native function's own name, an operator of a namespace, a name in a module of ours, or the
+        parameters of a signature that capture made?"""
         root = guard.source.root if guard.source is not None else None
         if type(root) is not Fixed:
             return False
-        of_operators = type(root.key) is dict and root.key.get("__name__") in OPERATORS
-        return of_operators or isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
+        home = str(root.key.get("__name__")) if type(root.key) is dict else ""
+        own_name = is_in_package(home, "firesteel") and type(guard.source) is Item and guard.source.base is root
+        return home in OPERATORS or own_name or isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
 
     def _is_of_signature(self, obj: Any) -> bool:
         signatures = [one for one, _ in self.made.objects if isinstance(one, inspect.Signature)]
@@ -331,8 +332,9 @@ class Keeping:
                 raise NotKept(f"it executes {code.co_qualname} of {home}, which was found in a way that is not compared")
 
     def _homes(self) -> dict[str, str]:
+        """Without ours, which may not be loaded where the region is."""
         homes = {str(scope.get("__name__", "")) for scope in self.made.executed.values()}
-        return {home: path for home in homes if (path := file_of(home)) is not None}
+        return {home: path for home in homes if not is_in_package(home, "firesteel") and (path := file_of(home)) is not None}
 
 
 def is_ours(obj: Any) -> bool:

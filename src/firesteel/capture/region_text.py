@@ -226,12 +226,17 @@ def path_of(obj: Any) -> tuple[str, str] | None:
     return (home, name) if isinstance(home, str) and isinstance(name, str) and at_path(home, name) is obj else None
 
 
-def at_path(home: str, name: str) -> Any:
+def loaded(home: str) -> Any:
+    """A module by its name; ours are loaded where they are asked for."""
     if home not in sys.modules and is_in_package(home, "firesteel"):
         importlib.import_module(home)
+    return sys.modules.get(home)
+
+
+def at_path(home: str, name: str) -> Any:
     try:
-        return operator.attrgetter(name)(sys.modules[home])
-    except (KeyError, AttributeError):
+        return operator.attrgetter(name)(loaded(home))
+    except AttributeError:
         return None
 
 
@@ -328,7 +333,7 @@ class RegionReader:
         if how == "own":
             return self.own[about[0]]
         if how in ("scope", "module"):
-            found: Any = sys.modules.get(about[0]) or operators_of(about[0])
+            found: Any = loaded(about[0]) or operators_of(about[0])
             if found is None:
                 raise Changed(f"the module {about[0]} is not loaded")
             return found if how == "module" else found.__dict__
