@@ -19,7 +19,18 @@ import torch.fx
 from torch.compiler import is_dynamo_compiling
 
 from firesteel import artifacts, stages
-from firesteel.backends import BACKENDS, FOR_GPU, BudgetBackend, checked, expect_kernels, is_ours, lookup_backend, native, with_keywords
+from firesteel.backends import (
+    BACKENDS,
+    FOR_GPU,
+    BudgetBackend,
+    GpuBackend,
+    checked,
+    expect_kernels,
+    is_ours,
+    lookup_backend,
+    native,
+    with_keywords,
+)
 from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
@@ -132,7 +143,7 @@ def _first_backends() -> dict[str, Callable]:
 
 def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
-    is_kept = settings["backend"] is native and settings.get("spec") is None
+    is_kept = (settings["backend"] is native or isinstance(settings["backend"], GpuBackend)) and settings.get("spec") is None
     compiled = entry.compile_function(fn, make_world=_make_world, native_compiler=cpu.compiler_at_hand, steals=steals,
                                       first_backends=_first_backends(), kept=_kept_regions if is_kept else lambda: None,
                                       **{**own, "backend": checked(settings["backend"])})

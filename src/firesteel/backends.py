@@ -59,13 +59,15 @@ class GpuBackend:
 
     def __init__(self, recorded: bool | None, tuned: bool):
         self.recorded, self.compiler = recorded, functools.partial(pipeline.compile_native, recorded=recorded, tuned=tuned)
+        self.mode = f"recorded {recorded}, tuned {tuned}"      # in keys of the cache
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        return _native(gm, example_inputs, self.compiler, keep_inference_input_mutations=bool(self.recorded)) if _on_gpu(example_inputs) \
-            else native(gm, example_inputs)
+        return _native(gm, example_inputs, self.compiler, keep_inference_input_mutations=bool(self.recorded),
+                       cache=functools.partial(kept_programs, mode=self.mode)) if _on_gpu(example_inputs) else native(gm, example_inputs)
 
 
 FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((None, False, True), (False, True))}        # (recorded, tuned): one of each
+COMPILERS: dict[str, Callable] = {"": pipeline.compile_native, **{backend.mode: backend.compiler for backend in FOR_GPU.values()}}
 
 
 def _on_gpu(inputs: Sequence[Any]) -> bool:
@@ -87,9 +89,15 @@ def _settings(compiler: Callable = pipeline.compile_native) -> dict[str, Any]:
             "rewrite": rewrite}
 
 
-def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool, turns_on: bool, ranks: Any) -> Callable | None:
-    """What `native` makes of a captured graph that the cache has; None where it has not.  The graph is read where something needs it."""
-    made = functools.cache(lambda: aot.late_graphs(aot.Compilers.of(**_settings(), whole=whole)))
+def mode_of(backend: Callable) -> str:
+    """Of one that `checked` gave: what its programs' keys in the cache say of it."""
+    return getattr(getattr(backend, "__wrapped__", None), "mode", "")
+
+
+def kept(entry: ProgramEntry, read_graph: Callable[[], torch.fx.GraphModule], whole: bool, turns_on: bool, ranks: Any, mode: str) -> Callable | None:
+    """What the backend of this mode makes of a captured graph that the cache has; None where it has not.  The graph is read where something
+    needs it."""
+    made = functools.cache(lambda: aot.late_graphs(aot.Compilers.of(**_settings(COMPILERS[mode]), whole=whole)))
     late = kept_calls.LateGraphs(*(functools.partial(_compile_late, made, name) for name in kept_calls.LateGraphs.__match_args__))
     return kept_calls.compile_kept(entry, lambda *inputs: aot.program_of(read_graph())[0](*inputs), lambda *inputs: read_graph().forward(*inputs),
                                    late, turns_on, ranks)
@@ -99,17 +107,17 @@ def _compile_late(made: Callable[[], kept_calls.LateGraphs], name: str, *args: A
     return getattr(made(), name)(*args)
 
 
-def kept_parts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cache: Callable[..., ProgramEntry]) -> Callable:
+def kept_parts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], cache: Callable[..., ProgramEntry], mode: str) -> Callable:
     """The same of a graph that is compiled in parts: `cache` has all of them, or raises."""
-    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(), cache=cache)
+    return aot.compile_aot(gm, example_inputs, hookable_results=True, **_settings(COMPILERS[mode]), cache=cache)
 
 
-def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+def kept_programs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], mode: str = "") -> Any:
     """The place of a graph in the cache on disk, where there is one."""
     if not config.cache_dir:
         return None
     from firesteel import programcache  # with what reads and writes texts
-    return programcache.entry_of(gm, example_inputs)
+    return programcache.entry_of(gm, example_inputs, mode)
 
 
 @BACKENDS.row("aot_eager")

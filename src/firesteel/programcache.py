@@ -65,12 +65,12 @@ class NotKept(Exception):
     """Why a program is not in the cache."""
 
 
-def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None:
-    """The place of a captured graph; None where it has none."""
+def entry_of(gm: GraphModule, example_inputs: Sequence[Any], mode: str = "") -> DiskEntry | None:
+    """The place of a captured graph, compiled for a mode (backends.py); None where it has none."""
     try:
         with timed("program_cache"):
             check_asked()
-            key = gm.meta["program_key"] = key_of(gm, example_inputs)
+            key = gm.meta["program_key"] = key_of(gm, example_inputs, mode)
             return DiskEntry(key, env_of(gm))
     except NotKept as reason:
         text = str(reason)
@@ -78,9 +78,9 @@ def entry_of(gm: GraphModule, example_inputs: Sequence[Any]) -> DiskEntry | None
         return None
 
 
-def known_entry(graph: str) -> DiskEntry:
+def known_entry(graph: str, mode: str = "") -> DiskEntry:
     """The place of a captured graph without symbols, of which the text is known."""
-    return DiskEntry(key_of_text(graph), None)
+    return DiskEntry(key_of_text(graph, mode), None)
 
 
 def check_asked() -> None:
@@ -105,7 +105,7 @@ def env_of(gm: GraphModule) -> ShapeEnv | None:
     return next((env for node in gm.graph.find_nodes(op="placeholder") if (env := dumps.environment(node.meta.get("val"))) is not None), None)
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], mode: str = "") -> ProgramKey:
     if any(not node.op.startswith(("call_", "placeholder", "output")) for node in gm.graph.nodes):
         raise NotKept("it holds a tensor or a graph of its own")
     text = dumps.graph_text(gm, hands_on=bool(gm.meta.get("hands_on")))
@@ -113,12 +113,12 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
     check_text(text + inputs)
     if re.search(r"\bunbacked\(", text):
         raise NotKept("it has sizes that only run time knows")
-    return key_of_text(f"{text}{INPUTS}{inputs}")
+    return key_of_text(f"{text}{INPUTS}{inputs}", mode)
 
 
-def key_of_text(graph: str) -> ProgramKey:
+def key_of_text(graph: str, mode: str = "") -> ProgramKey:
     """With what GPUs decide, where the text names one."""
-    return ProgramKey(graph, fact_texts() | (cuda.facts() if CUDA in graph else {}))
+    return ProgramKey(graph, fact_texts() | (cuda.facts() if CUDA in graph else {}) | ({"mode": mode} if mode else {}))
 
 
 def fact_texts() -> dict[str, str]:

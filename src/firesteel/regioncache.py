@@ -150,7 +150,8 @@ def key_of(region: Any, inputs: Sequence[Any]) -> str:
     path = path_of(fn) or str(getattr(fn, "__qualname__", ""))
     about: dict[str, Any] = {
         "name": region.name, "function": path, "arguments": region.arg_names, "place": str(region.place()),
-        "positional": getattr(region, "positional", None), "fullgraph": root.fullgraph, "dynamic": root.dynamic, "learnt": region.policy.text(),
+        "positional": getattr(region, "positional", None), "fullgraph": root.fullgraph, "dynamic": root.dynamic,
+        "mode": backends.mode_of(root.backend), "learnt": region.policy.text(),
         "inputs": [input_text(value, Local(name), region.policy) for name, value in zip(region.arg_names, inputs)]}
     settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
     if groups():        # what the program asks of it, capture takes as constants
@@ -267,7 +268,8 @@ class Keeping:
         if parts and (env := programcache.env_of(graph)) is not None and env.symbols:
             raise NotKept("its graph has symbols, and is compiled in parts")
         key = programcache.key_of(graph, examples(graph)) if parts else keys[0]
-        return {"program": key.graph, "parts": [part.graph for part in parts], "turns_on": aot.program_of(graph)[1],
+        return {"program": key.graph, "mode": keys[0].facts.get("mode", ""), "parts": [part.graph for part in parts],
+                "turns_on": aot.program_of(graph)[1],
                 "calls": sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes), **traces(graph, self._homes())}
 
     def _break(self) -> dict[str, Any]:
@@ -369,12 +371,12 @@ def examples(graph: torch.fx.GraphModule) -> list[Any]:
 
 # ---------------------------------------------------------------- reading
 
-def part_entry(known: Iterator[str], graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+def part_entry(known: Iterator[str], mode: str, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     """The place of the next part of a graph.  The texts of its inputs may differ: a graph that was read does not know what they are views of."""
     text = next(known, "")
     if dumps.graph_text(graph, hands_on=bool(graph.meta.get("hands_on"))) != text.rpartition(programcache.INPUTS)[0]:
         raise Changed("its graph is cut at other places")
-    entry = programcache.known_entry(text)
+    entry = programcache.known_entry(text, mode)
     found = entry.outline()
     if found is None:
         raise Changed("a part of its program is not in the cache")
@@ -461,8 +463,9 @@ class Loading:
         with torchstate.outside_inference():
             if self.about["parts"]:
                 return self._parts()
-            entry = programcache.known_entry(self.about["program"])
-            compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"], self.about["ranks"])
+            entry = programcache.known_entry(self.about["program"], self.about["mode"])
+            compiled = backends.kept(entry, self.read_graph, self.region.root.fullgraph, self.about["turns_on"], self.about["ranks"],
+                                     self.about["mode"])
         if compiled is None:
             raise Changed("its program is not in the cache")
         return compiled
@@ -472,7 +475,8 @@ class Loading:
         for node in graph.graph.find_nodes(op="placeholder"):
             if isinstance(node.meta["val"], torch.Tensor) and "held" not in node.meta:     # as all are but parameters, when a graph is cut
                 node.meta["val"]._is_param = True
-        return backends.kept_parts(graph, examples(graph), functools.partial(part_entry, iter(self.about["parts"])))
+        entries = functools.partial(part_entry, iter(self.about["parts"]), self.about["mode"])
+        return backends.kept_parts(graph, examples(graph), entries, self.about["mode"])
 
     def _run(self) -> Callable[..., Any]:
         names = {name: self._name(data) for name, data in self.about["names"].items()}

@@ -1,6 +1,7 @@
 """Programs of GPUs in the cache and in packages: with an emulated driver, and at the end on a GPU where there is one."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,11 +13,12 @@ import torch
 import torch.nn.functional as F
 
 import firesteel as fs
-from firesteel import programcache
+from firesteel import backends, pipeline, programcache
 from firesteel.artifacts import counters
 from firesteel.errors import PackageError
 from firesteel.runtime import graphs
 from firesteel.shipping import info
+from firesteel.targets import CUDA
 
 
 @pytest.fixture
@@ -88,6 +90,30 @@ def test_how_a_program_is_recorded_is_kept(cache, driver, monkeypatch):
         want = written(x.clone(), y)
         assert_close([fs.compile(written)(x, y), x], [want, torch.full((6, 8), 2.0)])
     assert len(made) == 2 and made[0] == made[1] and made[0].tensors == (0, 1) and counters["native"]["program_hits"] == 1
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (None, True), (True, True)], ids=["recorded", "tuned", "both"])
+def test_programs_of_modes_are_found_by_their_mode(cache, driver, monkeypatch, wanted):
+    """Forward and backward, with what records them; not by another mode, nor without one."""
+    monkeypatch.setattr(backends, "_on_gpu", lambda inputs: True)
+    monkeypatch.setattr(graphs.Recording, "__call__", lambda self, *given: self.call(*given))
+    monkeypatch.setattr(graphs, "FEW_STEPS", 0)
+    monkeypatch.setitem(pipeline.TARGETS._rows, CUDA, dataclasses.replace(pipeline.TARGETS[CUDA], tune=lambda plan, kernels: tuned.append(plan) or kernels))
+    tuned, recorded, original = [], [], graphs.Recording.__init__
+
+    def init(self, facts, call):
+        original(self, facts, call)
+        recorded.append(facts)
+    monkeypatch.setattr(graphs.Recording, "__init__", init)
+    want = outcome(chain)
+    assert_close(outcome(fs.compile(chain, backend=backends.FOR_GPU[wanted])), want)
+    made, measured = list(recorded), len(tuned)
+    assert len(made) == 2 * bool(wanted[0]) and measured == 2 * wanted[1] and not counters["regions_not_kept"], counters["regions_not_kept"]
+    for other, hits in ((wanted, 2), ((False, False), 0)):
+        fs.reset()
+        assert_close(outcome(fs.compile(chain, backend=backends.FOR_GPU[other])), want)
+        assert counters["native"]["program_hits"] == hits and counters["native"]["region_hits"] == bool(hits)
+    assert recorded[len(made):] == made and len(tuned) == measured
 
 
 def test_the_twin_of_a_found_kernel(cache, driver, monkeypatch):
