@@ -23,6 +23,7 @@ function, a call later.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
@@ -47,6 +48,7 @@ MOST_WAITED = 64
 PAYS = 16                       # replays that are worth a recording
 FEW_STEPS = 4                   # fewer are launched as quickly one by one
 WARM_CALLS = 2
+THREAD_LOCAL = 1                # what other threads do meanwhile is their own
 MANY_STEPS = 12                 # by default: enough that a replay saves more than it costs,
 BYTES_A_STEP = 16 << 20         # where a step writes less on average, for which a GPU takes no longer than its host,
 MOST_HELD = 512 << 20           # and buffers are not larger in all: a graph keeps its memory
@@ -240,14 +242,12 @@ class Recording:
         with torch.inference_mode(False):       # they are written in other modes too
             self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moves for x in (inputs[k],)}
         self.stream, self.settings = torch._C._cuda_getCurrentRawStream(self.index), _settings()
-        graph, before = torch.cuda.CUDAGraph(), self._versions(inputs)
-        own = [self.moving.get(k, x) for k, x in enumerate(inputs)]
         pool = _shared(self.index).pool_of(self.stream) if self.facts.shares else None
+        graph, before = CapturedCall(self.index, self.stream, pool), self._versions(inputs)
+        own = [self.moving.get(k, x) for k, x in enumerate(inputs)]
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                results = self.call([*own]) if self._boxed_call else self.call(*own)
+            results = graph.capture(lambda: self.call([*own]) if self._boxed_call else self.call(*own))
         except RuntimeError as error:       # a library call that waits for the device, say
-            _end_of_capture()
             return self._give_up(str(error), given)
         self.graph, self.results = graph, results
         self.makers = [self._maker(k, result, own) for k, result in enumerate(results)]
@@ -303,6 +303,52 @@ class Recording:
         return tuple([made[id(result)] for result in self.results])
 
 
+class CapturedCall:
+    """What a call asks of a device on one stream, as a CUDA graph.  Not torch's own: while that one captures no other thread may draw random numbers,
+    and nobody if it fails; and it gives all cached memory back first."""
+
+    def __init__(self, index: int, stream: int, pool: Any = None):
+        self.index, self.stream, self.pool = index, ctypes.c_void_p(stream), pool or torch.cuda.graph_pool_handle()
+        self.program, self.holds_pool = ctypes.c_void_p(), False
+
+    def capture(self, call: Callable[[], tuple]) -> tuple:
+        torches: Any = torch._C
+        with torch.cuda.stream(_capture_stream(self.index, self.stream.value or 0)):
+            torches._cuda_beginAllocateCurrentThreadToPool(self.index, self.pool)
+            self.holds_pool = True
+            try:
+                return self._capture(ctypes.c_void_p(torches._cuda_getCurrentRawStream(self.index)), call)
+            finally:
+                torches._cuda_endAllocateToPool(self.index, self.pool)
+
+    def _capture(self, stream: Any, call: Callable[[], tuple]) -> tuple:
+        driver, graph = cuda.driver().call, ctypes.c_void_p()
+        driver("cuStreamBeginCapture_v2", stream, THREAD_LOCAL)
+        try:
+            results = call()
+        finally:
+            driver("cuStreamEndCapture", stream, ctypes.byref(graph))
+        driver("cuGraphInstantiateWithFlags", ctypes.byref(self.program), graph, ctypes.c_uint64(0))
+        driver("cuGraphDestroy", graph)
+        return results
+
+    def replay(self) -> None:
+        cuda.driver().call("cuGraphLaunch", self.program, self.stream)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):        # the process ends, say
+            if self.program.value:
+                cuda.driver().call("cuGraphExecDestroy", self.program)
+            if self.holds_pool:
+                torch._C._cuda_releasePool(self.index, self.pool)
+
+
+@functools.cache
+def _capture_stream(index: int, stream: int) -> Any:
+    """One for each stream that graphs run on: libraries have memory of their own for each."""
+    return torch.cuda.Stream(index)
+
+
 class _Shared:
     """Memory of graphs that lend none of it, and who may replay one of them."""
 
@@ -326,12 +372,6 @@ def _settings() -> tuple:
     """What a library's choice of kernels depends on, and capture does not guard."""
     get: Any = torch._C
     return get._get_cudnn_allow_tf32(), get._get_cudnn_deterministic(), get._get_cudnn_benchmark(), get._get_cudnn_enabled()
-
-
-def _end_of_capture() -> None:
-    """A capture that failed leaves torch's random generators as if it went on, until another one ends."""
-    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-        pass
 
 
 def _copied(result: Any, inputs: Sequence[Any]) -> Any:
