@@ -459,3 +459,13 @@ def _no_dimensions(x, mask):
 @found("one element copied to a place", (((5,), (7,)), f32, "contiguous", "inner"), (((), ()), f32, "contiguous", "inner"))
 def _copied_element(x, y):
     return x.index_copy(0, torch.tensor([1], device=x.device), y) * 2
+
+
+@found("overlap-add of a complex window", (((10, 10), (10, 12)), torch.complex64), (((8,), (8,)), torch.complex64))
+def _complex_window(z, window):
+    return torch.istft(z, 10, window=window + 2, win_length=8, return_complex=True)
+
+
+@found("truncated quotient of bf16", (((40, 41), (17, 30)), bf16))
+def _truncated(x):
+    return torch.div(x * 64, x.flip(0) + 0.125, rounding_mode="trunc"), torch.div(x * 64, 3, rounding_mode="trunc")

@@ -144,6 +144,14 @@ def compute_div_mode(x, y, rounding_mode=None):
     return S.floordiv(S.sub(x, S.fmod(x, y)), y)
 
 
+@decomposition("div.Tensor_mode div.Scalar_mode")
+def decompose_div_mode(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """Eager rounds the quotient of 16-bit floats before it is truncated."""
+    if rounding_mode != "trunc" or torch.result_type(x, y) not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    return aten.trunc.default(x / y)
+
+
 def _refuse_zero_divisor(x: Any, y: Any) -> None:
     """An integer divided by zero is an error in eager; only a constant divisor is known not to be zero."""
     dtype = x.dtype if isinstance(x, Expr) else y.dtype

@@ -76,7 +76,7 @@ ALWAYS_VIEWS = {aten.view.default, aten._unsafe_view.default, aten._reshape_alia
 
 
 @lowering("view _unsafe_view reshape _reshape_alias flatten.using_ints view_as")
-def lower_view(b: Builder, out: Any, x: Operand, *_: Any) -> Any:
+def lower_view(b: Builder, out: Any, x: Operand, *_: Any) -> Operand:
     """A reshape of a reshape is one reshape.  Strided only if the layout really is a view of x's."""
     source = x.reshaped or x
     shape = tuple(out.shape)
@@ -84,7 +84,7 @@ def lower_view(b: Builder, out: Any, x: Operand, *_: Any) -> Any:
         return source
     strided = x.strided and (b.target in ALWAYS_VIEWS or _is_view_of(out, x.spec))
     if not strided and x.dtype not in LOOP_DTYPES:
-        return NotImplemented
+        source, strided = b.contiguous(source), True
     source = source if strided else b.readable(source)
     return source.through(out, reshape_index(source.shape, shape), strided, reshaped=source)
 

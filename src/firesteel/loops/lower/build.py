@@ -118,8 +118,10 @@ class Builder:
 
     def readable(self, x: Operand) -> Operand:
         """x, or a copy of it where its elements cannot be addressed by an index map."""
-        if not x.opaque:
-            return x
+        return self.contiguous(x) if x.opaque else x
+
+    def contiguous(self, x: Operand) -> Operand:
+        """A copy by the library, for what loops cannot read."""
         return self.call(torch.ops.aten.clone.default, (x,), {"memory_format": torch.contiguous_format}, _contiguous(x.spec))
 
     def all_readable(self, value: Any) -> Any:
