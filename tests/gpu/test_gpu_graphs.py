@@ -275,6 +275,15 @@ def test_what_is_recorded_by_default(program, why):
     assert why in found and bool(why) == bool(found)
 
 
+def test_by_default_no_memory_is_lent_to_the_user(recording, monkeypatch):
+    monkeypatch.setattr(graphs, "refusal", lambda plan, lent: "")
+    monkeypatch.setattr(graphs, "default_refusal", lambda plan: "")
+    alone, shown = (program_of(False, outputs) for outputs in ((whole("y"), whole("z")), (whole("y"), whole("y"))))
+    assert isinstance(graphs.recorded(alone, host, {0: 2}, True, None), graphs.Recording)
+    assert graphs.recorded(shown, host, {0: 2}, True, None) is host and isinstance(graphs.recorded(shown, host, {0: 2}, True), graphs.Recording)
+    assert graphs.recorded(alone, host, {0: 2}, False, None) is host        # training
+
+
 def test_a_lent_result_lies_in_the_graphs_memory(lending):
     w, cache, places, inputs = torch.randn(3), torch.zeros(3), set(), [torch.randn(3) for _ in range(6)]      # all kept: each has its own address
     for x in inputs:

@@ -98,8 +98,8 @@ def recorded(plan: Plan, call: Callable[..., tuple], lent: Collection[int] = (),
     in the graph's memory."""
     if asked is None and not inference:
         return call
-    lent = _with_aliases(plan, lent)
-    why = refusal(plan, lent) or asked is None and default_refusal(plan)
+    own, lent = lent, _with_aliases(plan, lent)
+    why = refusal(plan, lent) or asked is None and (default_refusal(plan) or not lent <= set(own) and "it returns what it writes to an input")
     if why:
         _tell(f"a program is not recorded as a CUDA graph: {why}")
         return call
