@@ -110,6 +110,31 @@ def test_batch_norm_in_training_with_symbolic_sizes(cache, layer, shape):  # noq
     assert counters["native"]["region_hits"] == 1 and "capture" not in fs.stage_times(), dict(counters["regions_not_kept"])
 
 
+def chooses(x):
+    y = x * 2
+    if x.sum() > 0:
+        y = y.sin()
+    elif x.max() > 0.5:
+        y = y.cos()
+    return y * 3
+
+
+def repeats(x):
+    while x.abs().sum() < 100 and x.max() < 30:
+        x = x * 2 + 1
+    return x.tanh()
+
+
+@pytest.mark.parametrize("fn", [chooses, repeats], ids=lambda fn: fn.__name__)
+def test_branches_and_loops_on_data(cache, fn):  # noqa: F811
+    for _ in range(2):
+        fs.reset()
+        compiled = fs.compile(fn, fullgraph=True)
+        for scale in (1, -1, 30):
+            torch.testing.assert_close(run(compiled, lambda: x(3, 4) * scale + 0.1), run(fn, lambda: x(3, 4) * scale + 0.1))
+    assert counters["native"]["region_hits"] == 1 and not {"capture", "joint"} & fs.stage_times().keys(), dict(counters["regions_not_kept"])
+
+
 def goes_on(x):
     hidden = x.tanh()
     return hidden, hidden.sin().sum()

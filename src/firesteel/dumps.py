@@ -28,6 +28,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from firesteel.autograd.backwards import ResultOfOperator
+from firesteel.autograd.branches import MAKERS
 from firesteel.autograd.custom import CustomFunction, ValueRef
 from firesteel.autograd.regions import module_of
 from firesteel.errors import UserError
@@ -229,6 +230,8 @@ def all_nodes(gm: GraphModule) -> Iterable[Node]:
             yield from all_nodes(body)
         if custom := custom_of(node):
             yield from (*all_nodes(custom.forward), *all_nodes(custom.backward))
+        for body in bodies_of(node):
+            yield from all_nodes(body)
 
 
 def attribute(gm: GraphModule, node: Node) -> Any:
@@ -280,6 +283,8 @@ def function_lines(gm: GraphModule, name: str) -> list[str]:
         else:
             if custom := custom_of(node):
                 lines += custom_lines(custom, f"{name}_{node.name}")
+            if bodies := bodies_of(node):
+                lines += bodies_lines(str(node.target.__name__), bodies, f"{name}_{node.name}")
             if node.op == "get_attr":
                 lines.append(f"{str(node.target).replace('.', '_')} = {TextWriter().text(attribute(gm, node))}")
             body.append(f"    {node.name}: {type_text(node)} = {call_text(node, f'{name}_{node.name}')}")
@@ -290,6 +295,16 @@ def function_lines(gm: GraphModule, name: str) -> list[str]:
 def custom_of(node: Node) -> CustomFunction | None:
     """The user's autograd function that a node applies."""
     return getattr(node.target, "custom", None) if node.op == "call_function" else None
+
+
+def bodies_of(node: Node) -> Sequence[GraphModule]:
+    """The captured graphs of a branch or a loop on data (autograd/branches.py)."""
+    return getattr(node.target, "bodies", ()) if node.op == "call_function" and getattr(node.target, "__name__", "") in MAKERS else ()
+
+
+def bodies_lines(kind: str, bodies: Sequence[GraphModule], name: str) -> list[str]:
+    graphs = [line for place, body in enumerate(bodies) for line in function_lines(body, f"{name}_{place}")]
+    return [*graphs, f"{name} = with_bodies({kind!r}, {name!r}, {len(bodies)})"]
 
 
 def custom_lines(custom: CustomFunction, name: str) -> list[str]:
@@ -310,7 +325,7 @@ def call_text(node: Node, custom: str = "") -> str:
     if node.op == "call_method":
         return f"{args[0]}.{node.target}({', '.join([*args[1:], *named])})"
     called = name_of(node.target) if node.op == "call_function" else f"unreadable({str(node.target)!r})"
-    return f"{custom if custom and custom_of(node) else called}({', '.join([*args, *named])})"
+    return f"{custom if custom and (custom_of(node) or bodies_of(node)) else called}({', '.join([*args, *named])})"
 
 
 def type_text(node: Node) -> str:
@@ -425,7 +440,7 @@ class GraphReader:
         cpu = HOST
         self.names: dict[str, Any] = {
             **NAMES, "backed": self.backed, "unbacked": lambda *about: self.backed(None, *about), "known": self.env.decide,
-            "assumed": self.env.assume, "tagged": self.tagged, "custom": self.custom,
+            "assumed": self.env.assume, "tagged": self.tagged, "custom": self.custom, "with_bodies": self.with_bodies,
             **{name: TensorType(Spec((), (), 0, dtype, cpu)) for name, dtype in DTYPES.items()}}
         self.symbol = ""                    # the one being assigned
         self.settings: dict[str, Any] = {}
@@ -457,6 +472,9 @@ class GraphReader:
         reads = [ValueRef(*ref) for ref in facts.pop("reads")]
         graphs = {part: self.settings[f"{name}_{part}"] for part in ("forward", "backward")}
         return CustomFunction(**facts, **graphs, reads=reads).applied()
+
+    def with_bodies(self, kind: str, name: str, count: int) -> Callable[..., Any]:
+        return MAKERS[kind](*(self.settings[f"{name}_{place}"] for place in range(count)))
 
     def tagged(self, kind: Any, **tags: Any) -> Tagged:
         return Tagged(kind, tags)
