@@ -48,7 +48,7 @@ FEATURES = {
         autograd/arrived capture/values/engine_objects""",
     "checkpointing: policies, budgets, recomputed regions": """autograd/budget autograd/recomputations autograd/regions autograd/optimes
         graph/policies graph/random_state""",
-    "branches and loops on data": """autograd/branches capture/joins capture/arms capture/rounds capture/control_flow capture/values/comparisons
+    "branches and loops on data": """autograd/branches capture/joins capture/arms capture/rounds capture/values/nested_regions capture/control_flow capture/values/comparisons
         capture/values/known_data""",
     "distributed": "autograd/ranks capture/collectives capture/dtensors ops/collectives",
     "programs and regions between processes, code without LLVM, tiers, a quick import": """programcache autograd/outline runtime/elf tiers regioncache

@@ -336,3 +336,81 @@ def test_programs_ask_a_compiled_module_for_the_original():
     compiled = fs.compile(model)
     assert compiled._orig_mod is model and fs.compile(compiled)._orig_mod is model
     assert list(compiled.state_dict()) == list(model.state_dict()) and "_orig_mod" not in dict(compiled.named_modules())
+
+
+@torch.compiler.nested_compile_region
+def nested_block(x, w, options):
+    y = torch.nn.functional.dropout(x @ w, options["p"]).relu()
+    return y, {"norm": y.square().mean(), "name": "layer"}
+
+
+def nested_blocks(x, weights):
+    norms = []
+    for w in weights:
+        x, more = nested_block(x, w, {"p": 0.5})
+        norms.append(more["norm"])
+    return x, sum(norms), more["name"]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+def test_a_nested_region_is_compiled_once(train):
+    """All equal calls, with weights of their own; values, gradients and random numbers as in eager."""
+    x, weights = torch.randn(4, 4), [torch.randn(4, 4) for _ in range(6)]
+    results, graphs = [], []
+
+    def counted(gm, inputs):
+        graphs.append(gm)
+        return fs.backends.lookup_backend("native")(gm, inputs)
+    for f in (nested_blocks, fs.compile(nested_blocks, backend=counted, fullgraph=True)):
+        given = [x.clone().requires_grad_(train), *(w.clone().requires_grad_(train) for w in weights)]
+        torch.manual_seed(0)
+        out, norm, name = f(given[0], given[1:])
+        assert name == "layer"
+        if train:
+            (out.sum() + norm).backward()
+        results.append([out, norm, *(t.grad for t in given)])
+    torch.testing.assert_close(*results)
+    (graph,) = graphs
+    assert len({node.target for node in graph.graph.nodes if getattr(node.target, "bodies", ())}) == 1
+    assert sum(bool(getattr(node.target, "bodies", ())) for node in graph.graph.nodes) == 6
+
+
+def test_nested_regions_that_are_inlined():
+    """One that writes to what it is given, one that gives a view, one that breaks."""
+    @torch.compiler.nested_compile_region
+    def writes(x):
+        return x.add_(1) * 2
+
+    @torch.compiler.nested_compile_region
+    def views(x):
+        return x[0]
+
+    @torch.compiler.nested_compile_region
+    def breaks(x):
+        return x * x.sum().item()
+    for region in (writes, views, breaks):
+        compiled, x, y = fs.compile(lambda t, region=region: region(t) + region(t + 1)), torch.ones(3, 3), torch.ones(3, 3)
+        torch.testing.assert_close(compiled(x), region(y) + region(y + 1))
+        torch.testing.assert_close(x, y)
+
+
+def test_nested_regions_of_modules_and_sizes():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x):
+            return x + self.linear(x).tanh()
+    model = torch.nn.Sequential(*(Block() for _ in range(3)))
+    compiled = fs.compile(model, fullgraph=True, dynamic=True)
+    for rows in (2, 5, 7):
+        x = torch.randn(rows, 4)
+        results = []
+        for f in (compiled, model):
+            model.zero_grad()
+            out = f(x)
+            out.sum().backward()
+            results.append([out, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(*results)

@@ -47,6 +47,16 @@ def loop_of(body: Callable[..., Any]) -> Callable[..., Any]:
     return loop
 
 
+def region_of(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A nested region: the body, which other calls share."""
+
+    def region(*inputs: Any) -> Any:
+        return body(*inputs)
+
+    region.bodies, region.made_for_real = (body,), True     # type: ignore[attr-defined]
+    return region
+
+
 def leaf(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with a gradient where it has none."""
     return tensor if tensor.requires_grad or not torch.is_grad_enabled() else tensor.detach().requires_grad_()
@@ -69,7 +79,7 @@ def check_of(exit: Any, leaves: bool) -> Callable[..., Any]:
     return check
 
 
-MAKERS: dict[str, Callable[..., Any]] = {"branch": branch_of, "loop": loop_of}
+MAKERS: dict[str, Callable[..., Any]] = {"branch": branch_of, "loop": loop_of, "region": region_of}
 
 
 def has_bodies(node: Node) -> bool:
@@ -85,13 +95,17 @@ def inside_bodies(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def compile_bodies(nodes: Sequence[Node], compiler: Callable[[GraphModule], Callable], sizes: Sequence[Node], before: Sequence[StateCall],
-                   behind: Sequence[StateCall]) -> None:
-    """Gives each call among the nodes the compiled bodies.  They take `sizes` too, and run under the states of torch that `before` sets."""
+                   behind: Sequence[StateCall], known: dict[Any, Callable]) -> None:
+    """Gives each call among the nodes the compiled bodies.  They take `sizes` too, and run under the states of torch that `before` sets.  Calls that
+    share a body (`known`) share what it is compiled to."""
     for node in nodes:
         if has_bodies(node):
             target: Any = node.target
             node.args = (*node.args, *sizes)
-            node.target = MAKERS[target.__name__](*(compiler(as_graph(body, sizes, before, behind)) for body in target.bodies))
+            key = target, tuple(str(size.meta["val"]) for size in sizes), repr((before, behind))
+            if key not in known:
+                known[key] = MAKERS[target.__name__](*(compiler(as_graph(body, sizes, before, behind)) for body in target.bodies))
+            node.target = known[key]
 
 
 def as_graph(body: GraphModule, sizes: Sequence[Node], before: Sequence[StateCall], behind: Sequence[StateCall]) -> GraphModule:

@@ -70,7 +70,9 @@ def compile_in_segments(gm: GraphModule, backend: Callable[[GraphModule, list], 
     bind_sizes(gm, parts)
     given = {node for part in parts for node in part.read_nodes()}.union(node for node in results_of(gm) if isinstance(node, Node))
     histories = Histories()
-    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), histories) for part in parts]
+    bodies: dict[Any, Callable] = {}
+    steps = [make_step(part, [node for node in part.nodes if node in given], backend, any(map(seams, part.nodes)), histories, bodies)
+             for part in parts]
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     results = results_of(gm)
     last_use = {node: n for n, part in enumerate(parts) for node in part.read_nodes()}
@@ -270,11 +272,12 @@ class Histories:
         self.untracked = {node for node in self.untracked if memories.isdisjoint(id(memory_of(val)) for val in tensors_in(node.meta["val"]))}
 
 
-def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool, known: Histories) -> SegmentStep:
+def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], seam: bool, known: Histories,
+              bodies: dict[Any, Callable]) -> SegmentStep:
     """A seam runs as it is, but for the bodies of branches."""
     if seam:
         known.may_track(stretch.reads)
-        return SeamStep(seam_module(stretch, writes, backend).forward, stretch, writes)
+        return SeamStep(seam_module(stretch, writes, backend, bodies).forward, stretch, writes)
     flips = {node: found for node in stretch.reads if (found := bits(node))}
     literals = literals_read(stretch)
     examples = [*(example(node, literals.get(node), known) for node in stretch.reads), *(size.example() for size in stretch.sizes)]
@@ -284,7 +287,7 @@ def make_step(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModu
     return SegmentStep(compiled, stretch, writes, [(place, flips[node]) for place, node in enumerate(stretch.reads) if node in flips])
 
 
-def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable]) -> GraphModule:
+def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphModule, list], Callable], bodies: dict[Any, Callable]) -> GraphModule:
     if not any(map(has_bodies, stretch.nodes)):
         return as_module(stretch, writes, {})
 
@@ -299,7 +302,8 @@ def seam_module(stretch: Stretch, writes: list[Node], backend: Callable[[GraphMo
     bare = Stretch([], stretch.nodes, [])       # the bodies set the states of torch themselves
     bare.sizes = stretch.sizes
     module = as_module(bare, writes, {})
-    compile_bodies(list(module.graph.nodes), compiler, module.graph.find_nodes(op="placeholder")[len(bare.reads):], stretch.before, stretch.behind)
+    sizes = module.graph.find_nodes(op="placeholder")[len(bare.reads):]
+    compile_bodies(list(module.graph.nodes), compiler, sizes, stretch.before, stretch.behind, bodies)
     module.recompile()
     return module
 

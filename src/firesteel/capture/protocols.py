@@ -138,6 +138,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     imported: dict[str, tuple[str, ...]]
     joining: int
     round: Any
+    regions: dict[Any, Any]
     aliases: list[Any]
     exit: Callable[[int], Any] | None
 

@@ -47,12 +47,6 @@ for _name, _value in {
 CALLS.row(marks.mark_dynamic, marks.maybe_mark_dynamic, marks.mark_static, marks.mark_unbacked)(answer(None))
 
 
-@BY_NAME.row("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder")
-def call_region(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """torch.compiler.nested_compile_region: the function itself.  Equal bodies have equal kernels, which are compiled once."""
-    return m.look(args[0]).call(m, args[1:], kwargs)
-
-
 @BY_NAME.row("torch.compiler.is_compiling")
 def call_is_compiling(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     """Yes; but a module's call that knew it would leave out hooks that are to run when forward raises."""
