@@ -38,7 +38,7 @@ class Net(nn.Module):
         return x
 
 
-def trained(make, compile=fs.compile, same_data=False, step=None):
+def trained(make, compile=fs.compile, same_data=False, step=None, tolerance=1e-5):
     """A model, made twice from the same numbers: output and gradients after two steps, compiled and not."""
     def steps(around):
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ def trained(make, compile=fs.compile, same_data=False, step=None):
             out = call(x)
             out.square().mean().backward()
         return out, [p.grad for p in model.parameters() if p.grad is not None]
-    return compared(lambda: steps(lambda model: model), compiled=lambda eager: lambda: steps(compile), tolerance=1e-5)
+    return compared(lambda: steps(lambda model: model), compiled=lambda eager: lambda: steps(compile), tolerance=tolerance)
 
 
 def program_operators():
@@ -70,6 +70,17 @@ def program_conversions():
             return x
         return t.redistribute(placements=[Replicate()]).to_local() + 1, t.sum().full_tensor()
     return compared(f, WHOLE)
+
+
+def program_facts_of_dtensors():
+    def f(t):
+        place, = t.placements
+        if not place.is_shard() or place.is_replicate() or t.device_mesh.size() != MESH.shape[0]:
+            return t
+        y = t.to_local() * (place.dim + 2) + t.device_mesh.get_coordinate()[0] + t.device_mesh.get_local_rank()
+        dist.all_reduce(y, group=t.device_mesh.get_group())
+        return y
+    return compared(f, PART)
 
 
 def program_gradients_of_dtensors():

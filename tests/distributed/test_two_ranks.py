@@ -7,7 +7,7 @@ from ranks import has_loopback, run_ranks
 
 HERE = pathlib.Path(__file__).parent
 ONE_GRAPH = {"equal": True, "graphs": 1, "breaks": []}
-CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_leaves", "all_gather", "reduce_scatter", "all_to_all", "lists_of_all_to_all", "reduce", "gather_and_scatter", "coalesced", "send_and_receive", "exchange", "exchange_goes_on_outside", "batch_of_exchanges", "functions_with_groups", "differentiable_collectives", "broadcast_and_barrier", "functional", "functional_gradients", "gradients_past_a_collective", "unread_results_are_not_dropped", "operators", "relu", "conversions", "gradients_of_dtensors", "tensor_parallel", "ddp_around_compiled"]
+CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_leaves", "all_gather", "reduce_scatter", "all_to_all", "lists_of_all_to_all", "reduce", "gather_and_scatter", "coalesced", "send_and_receive", "exchange", "exchange_goes_on_outside", "batch_of_exchanges", "functions_with_groups", "differentiable_collectives", "broadcast_and_barrier", "functional", "functional_gradients", "gradients_past_a_collective", "unread_results_are_not_dropped", "operators", "relu", "conversions", "facts_of_dtensors", "gradients_of_dtensors", "tensor_parallel", "ddp_around_compiled"]
 # What prepares the ranks runs between graphs, once before the module and once after it.
 AROUND = ["fsdp1", "ddp", "ddp_static_graph", "ddp_unused_parameters", "ddp_communication_hook", "ddp_no_sync", "zero"]
 
@@ -20,6 +20,20 @@ def test_programs(tmp_path):
         check(results)
     assert results["kernels_are_made_once"] == len(list((tmp_path / "common").rglob("*.o"))) > 0
     keys_are_those_of_all_ranks(tmp_path)
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="docs/distributed.md: tried with torch 2.13")
+@pytest.mark.skipif(not (torch.distributed.is_available() and torch.distributed.is_gloo_available() and has_loopback()), reason="needs gloo")
+def test_training():
+    results = run_ranks(HERE / "programs_training.py")
+    assert {name: result for name, result in results.items() if not result.get("equal")} == {}
+    assert {name: result["graphs"] for name, result in results.items()} == {name: GRAPHS.get(name, 1) for name in results} and len(results) == 13
+    assert all("works on the world outside" in text for result in results.values() for text in result["breaks"])
+
+
+# a layer each, and the root before and after them; the last has two for the optimiser
+GRAPHS = {**dict.fromkeys(("fsdp2_in_bf16", "fsdp2_keeps_parameters", "fsdp2_checkpointed", "fsdp2_on_two_dimensions", "fsdp2_accumulates",
+                           "tensor_parallel_and_sharded"), 4), "fsdp2_clips_and_optimises": 6}
 
 
 def test_programs_and_regions_are_kept(tmp_path):

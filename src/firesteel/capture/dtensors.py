@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from firesteel.capture.builder import BASES, WRAPPERS, guarded, wrap_fixed
+from firesteel.capture.builder import BASES, WRAPPERS, guarded
 from firesteel.capture.meanings import BY_NAME
 from firesteel.capture.protocols import Machine
-from firesteel.capture.values.base import FixedObject, Value
+from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.torch_calls import call_graph
@@ -26,10 +26,29 @@ HOME = "torch.distributed.tensor._api"
 Placement: Any = getattr(getattr(torch._C, "_distributed", None), "Placement", None)
 DeviceMesh: Any = getattr(getattr(torch.distributed, "device_mesh", None), "DeviceMesh", None)
 
+# methods of meshes and placements that only ask: these never change
+FACTS = frozenset({"size", "get_rank", "get_local_rank", "get_coordinate", "get_group", "is_shard", "is_replicate", "is_partial"})
+
+
+class LayoutValue(FixedObject):
+    """A mesh or a placement."""
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return LayoutFact(self, name) if name in FACTS and hasattr(self.obj, name) else super().getattr(m, name)
+
+
+class LayoutFact(MethodOfOwner):
+    """mesh.size"""
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        fact = m.run_real(getattr(self.owner.obj, self.name), *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()})
+        return m.fresh(fact) if isinstance(fact, (int, list, type(None))) else m.constant_object(fact)
+
+
 if DeviceMesh is not None:
-    WRAPPERS.add(DeviceMesh, wrap_fixed)      # it is a context manager too, which has a row among the bases
+    WRAPPERS.add(DeviceMesh, guarded("identity", LayoutValue))      # it is a context manager too, which has a row among the bases
 if Placement is not None:
-    BASES.add(Placement, guarded("equals", FixedObject))
+    BASES.add(Placement, guarded("equals", LayoutValue))
 
 
 @INSTANTIATE.row("placement")

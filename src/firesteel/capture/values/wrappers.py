@@ -46,7 +46,8 @@ def wrapper_attribute(m: Machine, owner: Any, name: str) -> Value | None:
     """What the class adds to a tensor: parts, methods, properties, and constants of the object."""
     made = owner.abstract
     if name in made.__tensor_flatten__()[0]:
-        return call_graph(m, "call_function", getattr, [owner, ConstValue(name)], {})
+        part = getattr(made, name)      # the mesh of a DTensor is guarded by identity
+        return call_graph(m, "call_function", getattr, [owner, ConstValue(name)], {}) if isinstance(part, torch.Tensor) else m.constant_object(part)
     added = type(made).__mro__[:type(made).__mro__.index(torch.Tensor)]
     attribute = next((vars(cls)[name] for cls in added if name in vars(cls)), MISSING)
     if isinstance(attribute, (types.FunctionType, property, classmethod, staticmethod)):
