@@ -34,7 +34,7 @@ from firesteel.autograd.outline import Joint, Outline, Program, ProgramCache, Pr
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
 from firesteel.autograd.ranks import compare_ranks, rows_of
 from firesteel.autograd.recompute import is_size, op_class
-from firesteel.autograd.seams import runs_users_code
+from firesteel.autograd.seams import may_stand_alone
 from firesteel.autograd.second_order import autocast_state, kind_of
 from firesteel.autograd.segments import compile_in_segments, has_seams, results_gone_on_with
 from firesteel.autograd.signature import Signature, signature_of
@@ -117,18 +117,19 @@ def compile_segment(gm: GraphModule, part: GraphModule, example_inputs: Sequence
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Compilers) -> Callable:
-    """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, that call is made for real."""
+    """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, or gives a sparse gradient, that
+    call is made for real."""
     program, turns_on, spends = program_of(gm)
     held = [k for k, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.meta.get("held")]
     try:
         return compile_program(program, example_inputs, compilers, eager=gm.forward,
-                               turns_on=turns_on, spends=spends, raises=not spends and any(map(runs_users_code, gm.graph.nodes)), held=held,
+                               turns_on=turns_on, spends=spends, raises=not spends and any(map(may_stand_alone, gm.graph.nodes)), held=held,
                                graph=gm)
     except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
         reason = str(error)
-        artifacts.log("aot", lambda: f"{reason}: the operators of the user's run in eager")
-        return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), seams=runs_users_code)
+        artifacts.log("aot", lambda: f"{reason}: operators of the user's, and those with sparse gradients, run in eager")
+        return compile_in_segments(gm, lambda part, inputs: compile_segment(gm, part, inputs, compilers), seams=may_stand_alone)
 
 
 def program_of(gm: GraphModule) -> tuple[Program, bool, bool]:

@@ -126,6 +126,17 @@ def is_seam_function(target: Any) -> bool:
     return target in SEAMS or getattr(target, "made_for_real", False)
 
 
+# functions with a flag for sparse gradients -> where it stands among positional arguments
+SPARSE = {torch.nn.functional.embedding: 6, torch.nn.functional.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
+
+
+def may_stand_alone(node: torch.fx.Node) -> bool:
+    """Is it a call that is made for real where a backward cannot be traced: of the user's code, or one whose gradient is sparse?"""
+    place = SPARSE.get(node.target) if node.op == "call_function" else None       # type: ignore[arg-type]  # whatever it is
+    is_sparse = node.kwargs.get("sparse") is True or node.kwargs.get("sparse_grad") is True
+    return is_sparse or place is not None and node.args[place:place + 1] == (True,) or runs_users_code(node)
+
+
 def runs_users_code(node: torch.fx.Node) -> bool:
     """Is the node a call of a function or an operator that is neither torch's nor ours?"""
     if node.op != "call_function":
