@@ -1,6 +1,8 @@
 """Arithmetic in half precision is done in vectors of floats: the machine's own conversions of f16, shifts and additions for bf16, no calls.
 
-x86's instruction that rounds to bf16 takes numbers below the smallest normal one for zeros, which eager does not: it is not used."""
+x86's instruction that rounds to bf16 takes numbers below the smallest normal one for zeros, which eager does not: it is not used.  Other kernels, too, are vectors
+of the machine's own width: texts for machines that need not be this one."""
+import dataclasses
 import re
 
 import llvmlite.binding as llvm
@@ -18,9 +20,16 @@ MACHINES = {        # name: (triple, target, conversions from and to f16)
 }
 
 
-def assembly(dtype, triple, target):
+WIDE = {64: r"zmm\d", 32: r"ymm\d", 16: r"v\d+\.(?:4s|2d)"}     # bytes of a register -> its name
+
+
+def halves(dtype):
     out, x, y = (native_nests.contiguous(name, (1024,), dtype) for name in ("out", "x", "y"))
-    nest = native_nests.pointwise(lambda a, b: to(S.mul(S.add(to(a, "f32"), to(b, "f32")), 2.0), dtype), out, x, y)
+    return native_nests.pointwise(lambda a, b: to(S.mul(S.add(to(a, "f32"), to(b, "f32")), 2.0), dtype), out, x, y)
+
+
+def assembly(nest, triple, target):
+    """What LLVM makes of a nest for a machine that need not be this one."""
     kernel = native_nests.print_nest(*nest, target)
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -34,10 +43,34 @@ def assembly(dtype, triple, target):
 @pytest.mark.parametrize("name", MACHINES)
 def test_conversions_are_vectors(name, dtype):
     triple, target, conversions = MACHINES[name]
-    text = assembly(dtype, triple, target)
+    text = assembly(halves(dtype), triple, target)
     assert not re.search(r"__(?:trunc|extend)\w+", text)
     assert "vcvtneps2bf16" not in text
-    wide = r"zmm\d" if target.vector_bytes == 64 else r"ymm\d" if target.vector_bytes == 32 else r"v\d+\.4s"
     if dtype == "f16":
         assert all(instruction in text for instruction in conversions)
-    assert re.search(wide, text)
+    assert re.search(WIDE[target.vector_bytes], text)
+
+
+def transposed():
+    x = native_nests.contiguous("x", (64, 64))
+    out = dataclasses.replace(native_nests.contiguous("out", (64, 64)), strides=(1, 64))
+    return native_nests.pointwise(lambda a: a, out, x)
+
+
+NESTS = {
+    "pointwise": lambda: native_nests.pointwise(lambda a: S.mul(a, 2.0), *(native_nests.contiguous(name, (1000,)) for name in ("out", "x"))),
+    "doubles": lambda: native_nests.pointwise(lambda a: S.add(a, 2.0), *(native_nests.contiguous(name, (1000,), "f64") for name in ("out", "x"))),
+    "softmax": lambda: native_nests.softmax(8, 100), "layer norm": lambda: native_nests.layernorm(8, 100), "transpose": transposed,
+    "sum": lambda: native_nests.reduction("sum", native_nests.contiguous("x", (33, 170)), (1,)),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("name", MACHINES)
+def test_kernels_are_vectors_of_the_machine(name, nest):
+    """Registers of the machine's own width; a shuffle turns rows, no lane is fetched on its own."""
+    triple, target, _ = MACHINES[name]
+    text = assembly(NESTS[nest](), triple, target)
+    assert re.search(WIDE[target.vector_bytes], text)
+    if nest == "transpose":
+        assert re.search(r"unpck|vperm|vshuf|trn[12]|zip[12]", text) and "gather" not in text

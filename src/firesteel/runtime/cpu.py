@@ -195,7 +195,9 @@ class Jit:
 
 
 def check_memory() -> None:
-    """LLVM does not say that the system refused it, which is no failure of ours."""
+    """LLVM does not say that the system refused it, which is no failure of ours.  Others than Linux refuse memory that is writable, too."""
+    if sys.platform != "linux":
+        return
     try:
         mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
     except OSError as error:

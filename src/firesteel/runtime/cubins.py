@@ -195,7 +195,8 @@ class Workers:
 
 
 workers = Workers()
-os.register_at_fork(after_in_child=workers.clear)       # those it knows of are its parent's
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=workers.clear)       # those it knows of are its parent's
 
 
 def begin(jobs: Sequence[Job]) -> list[Future[Made]]:

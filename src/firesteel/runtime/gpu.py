@@ -82,7 +82,8 @@ def binaries(wanted: Sequence[Wanted]) -> list[Binary]:
 
 
 _ahead: dict[str, Future[cubins.Made]] = {}     # by `_cache_key`: what is being compiled
-os.register_at_fork(after_in_child=_ahead.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ahead.clear)
 
 
 def _begin(wanted: Mapping[str, Wanted], keys: Sequence[str]) -> dict[str, Future[cubins.Made]]:

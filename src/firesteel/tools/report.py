@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import fcntl
 import functools
 import gzip
 import json
@@ -36,6 +35,11 @@ from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.stages import Compilation, Record
 from firesteel.tools.explain import Explanation, compile_backwards, explanation_of, graph_of, in_words, lines_of, phase_of
 from firesteel.tracebacks import places_of
+
+try:
+    import fcntl
+except ImportError:     # another system: ranks do not wait for each other
+    fcntl = None        # type: ignore[assignment]  # a module, or nothing
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 TITLES = {"graph": "captured graph", "joint": "joint graph", "forward": "forward graph", "backward": "backward graph"}
@@ -112,7 +116,8 @@ def _write_at_exit() -> None:
 def write_ranks(folder: pathlib.Path) -> pathlib.Path:
     """The reports of all ranks that are there, in one; the last rank to end finds all."""
     with open(folder / "ranks.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # given back as the file is closed
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)        # given back as the file is closed
         found = [read(path) for path in folder.glob("report-rank*.html")]
         ranks = sorted((data for data in found if data["rank"][1] == found[0]["rank"][1]), key=lambda data: data["rank"])
         compilations = [{**c, "name": f"rank {data['rank'][0]}: {c['name']}"} for data in ranks for c in data["compilations"]]
