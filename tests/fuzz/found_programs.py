@@ -469,3 +469,12 @@ def _complex_window(z, window):
 @found("truncated quotient of bf16", (((40, 41), (17, 30)), bf16))
 def _truncated(x):
     return torch.div(x * 64, x.flip(0) + 0.125, rounding_mode="trunc"), torch.div(x * 64, 3, rounding_mode="trunc")
+
+
+@found("written input that only a dead value's gradient reads itself", (((4, 2), (17, 7)), f64, "rows", "inner"))
+def _read_for_a_dead_value(x):
+    alive = x.contiguous().sin()
+    dead = (x * x).cos() * x
+    places = (x.detach() > 0).nonzero()
+    x.mul_(0.5 + dead.detach().mean())
+    return alive, places

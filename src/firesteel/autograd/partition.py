@@ -253,14 +253,15 @@ def _read_by_chance(roles: Roles, late: set[Node], direct: dict[Node, list[Node]
     for node in roles.nodes:
         if node in roles.after_tangents and node not in reached:
             reached[node] = functools.reduce(operator.or_, (reached.get(before, 0) for before in roles.reads[node]))
-    needs: dict[Node, set[int]] = {}            # forward value -> the tangents of each that needs it
+    needs: dict[Node, set[int]] = {}            # value that depends on no tangent -> the tangents of each that needs it
     for node in reversed(roles.nodes):
-        if node not in late:
-            needs[node] = set().union(*({reached.get(user, 0)} if user in late else needs.get(user, ()) for user in node.users))
+        if node not in reached:
+            needs[node] = set().union(*({reached[user]} if user in reached else needs.get(user, ()) for user in node.users))
+    run_for = lambda node: reached[node] if node in reached else functools.reduce(operator.or_, needs[node], 0)
     found = set()
     for node, needed in needs.items():
-        covers = [[reached.get(one, 0) for one in direct[value]] for before in roles.reads[node] if (value := base_of(before)) in direct]
-        if covers and op_class(node) != "view" and any(all(bits & ~cover for cover in one) for one in covers for bits in needed):
+        covers = [[run_for(one) for one in direct[value]] for before in roles.reads[node] if (value := base_of(before)) in direct]
+        if node not in late and covers and op_class(node) != "view" and any(all(bits & ~cover for cover in one) for one in covers for bits in needed):
             found.add(node)
     return found
 
