@@ -4,7 +4,8 @@
 
 A row a program and mode: the first call with an empty cache (cold) and that of a second process (warm), which for compilers begins with what
 they import, and of which eager's is the program itself.  `import` is `import firesteel` after torch, `compile` what fs.compile loads.  Medians
-of wall time; with --cpu of processor time, which other programs on the machine disturb less.  `STARTS` is the table of ways to start: a row
+of wall time; with --cpu of processor time, which other programs on the machine disturb less.  Threads are as many as the environment says, all cores
+where OMP_NUM_THREADS is not set.  `STARTS` is the table of ways to start: a row
 takes a program and gives the callable whose first call is timed; `package` is a file that fs.package wrote in the cold process, shown with the
 time from its load to its result.  `GOALS` are told below the table where a row misses them.
 
