@@ -125,8 +125,18 @@ def repeats(x):
     return x.tanh()
 
 
-@pytest.mark.parametrize("fn", [chooses, repeats], ids=lambda fn: fn.__name__)
-def test_branches_and_loops_on_data(cache, fn):  # noqa: F811
+@torch.compiler.nested_compile_region
+def block(x, weight):
+    return (x @ weight).tanh() + x
+
+
+def blocks(x):
+    weight = torch.ones(4, 4)
+    return block(block(block(x, weight), weight * 2), weight * 3)
+
+
+@pytest.mark.parametrize("fn", [chooses, repeats, blocks], ids=lambda fn: fn.__name__)
+def test_branches_loops_and_nested_regions(cache, fn):  # noqa: F811
     for _ in range(2):
         fs.reset()
         compiled = fs.compile(fn, fullgraph=True)

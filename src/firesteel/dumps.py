@@ -272,6 +272,7 @@ def function_lines(gm: GraphModule, name: str) -> list[str]:
     lines: list[str] = []
     given = ["self"]
     body = []
+    shared: dict[Any, str] = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             given.append(f"{node.name}: {type_text(node)}")
@@ -283,11 +284,12 @@ def function_lines(gm: GraphModule, name: str) -> list[str]:
         else:
             if custom := custom_of(node):
                 lines += custom_lines(custom, f"{name}_{node.name}")
-            if bodies := bodies_of(node):
-                lines += bodies_lines(str(node.target.__name__), bodies, f"{name}_{node.name}")
+            if bodies := bodies_of(node):       # several calls may share them
+                lines += [] if node.target in shared else bodies_lines(str(node.target.__name__), bodies, f"{name}_{node.name}")
+                shared.setdefault(node.target, f"{name}_{node.name}")
             if node.op == "get_attr":
                 lines.append(f"{str(node.target).replace('.', '_')} = {TextWriter().text(attribute(gm, node))}")
-            body.append(f"    {node.name}: {type_text(node)} = {call_text(node, f'{name}_{node.name}')}")
+            body.append(f"    {node.name}: {type_text(node)} = {call_text(node, shared.get(node.target, f'{name}_{node.name}'))}")
     region = [f"checkpoint_{name} = {TextWriter().text(gm.meta['checkpoint'])}"] if "checkpoint" in gm.meta else []
     return [*lines, *region, f"def {name}({', '.join(given)}):", *body]
 
