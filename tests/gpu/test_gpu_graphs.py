@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import json
 import threading
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ class MadeUpGraph:
     """Runs what was called while it captured, again at each replay, into the same results."""
     capturing, pools = None, []
 
-    def __init__(self, index, stream, pool):
+    def __init__(self, index, stream, pool=None):
         self.pools.append(pool)
 
     def capture(self, call):
@@ -187,13 +188,19 @@ def test_graphs_that_lend_nothing_share_memory_on_one_stream(recording, monkeypa
     monkeypatch.setattr(graphs, "_shared", functools.cache(lambda index: graphs._Shared()))
     plan = program_of(False, (whole("y"),))
     monkeypatch.setattr(MadeUpGraph, "pools", [])
-    w, cache, x = torch.randn(3), torch.zeros(3), torch.randn(3)
+    w, cache, x, alive = torch.randn(3), torch.zeros(3), torch.randn(3), []
     for stream, shares in ((7, True), (7, True), (8, True), (7, False)):
-        one = graphs.Recording(graphs.RecordedFacts.of(plan, (), shares), host)
+        alive.append(graphs.Recording(graphs.RecordedFacts.of(plan, (), shares), host))
         recording.streams[0] = stream
         for _ in range(4):
-            check(one, x, w, cache)
+            check(alive[-1], x, w, cache)
     assert MadeUpGraph.pools == [1, 1, None, None]
+    alive.clear()
+    gc.collect()
+    again = graphs.Recording(graphs.RecordedFacts.of(plan, (), True), host)
+    for _ in range(4):
+        check(again, x, w, cache)
+    assert MadeUpGraph.pools[-1] == 2       # nobody held the first pool any more
     assert not graphs.RecordedFacts.of(plan, (0,), True).shares
 
 

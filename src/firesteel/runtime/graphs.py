@@ -28,6 +28,7 @@ import dataclasses
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -242,8 +243,8 @@ class Recording:
         with torch.inference_mode(False):       # they are written in other modes too
             self.moving = {k: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for k in self.moves for x in (inputs[k],)}
         self.stream, self.settings = torch._C._cuda_getCurrentRawStream(self.index), _settings()
-        pool = _shared(self.index).pool_of(self.stream) if self.facts.shares else None
-        graph, before = CapturedCall(self.index, self.stream, pool), self._versions(inputs)
+        graph = _shared(self.index).graph_on(self.index, self.stream) if self.facts.shares else CapturedCall(self.index, self.stream)
+        before = self._versions(inputs)
         own = [self.moving.get(k, x) for k, x in enumerate(inputs)]
         try:
             results = graph.capture(lambda: self.call([*own]) if self._boxed_call else self.call(*own))
@@ -355,12 +356,16 @@ class _Shared:
     def __init__(self) -> None:
         self.lock, self.stream = threading.Lock(), -1
         self.pool: Any = None
+        self.graphs: weakref.WeakSet[CapturedCall] = weakref.WeakSet()      # those that hold the pool; torch takes no pool again that all let go
 
-    def pool_of(self, stream: int) -> Any:
-        """None on another stream than the first one: the two could run at the same time."""
-        if self.pool is None:
+    def graph_on(self, index: int, stream: int) -> CapturedCall:
+        """One that shares memory; not on another stream than the first one: the two could run at the same time."""
+        if not self.graphs:
             self.stream, self.pool = stream, torch.cuda.graph_pool_handle()
-        return self.pool if stream == self.stream else None
+        if stream != self.stream:
+            return CapturedCall(index, stream)
+        self.graphs.add(made := CapturedCall(index, stream, self.pool))
+        return made
 
 
 @functools.cache
