@@ -833,3 +833,14 @@ def test_which_missing_gradients_are_none(flag, expected):
             Three.apply(x)[0].sum().backward()
         assert x.grad.tolist() == [1, 1]
     assert seen[0] == expected and all(one == expected for one in seen)
+
+
+def test_an_eager_backward_for_which_the_door_is_opened_in_between_runs_again():
+    calls = []
+
+    def run_backward(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise NotImplementedError("Trying to run compiled autograd within another compiled autograd call, this is not supported yet.")
+        return "done"
+    assert engine._by_eager(run_backward, (1,), {}) == "done" and calls == [(1,), (1,)]

@@ -8,6 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 import firesteel as fs
 from firesteel import backends
+from firesteel.graph import layouts
+from firesteel.graph.decomp import core_decompositions
 from firesteel.graph.spec import channels_last_strides
 
 aten = torch.ops.aten
@@ -90,8 +92,8 @@ def images_of(model, x, partition=fs.aot.min_cut_partition):
             if node.target in (aten.convolution.default, aten.convolution_backward.default):
                 seen.extend(arg.meta["val"].spec for arg in node.args[:1 + (node.target is aten.convolution_backward.default)])
         return partition(joint, *args, **kwargs)
-    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=backends.channels_last,
-                                                             decompositions=backends.core_decompositions())
+    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=layouts.channels_last,
+                                                             decompositions=core_decompositions())
     fs.compile(model, backend=backend)(x)
     return seen
 
@@ -176,8 +178,8 @@ def test_a_block_s_input_is_copied_once():
     def note(joint, *args, **kwargs):
         copies.extend(node.kwargs["memory_format"] for node in joint.graph.nodes if node.target is aten.clone.default)
         return fs.aot.min_cut_partition(joint, *args, **kwargs)
-    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=backends.channels_last,
-                                                             decompositions=backends.core_decompositions())
+    backend = lambda gm, inputs: backends.aot.compile_aot(gm, inputs, fw_compiler=backends.aot.nop, partition_fn=note, rewrite=layouts.channels_last,
+                                                             decompositions=core_decompositions())
     model = Residual(RESIDUAL["rows"])
     fs.compile(model, backend=backend)(torch.randn(2, 8, 6, 6))
     forward = copies[:copies.index(torch.contiguous_format)]

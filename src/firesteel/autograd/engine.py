@@ -121,13 +121,11 @@ class Engine(EagerEngine):
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         request = current_request()
         if request is None or not self.captures():
-            _wait_for_the_door()
-            return super().run_backward(*args, **kwargs)
+            return _by_eager(super().run_backward, args, kwargs)
         reason = _reason_for_eager(*args)
         if reason is not None:
             _count_eager(reason)
-            _wait_for_the_door()
-            return super().run_backward(*args, **kwargs)
+            return _by_eager(super().run_backward, args, kwargs)
         try:
             return self._run_compiled(request, args, kwargs)
         except BaseException as error:
@@ -186,10 +184,20 @@ def _count_eager(reason: str) -> None:
     artifacts.log("autograd", lambda: f"{reason}: the eager engine runs this backward")
 
 
-def _wait_for_the_door() -> None:
-    """Another thread's backward may be on its way through: the hook serves every thread that arrives."""
-    if _state.task is None:
+ON_ITS_WAY = "within another compiled autograd call"        # torch says, before anything of that backward has run
+
+
+def _by_eager(run_backward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Another thread's backward may be on its way through the door: the hook serves every thread that arrives, so this one waits, and again where the
+    door was opened in between."""
+    while _state.task is None:
         _opening.holding(bool)
+        try:
+            return run_backward(*args, **kwargs)
+        except NotImplementedError as error:
+            if ON_ITS_WAY not in str(error):
+                raise
+    return run_backward(*args, **kwargs)
 
 
 def _open_door(task: Task) -> None:
