@@ -492,3 +492,18 @@ def test_a_check_fails_while_a_mode_is_asked(mode, inside):
             with pytest.raises(ValueError, match="negative") if var is not x else contextlib.nullcontext():
                 assert compiled(x, var) == 0
             assert torchstate.count_modes() == before
+
+
+INSIDE = {"a tensor's layout": (lambda x, m: torch.masked._ops._input_mask(x, mask=m), True), "many": (lambda x, m: torch.masked.sum(x, 0, mask=m), False),
+          "a class": (lambda x, m: torch.masked.softmax(x, 0, mask=m), False), "sizes": (lambda x, m: torch.svd_lowrank(x, 2)[1].shape, False),
+          "one": (lambda x, m: torch.atleast_3d(x, x[0]), True), "a list": (lambda x, m: torch.meshgrid(x[0], x[1], indexing="ij"), True)}
+
+
+@pytest.mark.parametrize("mode", [Passing, lambda: torch.device("cpu")])
+@pytest.mark.parametrize("name", INSIDE)
+def test_functions_of_torch_that_ask_a_mode_inside_only(name, mode):
+    """What the mode is asked first is not the call itself: its answer was taken for the result."""
+    fn, fullgraph = INSIDE[name]
+    x, mask = torch.randn(4, 3), torch.tensor([True, False, True])
+    with mode():
+        same(fs.compile(fn, fullgraph=fullgraph)(x, mask), fn(x, mask))

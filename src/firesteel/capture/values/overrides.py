@@ -165,6 +165,8 @@ def overridden(m: Machine, kind: str, target: Any, args: Args, kwargs: Kwargs) -
     if not found and not m.modes.entered:
         return None
     report = intercepted(m, method_caller(target) if kind == "call_method" else target, args, kwargs)
+    if report is not None and isinstance(target, types.FunctionType) and report[0] is not target:
+        raise Break("override", name=f"overrides are asked inside of {target.__qualname__} only")
     return None if report is None else ask(m, found, *report)
 
 

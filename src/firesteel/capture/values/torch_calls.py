@@ -148,8 +148,8 @@ def mutates(target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
 
 # kinds of breaks that a function of torch may be spared by executing Python code for it instead of calling it as one node: an argument that a
-# graph cannot hold (a module, a function), or data that is read, so that only the reading breaks
-WHAT_INSIDE = frozenset({"argument", "data_read", "data_shape"})
+# graph cannot hold (a module, a function), data that is read, so that only the reading breaks, or overrides of what it calls
+WHAT_INSIDE = frozenset({"argument", "data_read", "data_shape", "override"})
 
 
 def call_or_inline(m: Machine, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value], fn: Any) -> Value:
