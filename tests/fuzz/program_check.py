@@ -9,6 +9,7 @@ Values may differ by what rounding explains (program_rounding.py).
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -103,7 +104,7 @@ def written(outputs: list[torch.Tensor], everything: list[torch.Tensor]) -> tupl
             t.mul_(scale)
             refused.append("")
         except RuntimeError as error:
-            refused.append(str(error)[:60])
+            refused.append(re.sub(r"Output \d+ of \w+", "It", str(error))[:60])      # views of views: which was made last is not asked
     loss = loss_of(everything)
     try:
         return refused, None if loss is None else torch.autograd.grad(loss, scale, allow_unused=True)[0]
