@@ -478,3 +478,11 @@ def _read_for_a_dead_value(x):
     places = (x.detach() > 0).nonzero()
     x.mul_(0.5 + dead.detach().mean())
     return alive, places
+
+
+@found("input with a bit, read behind a cut within no_grad", (MATRIX, f64, "contiguous", "leaf"), (MATRIX, torch.complex128, "contiguous", "leaf", "conj"))
+def _bit_behind_a_cut(x, z):
+    with torch.no_grad():
+        alike = torch.equal(x, x * 1)
+        y = x * 2
+    return z.expand(2, *z.shape), y.exp() * x, alike

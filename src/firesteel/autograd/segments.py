@@ -12,6 +12,7 @@ the bit flipped, which is a view of the same memory, and flips it back.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -362,9 +363,12 @@ def as_module(stretch: Stretch, writes: list[Node], flips: Mapping[Node, Sequenc
         for flip in functions:
             copies[node] = graph.call_function(flip, (copies[node],))
             copies[node].meta = dict(node.meta)
+    first = list(itertools.takewhile(lambda node: node.target in BITS, stretch.nodes))      # inputs are as they were when the region began
+    for node in first:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
     for fn, args, state in stretch.before:
         graph.call_function(fn, args).meta.update(val=None, state=state)
-    for node in stretch.nodes:
+    for node in stretch.nodes[len(first):]:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     for fn, args, state in stretch.behind:
         graph.call_function(fn, args).meta.update(val=None, state=state)
