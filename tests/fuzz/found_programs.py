@@ -486,3 +486,32 @@ def _bit_behind_a_cut(x, z):
         alike = torch.equal(x, x * 1)
         y = x * 2
     return z.expand(2, *z.shape), y.exp() * x, alike
+
+
+@found("inputs with a bit that only the ways of a branch on data look at", (((4,), (6,)), f64), (((4,), (6,)), f64, "contiguous", "inner", "negated"),
+       (((4,), (6,)), torch.complex128, "contiguous", "inner", "conj"))
+def _bits_in_arms(x, y, z):
+    if x.sum() > 0.5:
+        y.mul_(0.5)
+    else:
+        z.mul_(0.5)
+    return y.unfold(-1, 2, 1), z * 2
+
+
+@found("input with a bit that only the rounds of a loop on data look at", (((4,), (6,)), f64), (((4,), (6,)), f64, "contiguous", "", "negated"))
+def _bit_in_rounds(x, y):
+    while x.sum() < 20:
+        y.mul_(0.5)
+        x = x + y.abs() + 1
+    return x, y * 2
+
+
+@found("view taken without gradients that the ways of a branch on data write", (((4,), (6,)), f64, "contiguous", "inner"))
+def _untracked_view_in_arms(x):
+    with torch.no_grad():
+        part = x[..., :1]
+        if x.sum() > 0.5:
+            part.mul_(0.5)
+        else:
+            part[0] = 1.5
+    return x * 2

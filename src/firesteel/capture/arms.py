@@ -29,6 +29,7 @@ from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.errors import Break
 from firesteel.records import dataclass
+from firesteel.torchstate import is_stale
 
 Node = torch.fx.Node
 
@@ -359,7 +360,7 @@ def layout(t: torch.Tensor) -> tuple[Any, ...]:
 def placeholder_for(graph: torch.fx.Graph, node: Node) -> Node:
     made = graph.placeholder(node.name)
     val = node.meta.get("val")
-    parameter = isinstance(val, torch.Tensor) and val.is_leaf and val.requires_grad
+    parameter = isinstance(val, torch.Tensor) and val.requires_grad and not is_stale(val) and val.is_leaf
     made.meta = dict(node.meta) if parameter else {**node.meta, "held": True}
     return made
 

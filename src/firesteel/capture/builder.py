@@ -172,9 +172,7 @@ def wrap_with_bit(m: Machine, obj: torch.Tensor, source: Source, flip: Callable[
         assert isinstance(memory, TensorValue), memory
         abstract = run_abstract(m, flip, [memory.abstract], {}, flip)
     m.guard(Guard(source, "tensor", TensorFacts.of(obj, *guarded_dimensions(obj, memory.abstract))))
-    node = m.record.insert_after(memory.node, flip, (memory.node,))
-    node.meta["val"] = abstract
-    value = TensorValue(node, abstract, source, obj)
+    value = TensorValue(m.record.view_of_input(memory.node, flip, abstract), abstract, source, obj)
     m.record.own(abstract, value)
     return value
 

@@ -2,7 +2,7 @@
 
 In: torch calls with their nodes and abstract results.  Out: a `torch.fx.GraphModule` with one placeholder a tensor that
 was read, and the placeholders' sources and values in the same order.  What always holds: every node has `val`,
-`stack_trace` and `nn_module_stack` in its meta; nodes made after a mark vanish on `rollback(mark)`; an abstract tensor
+`stack_trace` and `nn_module_stack` in its meta; calls made after a mark vanish on `rollback(mark)`, inputs stay; an abstract tensor
 object belongs to exactly one TensorValue, so a function that returns its argument returns the same Value.
 
     node = record.call_function(torch.relu, (x.node,), {}, abstract_result)
@@ -39,7 +39,7 @@ class Recorder:
     def __init__(self, place: Meta):
         self.graph = torch.fx.Graph()
         self.inputs: list[GraphInput] = []
-        self.nodes: list[Node] = []                     # in order of making, placeholders left out
+        self.nodes: list[Node] = []                     # in order of making, placeholders and views of these left out
         self.tensors: dict[int, tuple[Any, Value]] = {} # id(abstract) -> (abstract, its Value)
         self.known: dict[Node, Any] = {}                # what nodes give whose data has been asked for and is known (known_data.py)
         self.place = place
@@ -47,6 +47,7 @@ class Recorder:
         self._held: dict[int, Value] = {}                           # id(SymNumber) -> it, of which `all_hold` was said
         self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._last_placeholder: Node | None = None
+        self._views: list[Node] = []                                # of inputs
 
     # -- making nodes ----------------------------------------------------------------------------------------------
     def placeholder(self, name: str, source: Any, abstract: Any, real: Any) -> Node:
@@ -69,6 +70,14 @@ class Recorder:
         node = self.graph.create_node("get_attr", name, (), {}, name=name)
         node.target = node.name
         return self._made(node, module)
+
+    def view_of_input(self, anchor: Node, fn: Callable[..., Any], val: Any) -> Node:
+        """A view of what came in, made first of all.  It stands for an input: going back leaves both."""
+        with self.graph.inserting_after(anchor):
+            node = self.graph.create_node("call_function", fn, (anchor,), {})
+        node.meta.update(val=val, **self.place())
+        self._views.append(node)
+        return node
 
     def insert_after(self, anchor: Node, fn: Callable[..., Any], args: tuple[Any, ...]) -> Node:
         """A call right behind an earlier node, giving no tensor."""
@@ -151,6 +160,9 @@ class Recorder:
         for node in reversed(self.nodes):
             if not node.users and is_pure_read(node):
                 self.graph.erase_node(node)
+        for view in reversed(self._views):
+            if not view.users:
+                self.graph.erase_node(view)
         used = [i for i in self.inputs if i.node.users]
         for unused in self.inputs:
             if not unused.node.users:
