@@ -7,12 +7,13 @@ import contextlib
 import os
 
 import fuzz
+import program_writer
 import pytest
 import torch
 from program_grammar import ROWS
 from program_inputs import LAYOUTS, PARTS, tensor
 from program_shrink import shrink
-from program_writer import write
+from program_writer import drawn, write
 
 COUNT = int(os.environ.get("FIRESTEEL_FUZZ", "48"))
 DEVICE = os.environ.get("FIRESTEEL_FUZZ_DEVICE", "cpu")
@@ -62,6 +63,13 @@ def test_inputs_have_their_shape_and_a_leaf(layout, part):
 
 def test_the_same_seed_is_the_same_program():
     assert write(5).source() == write(5).source() != write(6).source()
+
+
+def test_what_eager_gets_wrong_in_inference_mode_is_not_drawn_there(monkeypatch):
+    monkeypatch.setattr(program_writer, "NOT_IN_INFERENCE", ())
+    seed = next(seed for seed in range(33, 1000) if (program := drawn(seed)) is not None and dict(program.options)["inference"])
+    monkeypatch.setattr(program_writer, "NOT_IN_INFERENCE", ("t",))      # all statements
+    assert not dict(drawn(seed).options)["inference"]
 
 
 def test_names_of_rows_are_unique():
