@@ -31,8 +31,8 @@ from firesteel.tracebacks import hiding
 if TYPE_CHECKING:
     from firesteel.autograd.function import TrainingGraph
 
-FIRST_BYTES = 1 << 20           # of gradients, as in the reducer's first bucket
-LATER_BYTES = 25 << 20          # and in its others
+FIRST_BYTES = 1 << 20           # of gradients, as in the reducer's first bucket; later pieces have as many as all before them,
+LATER_BYTES = 25 << 20          # up to those of its other buckets: so few pieces serve buckets of any size
 CHEAP = frozenset({"view", "create", "size"})       # classes of what every piece makes for itself
 clone = torch.ops.aten.clone.default
 
@@ -57,13 +57,13 @@ def pieces_of(bw: GraphModule) -> list[Piece]:
 
 
 def buckets(nodes: Sequence[Node], results: Sequence[Node]) -> list[list[int]]:
-    """The results in the order in which they are made, as many together as the reducer would send together."""
+    """The results in the order in which they are made, in pieces that grow."""
     place = {node: number for number, node in enumerate(nodes)}
     found: list[list[int]] = [[]]
-    size = 0
+    size = before = 0
     for k in sorted(range(len(results)), key=lambda k: place[results[k]]):
-        if size >= (FIRST_BYTES if len(found) == 1 else LATER_BYTES):
-            found, size = [*found, []], 0
+        if size >= min(max(FIRST_BYTES, before), LATER_BYTES):
+            found, before, size = [*found, []], before + size, 0
         found[-1].append(k)
         spec = results[k].meta["val"].spec
         size += spec.dtype.itemsize * torch.Size(spec.shape).numel()
