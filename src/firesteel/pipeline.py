@@ -43,7 +43,7 @@ def later(module: str, name: str) -> Callable[..., Any]:
 
 def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: bool | None = None, tuned: bool = False) -> Callable[..., tuple]:
     """A graph compiler for `autograd.aot`: native code for the graph's device.  `recorded`: with small kernels side by side, and each program one
-    CUDA graph where that is safe and pays; None: inference alone, where that is certain.  `tuned`: with choices that are measured."""
+    CUDA graph where that is safe and pays; None: inference alone, where that is certain.  `tuned`: with choices that are measured meanwhile."""
     made = gm.meta.pop("printed", None) or print_graph(gm, example_inputs, bool(recorded))
     if made is None:
         return _run_by_torch(gm)
@@ -53,7 +53,9 @@ def compile_native(gm: torch.fx.GraphModule, example_inputs: list, recorded: boo
         _print_next(gm.meta.pop("then"), plan, bool(recorded))
     call = stages.run("host", plan, kernels)
     call.counts = made.counts
-    return call if recorded is False else target.record(plan, call, gm.meta.get("lent", ()), gm.meta.get("inference", False), recorded)
+    if recorded is not False:
+        call = target.record(plan, call, gm.meta.get("lent", ()), gm.meta.get("inference", False), recorded)
+    return target.improve(plan, made.kernels, call, partial(build_host, plan)) if tuned else call
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class CodeTarget:
     load: Callable[[Plan, Sequence[Any]], tuple[dict[str, Any], Any]]
     zone: int = 0           # bytes of guard zones, where verifiers run
     gather: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels      # to fewer launches
-    tune: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels        # by measurement
+    tune: Callable[[Plan, list[Any]], list[Any]] = lambda plan, kernels: kernels        # by earlier measurements,
+    improve: Callable[..., Any] = lambda plan, kernels, call, build: call       # and by those that are made while the program runs
     begin: Callable[[Plan, list[Any]], bool] = lambda plan, kernels: False      # has kernels compiled while this process goes on; are there any?
     record: Callable[..., Any] = lambda plan, call, *more: call         # all launches of a call as one
 
@@ -138,7 +141,8 @@ def _begin_for_cuda(plan: Plan, kernels: Sequence[Any]) -> bool:
 TARGETS: Table[CodeTarget] = Table("target", "pipeline.py")
 TARGETS.add(CPU, CodeTarget(later("codegen.llvm", "print_nest"), _load_for_cpu, ZONE))
 TARGETS.add(CUDA, CodeTarget(later("codegen.triton", "print_nest"), _load_for_cuda, gather=later("codegen.side_by_side", "side_by_side"),
-                             tune=later("runtime.tuning", "tuned"), begin=_begin_for_cuda, record=later("runtime.graphs", "recorded")))
+                             tune=later("runtime.tuning", "tuned"), improve=later("runtime.tuning", "improving"), begin=_begin_for_cuda,
+                             record=later("runtime.graphs", "recorded")))
 
 
 def target_of(program: Program) -> CodeTarget | None:

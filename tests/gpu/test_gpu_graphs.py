@@ -130,21 +130,21 @@ def test_written_inputs_that_move_are_not_recorded(recording):
 
 
 def test_a_written_input_that_lies_elsewhere_for_a_while_is_recorded_anew(recording):
-    w = torch.randn(3)
+    w, moving = torch.randn(3), [torch.randn(3) for _ in range(2)]
     for text in range(2 * graphs.MOST_RECORDINGS):
         cache, plain = torch.zeros(3), host.plain
-        for _ in range(graphs.PAYS + 4):
-            check(recording, torch.randn(3), w, cache)
+        for number in range(graphs.PAYS + 4):
+            check(recording, moving[number % 2], w, cache)
         assert recording.graph is not None and recording.recordings == text + 1
         assert host.plain == plain + (1 if text else graphs.WARM_CALLS)
 
 
 def test_recordings_that_do_not_pay_end(recording):
-    w, caches = torch.randn(3), []
+    w, moving, caches = torch.randn(3), [torch.randn(3) for _ in range(3)], []
     for _ in range(2 * graphs.MOST_RECORDINGS):
         caches.append(torch.zeros(3))       # kept: each lies elsewhere
-        for _ in range(3):
-            check(recording, torch.randn(3), w, caches[-1])
+        for x in moving:
+            check(recording, x, w, caches[-1])
     assert recording.graph is None and recording.recordings == graphs.MOST_RECORDINGS
 
 

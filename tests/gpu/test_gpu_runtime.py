@@ -131,6 +131,7 @@ def test_threads_have_few_calls_of_the_math_library():
             return v
         return print_nest(*pointwise(body, contiguous("y", (1 << 20,)), contiguous("x", (1 << 20,)))).passes[0].warps
     assert [chain(calls) for calls in (0, 1, 4, 5, 20)] == [4, 4, 4, 8, 8]
+    assert [print_nest(*softmax(1000, size)).passes[0].warps for size in (1024, 4096, 8192)] == [1, 8, 8]
 
 
 @triton_only

@@ -98,7 +98,8 @@ def test_programs_of_modes_are_found_by_their_mode(cache, driver, monkeypatch, w
     monkeypatch.setattr(backends, "_on_gpu", lambda inputs: True)
     monkeypatch.setattr(graphs.Recording, "__call__", lambda self, *given: self.call(*given))
     monkeypatch.setattr(graphs, "FEW_STEPS", 0)
-    monkeypatch.setitem(pipeline.TARGETS._rows, CUDA, dataclasses.replace(pipeline.TARGETS[CUDA], tune=lambda plan, kernels: tuned.append(plan) or kernels))
+    monkeypatch.setitem(pipeline.TARGETS._rows, CUDA, dataclasses.replace(pipeline.TARGETS[CUDA], tune=lambda plan, kernels: tuned.append(plan) or kernels,
+                                                                             improve=lambda plan, kernels, call, build: call))      # all is known
     tuned, recorded, original = [], [], graphs.Recording.__init__
 
     def init(self, facts, call):

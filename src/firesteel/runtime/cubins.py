@@ -2,7 +2,8 @@
 
 In: a Job, a dict of plain values.  Out: (name, bytes of shared memory, cubin).  Triton's own compiler is Python that holds the GIL half of the time,
 so kernels are compiled by a few processes side by side.  This file is their program too: it imports neither torch nor firesteel, and a
-worker is ready in a tenth of a second.  What always holds:
+worker is ready in a tenth of a second: it looks for no packages (`site`, Triton's search for other back ends), and loads what every job needs
+while its owner still captures.  What always holds:
  - A worker ends when its owner does (its input is closed) or after IDLE seconds without a job; the next job starts another.
  - A job whose worker dies is compiled in this process, and logged.  A text that Triton refuses is the same RuntimeError from both.
  - Jobs and results are lines of JSON.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import importlib
 import inspect
 import json
 import linecache
@@ -98,10 +100,19 @@ def work() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)       # what Triton prints is no answer
     with contextlib.suppress(BrokenPipeError):
-        _common("", ())     # loads Triton
+        _load_compiler()
         while line := _next_line():
             answers.write(json.dumps(_answer(json.loads(line))) + "\n")
             answers.flush()
+
+
+def _load_compiler() -> None:
+    """What the first job would load."""
+    from triton._C.libtriton import llvm
+    with contextlib.suppress(ImportError):      # in another Triton it is elsewhere
+        importlib.import_module("triton.compiler.code_generator")
+    llvm.init_targets()
+    _common("", ())
 
 
 def _next_line() -> str:
@@ -126,8 +137,8 @@ class Worker:
 
     def __init__(self) -> None:
         # a session of its own: Ctrl-C is for the owner
-        self.process = subprocess.Popen([sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        start_new_session=True)
+        self.process = subprocess.Popen([sys.executable, "-P", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "TRITON_BACKENDS_IN_TREE": "1"})
         self._send(sys.path)
 
     def _send(self, value: Any) -> None:

@@ -189,6 +189,13 @@ class Recording:
         self.makers: list[Callable[[Any, Sequence[Any]], Any]] = []     # (result of the graph, inputs) -> result
         self.loans: list[tuple[int, int]] = []  # storages that are lent, and how many hold each while nobody else does
         self.settings: tuple = ()
+        self.measuring = False                  # may `call` change? (tuning.py)
+
+    def renew(self, call: Callable[..., tuple]) -> None:
+        """From now on it runs another function, which computes the same."""
+        with self.lock:
+            self.call = call
+            self._forget()
 
     def __call__(self, *given: Any) -> tuple:
         if self.waited < 0 or not self.lock.acquire(blocking=False):
