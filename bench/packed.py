@@ -1,10 +1,11 @@
 """Recurrent layers over packed sequences: milliseconds of processor time of a call, eager and firesteel taking turns in one process.
 
-    OMP_NUM_THREADS=1 python bench/packed.py
+    OMP_NUM_THREADS=1 python bench/packed.py [dense]        (dense: plain sequences of a symbolic length)
 """
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 
 import torch
@@ -15,28 +16,29 @@ import firesteel as fs
 SIZES = ((4, 10, 16, 16, 1, False), (16, 40, 64, 64, 1, False), (32, 40, 128, 256, 2, True))      # batch, steps, inside, hidden, layers, bidirectional
 
 
-def row(kind: str, batch: int, steps: int, inside: int, hidden: int, layers: int, bidirectional: bool, train: bool) -> str:
+def row(kind: str, batch: int, steps: int, inside: int, hidden: int, layers: int, bidirectional: bool, train: bool, dense: bool) -> str:
     torch.manual_seed(0)
     layer = getattr(torch.nn, kind)(inside, hidden, layers, bidirectional=bidirectional)
     lengths = torch.tensor([steps - n * steps // (2 * batch) for n in range(batch)])
-    packed = pack_padded_sequence(torch.randn(steps, batch, inside), lengths)
+    x = torch.randn(steps, batch, inside)
+    given = [x[:steps - cut].clone() for cut in range(3)] if dense else [pack_padded_sequence(x, lengths)]
 
-    def run(packed):
-        return layer(packed)[0].data
+    def run(given):
+        return layer(given)[0] if dense else layer(given)[0].data
 
-    def call(fn):
+    def call(fn, number):
         layer.zero_grad()
         with torch.set_grad_enabled(train):
-            result = fn(packed)
+            result = fn(given[number % len(given)])
         if train:
             result.sum().backward()
 
-    fns = (run, fs.compile(run))
+    fns = (run, fs.compile(run, dynamic=dense or None))
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(12 if hidden > 64 else 80):
         for fn, found in zip(fns, times):
             start = time.process_time()
-            call(fn)
+            call(fn, number)
             if number >= 3:
                 found.append(time.process_time() - start)
     eager, ours = (statistics.quantiles(found, n=4)[0] * 1e3 for found in times)
@@ -49,4 +51,4 @@ if __name__ == "__main__":
     for train in (False, True):
         for kind in ("LSTM", "GRU"):
             for sizes in SIZES:
-                print(row(kind, *sizes, train), flush=True)
+                print(row(kind, *sizes, train, "dense" in sys.argv), flush=True)

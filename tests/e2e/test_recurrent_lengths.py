@@ -118,22 +118,63 @@ def test_the_output_of_a_packed_layer_may_be_written_to():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_layers_run_once_for_a_step(frozen, monkeypatch):
-    """The backward of a dense LSTM goes on from what torch recorded; asked a second time it has to run the layers again."""
-    from firesteel.graph import recurrent_library
+    """The backward of a dense LSTM goes on from what oneDNN kept, as often as it is asked; where the token was copied the layers run again."""
+    from firesteel.graph import recurrent_library, recurrent_onednn
     layer = nn.LSTM(3, 4, 2)
     if frozen:
         layer.weight_ih_l0.requires_grad_(False)
-    runs, run = [], recurrent_library._layers
-    monkeypatch.setattr(recurrent_library, "_layers", lambda *args: runs.append(1) or run(*args))
+    runs, run = [], recurrent_onednn._forward
+    monkeypatch.setattr(recurrent_onednn, "_forward", lambda *args: runs.append(1) or run(*args))
     fn = lambda x: layer(x)[0]
     compiled, x = fs.compile(fn, dynamic=True), torch.randn(5, 3, 3)
     wanted = [p for p in layer.parameters() if p.requires_grad]
     expected = torch.autograd.grad(fn(x).sin().sum(), wanted)
-    for _ in range(2):
+    for runs_of_backward in (0, 1):
         runs.clear()
         result = compiled(x).sin().sum()
-        for count in (1, 2):
+        for asked in range(2):
             torch.testing.assert_close(torch.autograd.grad(result, wanted, retain_graph=True), expected)
-            assert len(runs) == count
-    del result
-    assert not recurrent_library._kept
+            assert len(runs) == 1 + runs_of_backward * (asked + 1)
+        monkeypatch.setattr(recurrent_library, "_token", lambda kept: torch.zeros(1, dtype=torch.uint8))
+
+
+DENSE = {"plain": {}, "two directions": {"num_layers": 2, "bidirectional": True}, "no biases": {"bias": False}, "batch first": {"batch_first": True},
+         "bfloat16": {"dtype": torch.bfloat16}, "float64": {"dtype": torch.float64}}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_gradients_of_a_dense_lstm(name):
+    """All gradients, those of the first states too, of all results, of the states alone, and where the batch is empty."""
+    layer = nn.LSTM(3, 4, **DENSE[name])
+    dtype = layer.weight_ih_l0.dtype
+    close = {"rtol": 0.05, "atol": 0.05} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+
+    def run(x, h, c):
+        output, last = layer(x, (h, c))
+        return (output, *last)
+    compiled = fs.compile(run, dynamic=True, fullgraph=True)
+    for length, batch in ((5, 2), (2, 3), (4, 0)):
+        x = torch.randn((batch, length, 3) if layer.batch_first else (length, batch, 3), dtype=dtype)
+        states = [torch.randn(layer.num_layers * (2 if layer.bidirectional else 1), batch, 4, dtype=dtype) for _ in range(2)]
+        torch.testing.assert_close(step(compiled, layer, x, *states), step(run, layer, x, *states), **close)
+        last = [step(lambda *args, fn=fn: fn(*args)[1:], layer, x, *states) for fn in (compiled, run)]
+        torch.testing.assert_close(last[0], last[1], **close)
+    assert fs.counters["native"]["fallbacks"] == 0
+
+
+def test_an_empty_batch():
+    layer = nn.GRU(3, 4)
+    compiled = fs.compile(lambda x: layer(x), dynamic=True, fullgraph=True)
+    for batch in (2, 0):
+        x = torch.randn(5, batch, 3)
+        torch.testing.assert_close(step(compiled, layer, x), step(layer, layer, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"c": torch.zeros(1, 2, 4, dtype=torch.float64)}, {"x": torch.randn(5, 2, 3).double()}])
+def test_what_does_not_fit_is_refused_as_eager_does(wrong):
+    params = [p.detach().requires_grad_() for p in nn.LSTM(3, 4).parameters()]
+    fn = lambda x, h, c: torch.lstm(x, (h, c), params, True, 1, 0.0, True, False, False)[0]
+    args = {"x": torch.randn(5, 2, 3), "h": torch.zeros(1, 2, 4), "c": torch.zeros(1, 2, 4)} | wrong
+    for run in (fn, fs.compile(fn, dynamic=True)):
+        with pytest.raises(RuntimeError):
+            run(**args)

@@ -295,6 +295,8 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> Any: 
 def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> Any:      # noqa: A002
     if input.dim() == 0 or chunks <= 0:
         return NotImplemented
+    if type(input.shape[dim]) is int and input.shape[dim] == 0:
+        return torch.unsafe_split_with_sizes(input, [0] * chunks, dim)
     return torch.unsafe_split(input, torch.sym_max((input.shape[dim] + chunks - 1) // chunks, 1), dim)
 
 
@@ -353,6 +355,17 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     if reduction == 1:
         return (loss / torch.tensor(list(target_lengths)).to(loss.dtype).clamp_min(1)).mean()
     return loss.sum() if reduction == 2 else loss if batched else loss.squeeze(0)
+
+
+# ---------------------------------------------------------------- what eager's C++ code asks of its surroundings
+
+@FUNCTIONS.row(torch.linalg.pinv)
+def pinv(A: Tensor, *args: Any, **kwargs: Any) -> Any:      # noqa: N803
+    """Autocast lowers the product inside of eager's kernel, which dispatch does not see."""
+    device = A.device.type
+    if A.dtype is not torch.float32 or not torch.is_autocast_enabled(device) or kwargs.get("out") is not None:
+        return NotImplemented
+    return torch.linalg.pinv(A, *args, **kwargs).to(torch.get_autocast_dtype(device))
 
 
 # ---------------------------------------------------------------- shapes of several tensors

@@ -1,10 +1,10 @@
 """Recurrent layers over a sequence whose length is a symbol, or data: one library operator, since steps can be unrolled for a known number only.
 
 `firesteel::recurrent` runs torch's own layers, time first.  Where gradients are wanted the layers are those of `recurrent_steps.py` instead, whose
-further results `firesteel::recurrent_backward` needs.  A dense LSTM, for which torch has a call of oneDNN, and all layers on a GPU are torch's: what
-its engine recorded is kept with a token of one byte, and the layers run again where the token is a copy, was used before, or lies on a GPU, whose
-memory holds no objects.  Both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A gradient that
-is to be differentiated again is taken of the unrolled steps, whose number is then fixed by a guard.
+further results `firesteel::recurrent_backward` needs.  A dense LSTM is oneDNN's, as in eager (`recurrent_onednn.py`): what its layers keep for their
+backward lives with a token of one byte, and the layers run again where the token is a copy.  What oneDNN does not take, and all on a GPU, are torch's
+own layers, which its engine runs again in the backward.  Both are rows of the shape rules.  `over_symbolic_time` is what `recurrent.py` calls.  A
+gradient that is to be differentiated again is taken of the unrolled steps, whose number is then fixed by a guard.
 
     output, h, c = over_symbolic_time(("lstm", True, 1, False), x, (h0, c0), params, None, unrolled)        # x: f32[s0, 4, 8]
     output, h, c = over_symbolic_time(("lstm", True, 1, False), data, (h0, c0), params, batch_sizes, None)      # a packed sequence
@@ -12,7 +12,6 @@ is to be differentiated again is taken of the unrolled steps, whose number is th
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firesteel.graph import recurrent_steps
+from firesteel.graph import recurrent_onednn, recurrent_steps
 from firesteel.graph.autofunctional import library
 from firesteel.graph.recurrent_steps import KINDS, weights_of
 from firesteel.graph.rules.base import RULES
@@ -60,28 +59,20 @@ def _layers(train: bool, inputs: Tensor, batch_sizes: Tensor | None, states: Seq
     return getattr(torch, kind)(inputs, first, *settings, False)
 
 
-class _TokenMemory(bytearray):
-    """The memory of a token, and what goes on living with it: (leaves, results)."""
-    recorded: tuple[list[Tensor], tuple[Tensor, ...]] | None = None
+def _token(kept: recurrent_onednn.Kept) -> Tensor:
+    """One byte, and what goes on living with it: torch keeps a tensor's object, with its attributes, as long as the tensor lives."""
+    token = torch.empty(1, dtype=torch.uint8)
+    token.kept = kept       # type: ignore[attr-defined]
+    return token
 
 
-_kept: weakref.WeakValueDictionary[int, _TokenMemory] = weakref.WeakValueDictionary()      # by the token's address
-
-
-def _recorded(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor],
-              *settings: Any) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Leaves whose gradients are wanted, and results that torch's engine can go back from.  They are copies: the caller's memory may be used for
-    something else by then."""
-    with _recording():
-        copies = [t.detach().clone().requires_grad_(wanted) for t, wanted in zip((inputs, *states, *params), settings[-1], strict=True)]
-        count = 1 + len(states)
-        results = _layers(True, copies[0], batch_sizes, copies[1:count], copies[count:], *settings[:-1])
-        return [t for t in copies if t.requires_grad], results
-
-
-def _step_by_step(inputs: Any, batch_sizes: Any, kind: str) -> bool:
-    """Is it trained by `recurrent_steps.py`?"""
-    return on_host(inputs) and (batch_sizes is not None or kind != "lstm")
+def _trained_by(inputs: Any, batch_sizes: Any, states: Any, params: Sequence[Any], kind: str, has_biases: bool, num_layers: int, bidirectional: bool,
+                wanted: Sequence[bool]) -> str:
+    """What runs the layers and their backward: of tensors, and of their Specs; the same on every machine."""
+    if not on_host(inputs):
+        return "engine"
+    projected = len(params) != num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
+    return "oneDNN" if kind == "lstm" and batch_sizes is None and not projected else "steps"
 
 
 def _rows(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor], kind: str, has_biases: bool,
@@ -93,44 +84,45 @@ def _rows(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], 
 
 
 def _run(*args: Any) -> list[Tensor]:
-    inputs, wanted = args[0], any(args[-1])
-    if wanted and _step_by_step(inputs, args[1], args[4]):
+    inputs, trained_by = args[0], _trained_by(*args) if any(args[-1]) else None
+    if trained_by == "oneDNN" and recurrent_onednn.fits(*args):
+        results, kept = recurrent_onednn.forward(*args)
+        return [*results, _token(kept)]
+    if trained_by == "steps":
         with torch.no_grad():
             output, *rest = recurrent_steps.forward(args[4], *_rows(*args))
         return [output.view(*inputs.shape[:-1], output.shape[-1]), *rest]
-    if not wanted or not on_host(inputs):
-        with torch._C._InferenceMode(True):     # without views' and versions' accounts a small layer is a sixth faster
-            made = _layers(False, *args[:-1])
-        results = [t.clone(memory_format=torch.contiguous_format) for t in made]
-        return [*results, inputs.new_zeros(1, dtype=torch.uint8)] if wanted else results
-    memory = _TokenMemory(1)
-    memory.recorded = _recorded(*args)
-    token = torch.frombuffer(memory, dtype=torch.uint8)
-    _kept[token.data_ptr()] = memory
-    return [*(t.detach().clone(memory_format=torch.contiguous_format) for t in memory.recorded[1]), token]
+    with torch._C._InferenceMode(True):     # without views' and versions' accounts a small layer is a sixth faster
+        made = _layers(False, *args[:-1])
+    results = [t.clone(memory_format=torch.contiguous_format) for t in made]
+    return [*results, inputs.new_zeros(1, dtype=torch.uint8)] if trained_by else results
 
 
 def _run_backward(gradients: Sequence[Tensor | None], kept: Sequence[Tensor], *args: Any) -> list[Tensor]:
-    if not _step_by_step(args[0], args[1], args[4]):
-        return _by_engine(gradients, kept[-1], *args)
-    first, *others = gradients
+    trained_by = _trained_by(*args)
     with torch.no_grad():
+        if trained_by == "oneDNN" and (own := getattr(kept[-1], "kept", None) or recurrent_onednn.fits(*args) and recurrent_onednn.forward(*args)[1]):
+            return recurrent_onednn.backward(gradients, own, *args)
+        if trained_by != "steps":
+            return _by_engine(gradients, *args)
+        first, *others = gradients
         output = kept[0].flatten(0, -2)
         arrived = [None if first is None else first.reshape(output.shape), *others]
         made = recurrent_steps.backward(args[4], arrived, output, kept[1:], args[-1], *_rows(*args))
     return [made[0].view(args[0].shape), *made[1:]] if args[-1][0] else made
 
 
-def _by_engine(gradients: Sequence[Tensor | None], token: Tensor, *args: Any) -> list[Tensor]:
-    memory = _kept.get(token.data_ptr())
-    leaves, results = memory.recorded if memory is not None and memory.recorded else _recorded(*args)
-    if memory is not None:
-        memory.recorded = None
+def _by_engine(gradients: Sequence[Tensor | None], inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor],
+               *settings: Any) -> list[Tensor]:
+    """Runs the layers again, and torch's engine back from their results."""
     with _recording():
+        copies = [t.detach().clone().requires_grad_(wanted) for t, wanted in zip((inputs, *states, *params), settings[-1], strict=True)]
+        count = 1 + len(states)
+        results = _layers(True, copies[0], batch_sizes, copies[1:count], copies[count:], *settings[:-1])
         arrived = [(result, gradient) for result, gradient in zip(results, gradients) if gradient is not None]
         # with its gradients in the leaves the engine need not look which nodes lead to them
         torch.autograd.backward([result for result, _ in arrived], [gradient for _, gradient in arrived])
-    return [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
+    return [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in copies if t.requires_grad]
 
 
 @contextmanager
@@ -154,7 +146,7 @@ def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], para
     must(ne(inputs.shape[0], 0), "Expected sequence length to be larger than 0 in RNN")
     width = states[0].shape[2] * (2 if bidirectional else 1)
     kept = []
-    if any(wanted) and _step_by_step(inputs, batch_sizes, kind):
+    if any(wanted) and _trained_by(inputs, batch_sizes, states, params, kind, has_biases, num_layers, bidirectional, wanted) == "steps":
         rows, columns = product(inputs.shape[:-1]), KINDS[kind].columns * states[-1].shape[2]
         kept = [_like(inputs, (rows, width))] * (num_layers - 1) + [_like(inputs, (rows, columns))] * (num_layers * (2 if bidirectional else 1))
     elif any(wanted):

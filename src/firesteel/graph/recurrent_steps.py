@@ -80,7 +80,7 @@ class LayerRun(NamedTuple):
             known = rows[other] if 0 <= other < len(sizes) else start[:0]
             pieces += [known if known.shape[0] <= sizes[t] else known[:sizes[t]]] if known.shape[0] else []
             pieces += [start[known.shape[0]:sizes[t]]] if known.shape[0] < sizes[t] else []
-        return torch.cat(pieces)
+        return torch.cat(pieces or [start[:0]])
 
 
 def _keep(buffers: Sequence[Tensor], made: Sequence[Sequence[Tensor]], last: int | None) -> None:
