@@ -377,6 +377,8 @@ def test_why_is_said(cache, caplog, monkeypatch):
     make = seeded(lambda: Block(8))
     assert "region Block: a miss (no such call was kept)" in said(caplog, make, x(4, 8))
     assert "region Block: found" in said(caplog, make, x(4, 8))
+    with fs.config.patch(eager_rounding=not fs.config.eager_rounding):
+        assert f"region Block: a miss (eager_rounding was {not fs.config.eager_rounding}, is" in said(caplog, make, x(4, 8))
     assert "norm.eps is 0.5; it was 1e-05" in said(caplog, seeded(lambda: with_other_eps(Block(8))), x(4, 8))
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 5.0)
     assert "FACTOR is 5.0; it was 2.0" in said(caplog, seeded(lambda: with_other_eps(Block(8))), x(4, 8))

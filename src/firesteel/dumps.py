@@ -35,6 +35,8 @@ from firesteel.errors import UserError
 from firesteel.graph.abstract import AbstractWorld
 from firesteel.graph.spec import Spec, contiguous_strides, spec_of
 from firesteel.graph.tensor import AbstractTensor
+from firesteel.graph.wrappers import Pack, pack_of, parts_of
+from firesteel.layouts import DeviceMesh, Placement, is_named_tuple, mesh_of, mesh_text, placement_parts
 from firesteel.loops import ir
 from firesteel.records import dataclass
 from firesteel.shipping import values
@@ -142,6 +144,16 @@ def _tensor_text(writer: TextWriter, value: torch.Tensor) -> str:
     return f"constant({data}, {value.dtype}, {tuple(value.shape)}, {tuple(value.stride())}, {str(value.device)!r})"
 
 
+def _tuple_text(writer: TextWriter, value: Any) -> str:
+    items = writer.items(value)
+    return f"{name_of(type(value))}({items})" if is_named_tuple(value) else f"({items}{',' if len(value) == 1 else ''})"
+
+
+def _placement_text(writer: TextWriter, value: Any) -> str:
+    parts = placement_parts(value)
+    return f"unreadable({type(value).__name__!r})" if parts is None else f"{name_of(type(value))}({writer.items(parts[1])})"
+
+
 def _float_text(writer: TextWriter, value: float) -> str:
     return repr(value) if math.isfinite(value) else f"float('{value}')"
 
@@ -154,7 +166,7 @@ LITERALS.rows({
     float: _float_text,
     complex: lambda w, v: f"complex({_float_text(w, v.real)}, {_float_text(w, v.imag)})",
     list: lambda w, v: f"[{w.items(v)}]",
-    (tuple, frozenset): lambda w, v: f"({w.items(v)}{',' if len(v) == 1 else ''})",
+    (tuple, frozenset): _tuple_text,
     dict: lambda w, v: f"{{{', '.join(f'{w.text(key)}: {w.text(item)}' for key, item in v.items())}}}",
     slice: lambda w, v: f"slice({w.items((v.start, v.stop, v.step))})",
     (torch.dtype, torch.layout, torch.memory_format): lambda w, v: str(v),
@@ -162,6 +174,9 @@ LITERALS.rows({
     torch.Generator: lambda w, v: f"torch.Generator({str(v.device)!r})",
     torch.Tensor: _tensor_text,
 })
+if DeviceMesh is not None:
+    LITERALS.add(DeviceMesh, lambda w, v: f"mesh_of({mesh_text(v)!r})")
+    LITERALS.add(Placement, _placement_text)
 
 
 def constant(data: list | None, dtype: torch.dtype, shape: tuple, strides: tuple, device: str) -> torch.Tensor:
@@ -177,7 +192,7 @@ def expr(op: str, dtype: str, args: tuple, attr: Any) -> Expr:
 
 NAMES: dict[str, Any] = {**SPELLED, "make": expr,
                          "axis": ir.axis, "symbol": symbol, "const": const, "find": find, "unreadable": unreadable, "constant": constant,
-                         **{name: getattr(builtins, name) for name in ("float", "complex", "slice")}}
+                         "mesh_of": mesh_of, **{name: getattr(builtins, name) for name in ("float", "complex", "slice")}}
 
 
 def records_text(value: Any) -> str:
@@ -326,7 +341,7 @@ def call_text(node: Node, custom: str = "") -> str:
     named = [f"{key}={writer.text(value)}" for key, value in node.kwargs.items()]
     if node.op == "call_method":
         return f"{args[0]}.{node.target}({', '.join([*args[1:], *named])})"
-    called = name_of(node.target) if node.op == "call_function" else f"unreadable({str(node.target)!r})"
+    called = writer.text(node.target) if node.op == "call_function" else f"unreadable({str(node.target)!r})"
     return f"{custom if custom and (custom_of(node) or bodies_of(node)) else called}({', '.join([*args, *named])})"
 
 
@@ -352,8 +367,11 @@ def value_text(value: Any) -> str:
     if isinstance(value, SYMBOLIC):
         return size_text(from_sym(value))
     if isinstance(value, torch.Tensor):
-        return tensor_type_text(value) if value.layout is torch.strided and type(value) in (AbstractTensor, torch.Tensor, torch.nn.Parameter) \
-            else f"unreadable({type(value).__name__!r})"
+        if value.layout is torch.strided and type(value) in (AbstractTensor, torch.Tensor, torch.nn.Parameter):
+            return tensor_type_text(value)
+        pack = pack_of(value)
+        return f"unreadable({type(value).__name__!r})" if pack is None else \
+            f"wrapped({TextWriter().text(pack)}, {value_text(parts_of(value))}){autograd_text(value)}"
     return TextWriter().text(value)
 
 
@@ -366,20 +384,48 @@ def tensor_type_text(value: torch.Tensor) -> str:
         text += f".at({size_text(spec.offset)})"
     if not on_host(spec):
         text += f".on({str(spec.device)!r})"
-    if not value.requires_grad:
-        return text
+    return text + autograd_text(value)
+
+
+def autograd_text(value: torch.Tensor) -> str:
     with torch.no_grad():
-        return f"{text}.result()" if has_history(value) else f"{text}.grad()"
+        return "" if not value.requires_grad else ".result()" if has_history(value) else ".grad()"
 
 
 # ---------------------------------------------------------------- graphs from text
 
 @dataclass(frozen=True)
-class TensorType:
-    """A tensor as a graph's text describes it."""
-    spec: Spec
+class ValueType:
+    """What a graph's text says of a tensor besides its making."""
     requires_grad: bool = False
     is_leaf: bool = True
+
+    def abstract(self, world: AbstractWorld) -> torch.Tensor:
+        raise NotImplementedError
+
+    def grad(self) -> Any:
+        return dataclasses.replace(self, requires_grad=True)
+
+    def result(self) -> Any:
+        return dataclasses.replace(self, requires_grad=True, is_leaf=False)
+
+
+@dataclass(frozen=True)
+class WrapperType(ValueType):
+    """A tensor subclass, put together of parts."""
+    pack: Pack | None = None
+    parts: tuple[Any, ...] = ()
+
+    def abstract(self, world: AbstractWorld) -> torch.Tensor:
+        assert self.pack is not None
+        make = lambda: self.pack.build(part.abstract(world) for part in self.parts).detach()
+        return as_autograd_knows(make(), self, make)
+
+
+@dataclass(frozen=True)
+class TensorType(ValueType):
+    """A tensor as a graph's text describes it."""
+    spec: Spec = Spec((), (), 0, torch.float32, HOST)
 
     def __getitem__(self, sizes: Any) -> TensorType:
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
@@ -396,12 +442,6 @@ class TensorType:
 
     def on(self, device: str) -> TensorType:
         return self._with(device=torch.device(device))
-
-    def grad(self) -> TensorType:
-        return dataclasses.replace(self, requires_grad=True)
-
-    def result(self) -> TensorType:
-        return dataclasses.replace(self, requires_grad=True, is_leaf=False)
 
     def abstract(self, world: AbstractWorld) -> torch.Tensor:
         made: torch.Tensor = world.make(self.spec)
@@ -439,11 +479,11 @@ class GraphReader:
     def __init__(self) -> None:
         self.env = ShapeEnv()
         self.world = AbstractWorld(self.env)
-        cpu = HOST
         self.names: dict[str, Any] = {
             **NAMES, "backed": self.backed, "unbacked": lambda *about: self.backed(None, *about), "known": self.env.decide,
             "assumed": self.env.assume, "tagged": self.tagged, "custom": self.custom, "with_bodies": self.with_bodies,
-            **{name: TensorType(Spec((), (), 0, dtype, cpu)) for name, dtype in DTYPES.items()}}
+            "wrapped": lambda pack, parts: WrapperType(pack=pack, parts=parts),
+            **{name: TensorType(spec=Spec((), (), 0, dtype, HOST)) for name, dtype in DTYPES.items()}}
         self.symbol = ""                    # the one being assigned
         self.settings: dict[str, Any] = {}
 
@@ -529,7 +569,7 @@ class GraphReader:
     def abstract(self, kind: Any) -> Any:
         if isinstance(kind, tuple):
             return tuple(map(self.abstract, kind))
-        return kind.abstract(self.world) if isinstance(kind, TensorType) else to_symint(kind, self.env)
+        return kind.abstract(self.world) if isinstance(kind, ValueType) else to_symint(kind, self.env)
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ def is_in_private(name: str, package: str) -> bool:
 
 
 def is_library(name: str) -> bool:
-    """Is it a module of torch or of the standard library?"""
+    """Is it a module of torch or of the standard library, or where pybind11 says that its native classes are?"""
     top = name.partition(".")[0]
-    return top == "torch" or top in sys.stdlib_module_names
+    return top in ("torch", "pybind11_builtins") or top in sys.stdlib_module_names
 
 
 LIBRARY_OPERATORS = ("aten", "prim", "prims", "firesteel")

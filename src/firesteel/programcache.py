@@ -94,11 +94,24 @@ def check_asked() -> None:
 
 @dataclass(frozen=True)
 class ProgramKey:
-    graph: str
+    graph: str              # or what else is looked up (regioncache.py)
     facts: dict[str, str]
 
     def __str__(self) -> str:
         return f"{self.graph}\n{json.dumps(self.facts)}"
+
+    def note(self) -> None:
+        """Keeps the facts with which it was kept last, for `why_missed`."""
+        diskcache.kernels(SUFFIX).put(f"last {self.graph}", json.dumps(self.facts).encode())
+
+    def why_missed(self, what: str) -> str:
+        """In words."""
+        last = diskcache.kernels(SUFFIX).get(f"last {self.graph}")
+        if last is None:
+            return f"no such {what} was kept"
+        then = json.loads(last)
+        changed = [f"{name} was {then.get(name)!s:.80}, is {value:.80}" for name, value in self.facts.items() if then.get(name) != value]
+        return "; ".join(changed) or "its entry was removed or damaged"
 
 
 def env_of(gm: GraphModule) -> ShapeEnv | None:
@@ -127,9 +140,12 @@ def fact_texts() -> dict[str, str]:
 
 def input_text(value: Any) -> str:
     from firesteel.graph.abstract import AbstractTensor, is_bare_view
+    from firesteel.graph.wrappers import is_wrapper, parts_of
     text = dumps.value_text(value)
     if not isinstance(value, torch.Tensor):
         return text
+    if is_wrapper(value):
+        return f"{text} of {', '.join(map(input_text, parts_of(value)))}"
     if type(value) is not AbstractTensor or value.bits or value.device.type not in KINDS:
         raise NotKept("an input is no plain tensor of the CPU or a GPU")
     text += f" that is {text_of(value.given)}" if value.given is not None else ""
@@ -242,7 +258,7 @@ class DiskEntry:
         cache = diskcache.kernels(SUFFIX)
         payload = cache.get(f"{part} {self.key}")
         if payload is None:
-            artifacts.log("cache", lambda: f"{part}: a miss ({self.why_missed()})")
+            artifacts.log("cache", lambda: f"{part}: a miss ({self.key.why_missed('graph')})")
             return None
         try:
             about, call = read_host(payload)
@@ -258,15 +274,6 @@ class DiskEntry:
         artifacts.log("cache", lambda: f"{part}: found")
         self.found[part], self.about = call, about if part == "forward" else self.about
         return call, outline
-
-    def why_missed(self) -> str:
-        """In words: the facts with which the graph was kept last are kept too."""
-        last = diskcache.kernels(SUFFIX).get(f"last {self.key.graph}")
-        if last is None:
-            return "no such graph was kept"
-        then = json.loads(last)
-        changed = [f"{name} was {then.get(name)!s:.80}, is {value:.80}" for name, value in self.key.facts.items() if then.get(name) != value]
-        return "; ".join(changed) or "its entry was removed or damaged"
 
     def forward(self) -> Callable:
         return self.found["forward"]
@@ -300,7 +307,7 @@ class DiskEntry:
             return
         self._keep("forward", forward, about)
         if self.kept:
-            diskcache.kernels(SUFFIX).put(f"last {self.key.graph}", json.dumps(self.key.facts).encode())
+            self.key.note()
 
     def keep_backward(self, backward: Callable) -> None:
         if self.kept:
@@ -323,6 +330,8 @@ class DiskEntry:
 
 def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     """A host function as bytes, and how it is recorded."""
+    if getattr(call, "measuring", False):
+        raise NotKept("its kernels are measured meanwhile: the next process begins with the quickest")
     if (facts := getattr(call, "facts", None)) is not None:
         about, call = {**about, "recording": facts.words()}, call.call
     if not hasattr(call, "counts"):

@@ -50,7 +50,8 @@ from firesteel.capture.world import STATIC
 from firesteel.config import KNOBS, STARTED, config
 from firesteel.errors import Location
 from firesteel.homes import LIBRARY_OPERATORS, LaterModule, is_in_package, is_library
-from firesteel.programcache import SUFFIX, NotKept
+from firesteel.layouts import is_layout
+from firesteel.programcache import SUFFIX, NotKept, ProgramKey
 from firesteel.runtime import diskcache
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ else:
 
 FIXED = (type, types.FunctionType, types.ModuleType, types.MethodType, property, staticmethod, classmethod, types.CellType,
          functools._lru_cache_wrapper, typing._SpecialForm)
-# native functions and operators, to which compared names lead; what is derived of functions, which are compared
+# native functions and operators, to which compared names lead; what is derived of functions, which are compared; layouts are derived of guarded ones
 UNCHANGING = (*NATIVE, torch._ops.OpOverload, torch._ops.OpOverloadPacket, inspect.Signature, inspect.Parameter)
 ALWAYS = (torch.Tensor, torch.nn.Parameter)
 VARIANTS = 8            # of a region
@@ -87,14 +88,15 @@ def load(region: Any, inputs: Sequence[Any]) -> RegionCode | None:
 
 def first_that_holds(region: Any, inputs: Sequence[Any]) -> RegionCode:
     reasons: dict[str, None] = {}
-    for payload in variants(key_of(region, inputs)):
+    key = key_of(region, inputs)
+    for payload in variants(str(key)):
         try:
             return Loading(region, inputs, payload).code()
         except Changed as reason:
             reasons[str(reason)] = None
         except Exception as error:      # written by us, read by us: whatever is wrong with it, it is captured again
             reasons[f"it cannot be used: {type(error).__name__}: {error}"] = None
-    raise Changed("; ".join(reasons) or "no such call was kept")
+    raise Changed("; ".join(reasons) or key.why_missed("call"))
 
 
 def variants(key: str) -> Iterator[bytes]:
@@ -121,7 +123,9 @@ def keep(region: Any, inputs: Sequence[Any], made: Captured) -> None:
         with timed("region_cache"):
             check_asked(region)
             payload = Keeping(region, made).payload()
-            diskcache.kernels(SUFFIX).put(place_for(key_of(region, inputs), payload), payload)
+            key = key_of(region, inputs)
+            diskcache.kernels(SUFFIX).put(place_for(str(key), payload), payload)
+            key.note()
     except (NotKept, Unwritable, NoPrint) as reason:
         counters["regions_not_kept"][str(reason)] += 1
         say(region, f"is not kept: {reason}")
@@ -143,7 +147,7 @@ def check_asked(region: Any) -> None:
 
 # ---------------------------------------------------------------- keys
 
-def key_of(region: Any, inputs: Sequence[Any]) -> str:
+def key_of(region: Any, inputs: Sequence[Any]) -> ProgramKey:
     """Which call it is, as far as that is cheap to find out: the guards decide."""
     root = region.root
     fn = root.fn
@@ -156,7 +160,7 @@ def key_of(region: Any, inputs: Sequence[Any]) -> str:
     settings = {name: str(getattr(config, name)) for name in KNOBS if name not in SILENT}
     if groups():        # what the program asks of it, capture takes as constants
         about["rank"] = [torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.get_backend()]
-    return f"region {json.dumps(about)} {json.dumps(settings)} {json.dumps(programcache.fact_texts())}"
+    return ProgramKey(f"region {json.dumps(about)}", settings | programcache.fact_texts())
 
 
 def groups() -> dict[str, Any]:
@@ -244,14 +248,14 @@ class Keeping:
         return json.dumps({**about, **writer.tables(), "files": files}).encode() + b"\n" + marshal.dumps(made.run.__code__)
 
     def _always_holds(self, guard: Guard) -> bool:
-        """Is it about what nobody can change: a native function's own name, an operator of a namespace, a name in a module of ours, or the
-        parameters of a signature that capture made?"""
+        """Is it about what nobody can change: a native function's own name, an operator of a namespace, a name in a module of ours, a layout that
+        follows from others, or the parameters of a signature that capture made?"""
         root = guard.source.root if guard.source is not None else None
         if type(root) is not Fixed:
             return False
         home = str(root.key.get("__name__")) if type(root.key) is dict else ""
         own_name = is_in_package(home, "firesteel") and type(guard.source) is Item and guard.source.base is root
-        return home in OPERATORS or own_name or isinstance(root.key, NATIVE) or self._is_of_signature(root.key)
+        return home in OPERATORS or own_name or isinstance(root.key, NATIVE) or is_layout(root.key) or self._is_of_signature(root.key)
 
     def _is_of_signature(self, obj: Any) -> bool:
         signatures = [one for one, _ in self.made.objects if isinstance(one, inspect.Signature)]
@@ -298,7 +302,7 @@ class Keeping:
                 raise NotKept(f"a result of {described(obj)} is a constant of this process")
             if value.source is not None and type(value.source) is not Fixed or is_ours(obj) or any(obj is group for group in self.groups.values()):
                 continue
-            if isinstance(obj, UNCHANGING) or self._is_of_signature(obj) or type(obj) is dict and scope_name(obj) is not None:
+            if isinstance(obj, UNCHANGING) or is_layout(obj) or self._is_of_signature(obj) or type(obj) is dict and scope_name(obj) is not None:
                 continue
             if not isinstance(obj, FIXED):
                 raise NotKept(f"it relies on {described(obj)}, whose contents nothing guards")

@@ -77,6 +77,52 @@ def test_leaves_make_one_node():
     assert x.grad_fn is not y.grad_fn
 
 
+def three_ways(a, b, c):
+    return a.exp() * 2, (b * 3).sin(), c.cos(), c.tanh()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (2, 1, 1, 0), (0, 0, 1), (1, (0, 2)), (0, (1, 2), 1), (0, (0, 1), 2), (0, "write", 2, 1), (2, 2, "write", 1, 2)])
+def test_backward_of_leaves_leaves_other_groups_theirs(order):
+    """Each result's own backward, one after another; "write" overwrites what the last group saved."""
+    seen = []
+    for run in (three_ways, fs.compile(three_ways)):
+        given, said = leaves(3), []
+        results = run(*given)
+        for step in order:
+            try:
+                if step == "write":
+                    with torch.no_grad():
+                        given[2].add_(1)
+                else:
+                    sum(results[k].sum() for k in (step if isinstance(step, tuple) else (step,))).backward()
+                said.append("")
+            except RuntimeError as error:
+                said.append(str(error)[:40])
+        refused = any(isinstance(step, tuple) and text for step, text in zip(order, said))      # how far the engine came before is not asked
+        seen.append((said, [] if refused else [leaf.grad for leaf in given]))
+    assert seen[1][0] == seen[0][0]
+    torch.testing.assert_close(seen[1][1], seen[0][1])
+
+
+def test_what_is_spared_is_freed():
+    """With the last backward, or with the graph."""
+    for spend in (lambda results: results[1].sum().backward(), lambda results: None):
+        x = torch.ones(4, requires_grad=True)
+        results = list(fs.compile(two_ways)(x, torch.ones(4, requires_grad=True)))
+        results[0].sum().backward()
+        spared = results[0].grad_fn.spared.tensors
+        alive = [weakref.ref(t) for t in spared if t is not None]
+        assert alive
+        gc.disable()
+        try:
+            del spared
+            spend(results)
+            results.clear()
+            assert not any(ref() is not None for ref in alive)
+        finally:
+            gc.enable()
+
+
 def test_symbolic_sizes():
     compiled = fs.compile(crossed, dynamic=True)
     for shape in ((4, 5), (3, 6)):

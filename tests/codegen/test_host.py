@@ -289,6 +289,32 @@ def test_what_kernels_are_the_last_to_read_is_freed_before_memory_is_taken():
     assert call.source.index("del b_a") < call.source.index("b_y = ")
 
 
+def test_what_a_kernel_reads_outlives_the_memory_that_is_taken_for_it():
+    """k1 is the last to read the product b, and writes s in its memory; before memory for y is taken, k0 runs and a is let go, but not b."""
+    n = 256
+    x, a, b, r, s, y, z = (buffer(name, shape, kind) for name, shape, kind in (
+        ("x", (n, n), "input"), ("a", (n, n), "temp"), ("b", (n, n), "temp"), ("r", (n, n), "output"), ("s", (1, n, n), "temp"), ("y", (n, n), "output"),
+        ("z", (1, n, n), "output")))
+    here, axes = (axis("i"), axis("j")), (Axis("i", n), Axis("j", n))
+    twice = S.mul(load(b, here), 2.0)
+    steps = (Extern("m0", ("a",), aten.mm.out, (whole(x), whole(x)), out=True), Extern("m1", ("b",), aten.mm.out, (whole(x), whole(x)), out=True),
+             Nest("k0", axes, (Phase("map", stores=(Store("r", here, S.mul(load(a, here), 2.0)),)),)),
+             Nest("k1", axes, (Phase("map", stores=(Store("s", (as_expr(0), *here), twice), Store("y", here, twice))),)),
+             Extern("m2", ("z",), aten.bmm.out, (whole(s), whole(s)), out=True))
+    program = Program({one.name: one for one in (x, a, b, r, s, y, z)}, steps, ("x",), (whole(r), whole(y), whole(z)), {})
+
+    def twice_into(pointers, _):
+        source, *targets = (torch.frombuffer(floats(p, n * n), dtype=torch.float32) for p in pointers)
+        for target in reversed(targets):
+            torch.mul(source, 2, out=target)
+    p = plan(program)
+    assert "alloc s reusing b" in str(p)
+    call = build(p, {name: Launch(python_kernel(twice_into, len(used), 0), used) for name, used in (("k0", ("a", "r")), ("k1", ("b", "s", "y")))})
+    value = torch.randn(n, n)
+    want = 2 * (value @ value)
+    torch.testing.assert_close(call(value), (want, want, (want @ want)[None]))
+
+
 @pytest.mark.parametrize("program", [lambda x, w: x @ w, lambda x, w: torch.addmm(x, x, w), lambda x, w: (x[None] @ w[None])[0], lambda x, w: (x @ w).view(-1)])
 def test_a_result_of_a_product_counts_no_writes(program):
     x = torch.randn(4, 4)

@@ -40,6 +40,17 @@ def program_asynchronous():
     return compared(f, X, tolerance=1e-6)
 
 
+def program_futures():
+    def f(x):
+        y = x * 2
+        future = dist.all_reduce(y, async_op=True).get_future()
+        halved = future.then(lambda done: done.value()[0] / 2)
+        left = future.then(lambda done: done.value()[0] + 1)
+        return halved.wait() + future.wait()[0], future.done(), left
+    made = lambda call: lambda x: (lambda total, done, left: (total, done, torch.futures.collect_all([left]).wait()[0].wait()))(*call(x))   # noqa: E731
+    return compared(made(f), X, compiled=lambda eager: made(fs.compile(f)), tolerance=1e-6)
+
+
 def program_waits_are_late():
     """Between the start and the wait lies what does not read the result."""
     def f(x, w):

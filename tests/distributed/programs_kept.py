@@ -4,6 +4,10 @@ import os
 import torch
 import torch.distributed as dist
 from ranks import compared
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import firesteel as fs
 from firesteel.artifacts import counters
@@ -11,6 +15,7 @@ from firesteel.artifacts import counters
 RANK = dist.get_rank()
 X = torch.arange(12.).reshape(4, 3) + RANK
 OTHER = dist.new_group([0, 1])
+MESH = init_device_mesh("cpu", (2,))
 
 
 def found(fn, *args, **more):
@@ -69,3 +74,48 @@ def program_gradients():
 def program_rank_as_a_constant():
     result = found(rank_as_a_constant, torch.ones(2) * (RANK + 1))
     return {**result, "value": rank_as_a_constant(torch.ones(2) * (RANK + 1))[0].item()}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def trained(make):
+    """Output and gradients of a module after two steps, compiled and not."""
+    def run(compile):
+        torch.manual_seed(0)
+        model = make()
+        call = compile(model)
+        for _ in range(2):
+            out = call(torch.ones(2, 4))
+            out.sum().backward()
+        return out, [p.grad for p in model.parameters()]
+    return found(lambda: run(lambda model: model), compiled=lambda eager: lambda: run(fs.compile))
+
+
+def program_tensor_parallel():
+    return trained(lambda: parallelize_module(Block(), MESH, {"up": ColwiseParallel(), "down": RowwiseParallel()}))
+
+
+def program_sharded_modules():
+    def make():
+        model = nn.Sequential(Block(), Block())
+        for layer in model:
+            fully_shard(layer)
+        return fully_shard(model)
+    return trained(make)
+
+
+def own_rows(x):
+    """Which ones depends on the rank, and nothing else does."""
+    whole = DTensor.from_local(x, MESH, [Replicate()])
+    return whole.redistribute(placements=[Shard(0)]).to_local() * 2
+
+
+def program_own_rows():
+    return found(own_rows, X - RANK)

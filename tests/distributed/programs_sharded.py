@@ -72,6 +72,10 @@ def program_conversions():
     return compared(f, WHOLE)
 
 
+def program_distributed_inside():
+    return compared(lambda x: (distribute_tensor(x, MESH, [Shard(0)]) * 2, distribute_tensor(x + RANK, MESH, [Replicate()]) + 1), WHOLE)
+
+
 def program_facts_of_dtensors():
     def f(t):
         place, = t.placements

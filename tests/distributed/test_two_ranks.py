@@ -7,7 +7,7 @@ from ranks import has_loopback, run_ranks
 
 HERE = pathlib.Path(__file__).parent
 ONE_GRAPH = {"equal": True, "graphs": 1, "breaks": []}
-CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "work_leaves", "all_gather", "reduce_scatter", "all_to_all", "lists_of_all_to_all", "reduce", "gather_and_scatter", "coalesced", "send_and_receive", "exchange", "exchange_goes_on_outside", "batch_of_exchanges", "functions_with_groups", "differentiable_collectives", "broadcast_and_barrier", "functional", "functional_gradients", "gradients_past_a_collective", "unread_results_are_not_dropped", "operators", "relu", "conversions", "facts_of_dtensors", "gradients_of_dtensors", "tensor_parallel", "ddp_around_compiled"]
+CAPTURED = ["all_reduce", "all_reduce_of_an_argument", "asynchronous", "futures", "work_leaves", "all_gather", "reduce_scatter", "all_to_all", "lists_of_all_to_all", "reduce", "gather_and_scatter", "coalesced", "send_and_receive", "exchange", "exchange_goes_on_outside", "batch_of_exchanges", "functions_with_groups", "differentiable_collectives", "broadcast_and_barrier", "functional", "functional_gradients", "gradients_past_a_collective", "unread_results_are_not_dropped", "operators", "relu", "conversions", "distributed_inside", "facts_of_dtensors", "gradients_of_dtensors", "tensor_parallel", "ddp_around_compiled"]
 # What prepares the ranks runs between graphs, once before the module and once after it.
 AROUND = ["fsdp1", "ddp", "ddp_static_graph", "ddp_unused_parameters", "ddp_communication_hook", "ddp_no_sync", "zero"]
 
@@ -45,7 +45,8 @@ def test_programs_and_regions_are_kept(tmp_path):
         assert results["rank_as_a_constant"]["value"] == 5.0        # of rank 0: 1 * 2 + 2 * 2 - 1, and no other rank's
 
 
-KEPT = {"all_reduce": [1, 1], "gradients": [1, 2], "rank_as_a_constant": [1, 1], "groups_and_sizes": [2, 2]}        # regions and programs
+KEPT = {"all_reduce": [1, 1], "gradients": [1, 2], "rank_as_a_constant": [1, 1], "groups_and_sizes": [2, 2],
+        "tensor_parallel": [1, 2], "own_rows": [1, 1], "sharded_modules": [7, 4]}        # regions and programs
 
 
 def in_one_graph(results):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import firesteel as fs
+from firesteel.codegen import hosted
 from firesteel.errors import PackageError
-from firesteel.shipping import archive, processors
+from firesteel.shipping import archive, load, processors
 
 pytestmark = pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="packages are for x86-64")
 
@@ -95,6 +96,19 @@ def test_other_releases_are_refused(path, tmp_path):
     with pytest.raises(PackageError, match="'firesteel package 99'"):
         fs.load(rewritten(path, tmp_path / "c", format="firesteel package 99"))
     assert torch.equal(call(fs.load(rewritten(path, tmp_path / "d", made_by={**made, "python": "3.99.0"}))), torch.full((3, 4), 4.0))
+
+
+def test_host_functions_are_compiled_where_another_python_wrote_the_package(path, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(hosted, "compiled", lambda source, own=hosted.compiled: compiled.append(source) or own(source))
+    assert torch.equal(call(fs.load(path)), torch.full((3, 4), 4.0)) and not compiled
+    with archive.Archive(path) as old:
+        members = {name: old.data(name) for name in old.manifest["members"]}
+        without = {name: data for name, data in members.items() if not name.endswith(load.BYTE_CODE)}
+        others = {name: b"none" + data[4:] if name.endswith(load.BYTE_CODE) else data for name, data in members.items()}
+        for found in (without, others):
+            archive.write(tmp_path / "p", old.manifest, found, [old.data(archive.WEIGHTS)])
+            assert torch.equal(call(fs.load(tmp_path / "p")), torch.full((3, 4), 4.0)) and compiled.pop()
 
 
 def test_a_processor_that_lacks_something_is_told_what(path, monkeypatch):

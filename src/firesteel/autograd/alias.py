@@ -134,6 +134,8 @@ class ViewCall:
             found = lambda t, v: op(t, *args, **kwargs)
         if op is torch.ops.aten.view_as_real.default:
             return lambda t, v: found(t.resolve_conj(), v)      # abstract tensors have no such bit
+        if op in (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default):
+            return lambda t, v: t.with_bit if hasattr(t, "with_bit") else op(t)     # capture/builder.py, without_bit
         return found if item is None else lambda t, v: found(t, v)[item]
 
 

@@ -47,7 +47,7 @@ from firesteel.graph.passes import clean
 from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
-from firesteel.graph.wrappers import Pack, pack_all, width
+from firesteel.graph.wrappers import Pack, width
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
@@ -193,7 +193,6 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
     if graph is not None and "ranks" in graph.meta:
         joint.gm.meta["ranks"] = rows_of(joint.gm)
         compare_ranks(joint.gm.meta["ranks"], graph.meta["ranks"])
-    entry = entry if joint.packing is None else None
     compiled = runtime.training(training_graph(joint, program, compilers, eager, entry)) if joint.tangents else \
         _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
@@ -261,8 +260,6 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
         forward = compilers.inference(joint.gm, joint.example_inputs)
     if entry is not None:
         entry.keep(Outline(without_graph(joint), boxed, ranks=joint.gm.meta.get("ranks", {})), forward, None)
-    if joint.packing is not None:
-        forward = runtime.packed_forward(runtime.plain_call(forward), joint.packing)
     return kept.inference(joint, boxed, forward, eager)
 
 
@@ -301,10 +298,9 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
     reaches, packs = reached_by_tangents(bw, numbers, joint, gradients), None
     fw.meta["then"] = bw
     with timed("compile_forward"):
-        forward = made = compilers.forward(fw, inputs[:count])
+        forward = compilers.forward(fw, inputs[:count])
     fw.meta.pop("then", None)
     if packing is not None:
-        forward = runtime.packed_forward(runtime.plain_call(forward), packing)
         gradients, reaches, packs = of_wrappers(packing, gradients, reaches)
     outline = Outline(without_graph(joint), facts={
         "tangents": runtime.of_function(joint.tangents, joint.plan), "num_saved_tensors": len(saved) - sizes, "num_saved_sizes": sizes,
@@ -313,7 +309,7 @@ def training_graph(joint: Joint, program: Program, compilers: Compilers, eager: 
         "draws_random": any(op_class(node) == "random" for node in fw.graph.nodes if node.op == "call_function"),
         "severed": joint.severed, "packs": packs, "hands_on": compilers.hands_on}, ranks=joint.gm.meta.get("ranks", {}))
     if entry is not None:
-        entry.keep(outline, made, bw)
+        entry.keep(outline, forward, bw)
     late = late_graphs(compilers)
     compile_backward = functools.partial(late.backward, bw, packs, stages.current(), entry)
     return kept.training_graph(outline, forward, program, eager, lambda: bw, compile_backward, late)
@@ -328,7 +324,7 @@ def _compile_backward(compilers: Compilers, bw: GraphModule, packs: list[Pack | 
                       entry: ProgramEntry | None = None) -> Callable:
     with stages.kept_by(compilation):
         compiled = _compile_plain_backward(bw, compilers, entry)
-    return compiled if packs is None else lambda args: pack_all(packs, compiled(args))
+    return kept.put_together(compiled, packs)
 
 
 def _compile_part(compilers: Compilers, compilation: stages.Compilation | None, part: GraphModule, bw: GraphModule) -> Callable:

@@ -180,7 +180,8 @@ def dependencies(starts: list[Any], last: Any = None) -> dict[Any, int]:
 
 
 # -- results that can be differentiated no more -------------------------------------------------------------------------
-SPENT = ("through the graph a second time", "modified by an inplace operation")     # what torch says of them
+OVERWRITTEN = "modified by an inplace operation"
+SPENT = ("through the graph a second time", OVERWRITTEN)     # what torch says of them
 
 
 def is_spent(error: BaseException) -> bool:

@@ -39,7 +39,7 @@ from firesteel.autograd.edges import (
     peek_transform,
     without_casting,
 )
-from firesteel.autograd.groups import groups_of, in_groups
+from firesteel.autograd.groups import GradientGroup, groups_of, in_groups, spare
 from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
 from firesteel.records import dataclass
 from firesteel.targets import on_gpu
@@ -47,7 +47,6 @@ from firesteel.torchstate import has_saving_hooks
 from firesteel.tracebacks import without_ours
 
 Compiled = Callable[..., Sequence[Any]]
-has_storage = torch._C._has_storage
 
 
 @dataclass
@@ -83,6 +82,10 @@ class TrainingGraph:
     @functools.cached_property
     def backward_graph(self) -> GraphModule:
         return self.read_backward()
+
+    @functools.cached_property
+    def groups(self) -> list[GradientGroup]:
+        return groups_of(self)
 
     def structure(self, group: int = -1) -> int:
         """A number that functions of the same backward share, so that equal models do."""
@@ -217,8 +220,8 @@ def training(graph: TrainingGraph) -> Callable:
     assemble, function = plan.assemble, make_function(graph)
     base: Any = super(torch.autograd.Function, function)
     apply, eager = base.apply, graph.eager      # Function.apply first asks what `run` asks, 1.5 us slower
-    if len(groups := groups_of(graph)) > 1:
-        apply = in_groups(apply, graph, function, groups)
+    if len(graph.groups) > 1:
+        apply = in_groups(apply, graph, function)
     elif graph.packs is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         from firesteel.autograd.pieces import handing_on
         apply = handing_on(apply, graph, function, gradients_of)
@@ -314,7 +317,8 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     part, args = unpack_saved(graph, ctx, arrived)
     zeros = part.zeros(ctx.inputs) if part is not None else {}
     if not keeps_graph():
-        ctx.inputs = None
+        if part is None or not spare(graph, ctx, arrived, args):
+            ctx.inputs = None
         ctx.maybe_clear_saved_tensors()
     if graph.num_saved_sizes:
         args += ctx.sizes
@@ -337,6 +341,8 @@ def unpack_saved(graph: TrainingGraph, ctx: Any, arrived: int) -> tuple[PartialB
     try:
         return part, list(ctx.saved_tensors) if part is None else part.saved(ctx)
     except RuntimeError:
+        if (spared := getattr(ctx, "spared", None)) is not None and not arrived & ~spared.tangents:
+            return part, spared.unpack(part)
         part = graph.part(arrived, asked_for(ctx)) if ctx.inputs is not None else None      # no inputs: the graph was freed
         if part is None:
             raise
@@ -419,6 +425,14 @@ class PartialBackward:
         return self.compiled
 
 
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Has it memory, or parts that have?  Tensors of zeros alone, and those whose class has a dispatch of its own, say so without having any."""
+    if not torch._C._has_storage(tensor) or tensor._is_zerotensor():
+        return False
+    cls = type(tensor)
+    return cls is torch.Tensor or cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_wrapper(tensor)
+
+
 def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[int, list[torch.Tensor] | None]:
     """(bit set of those that arrived, all of them with the strides of the trace); None where one has no memory of its own, or is another
     kind of tensor than its output."""
@@ -442,12 +456,14 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
     return arrived, fitted
 
 
-def packed_forward(forward: Compiled, packing: Packing) -> Compiled:
+def packed_forward(forward: Compiled, packing: Packing | None) -> Compiled:
     """A graph over parts as a function of the program's tensors; what is saved stays as the graph gives it."""
-    count = sum(map(width, packing.values))
+    if packing is None:
+        return forward
+    count, call = sum(map(width, packing.values)), plain_call(forward)
 
     def run(*inputs):
-        results = forward(*[part for value in inputs for part in parts_of(value)])
+        results = call(*[part for value in inputs for part in parts_of(value)])
         return [*pack_all(packing.values, results[:count]), *results[count:]]
     return run
 

@@ -6,6 +6,9 @@ common are results of different autograd functions.
 
     t1 = eager_sin(x); return compiled(x, t1)       # x.add_(1).exp(), t1.clamp_(0): two groups, and a backward of the first does not come to t1
 
+Leaves have no history, so their graph is one node.  Torch frees all that a node saved when a backward came through it; what groups without a gradient
+there need is spared for theirs.
+
 What always holds: the forward runs once; each node saves what its own backward reads; a result that another group saved is saved without its history.
 """
 from __future__ import annotations
@@ -21,7 +24,7 @@ from firesteel.records import dataclass
 from firesteel.tracebacks import hiding
 
 if TYPE_CHECKING:
-    from firesteel.autograd.function import TrainingGraph
+    from firesteel.autograd.function import PartialBackward, TrainingGraph
 
 
 class Look(NamedTuple):
@@ -51,9 +54,9 @@ def groups_of(graph: TrainingGraph) -> list[GradientGroup]:
     return [GradientGroup(number, *about) for number, about in enumerate(zip(bits, values, inputs))]
 
 
-def in_groups(apply: Callable, graph: TrainingGraph, whole: type[torch.autograd.Function], groups: Sequence[GradientGroup]) -> Callable:
+def in_groups(apply: Callable, graph: TrainingGraph, whole: type[torch.autograd.Function]) -> Callable:
     """The function as one node for each group, where inputs have a history."""
-    asked = [i for i, k in enumerate(graph.gradients) if k is not None]
+    asked, groups = [i for i, k in enumerate(graph.gradients) if k is not None], graph.groups
     owner = {value: group.number for group in groups for value in group.values}
     function = make_group_function(graph, whole)
 
@@ -114,3 +117,31 @@ def make_group_function(graph: TrainingGraph, whole: Any) -> type[torch.autograd
             return (*whole.backward(ctx, *tangents), None, None)
 
     return GroupFunction
+
+
+@dataclass(frozen=True)
+class Spared:
+    """Saved tensors of one node, for groups through which no backward came so far."""
+    tangents: int                           # bit set
+    tensors: list[torch.Tensor | None]      # None where none of these groups reads it, or where it was overwritten before
+    versions: list[int]
+
+    def unpack(self, part: PartialBackward | None) -> list[torch.Tensor | None]:
+        for place in range(len(self.tensors)) if part is None else part.read:
+            tensor = self.tensors[place]
+            if tensor is None or tensor._version != self.versions[place]:
+                raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation")
+        return list(self.tensors)
+
+
+def spare(graph: TrainingGraph, ctx: Any, arrived: int, saved: Sequence[torch.Tensor | None]) -> bool:
+    """Keeps of the saved tensors, which torch will free, those of groups without a gradient in this backward, if there are any."""
+    if hasattr(ctx, "group") or len(graph.groups) == 1:
+        return False
+    before: Spared | None = getattr(ctx, "spared", None)
+    left = sum(group.tangents for group in graph.groups if not group.tangents & arrived) & (-1 if before is None else before.tangents)
+    rest = graph.part(left) if left else None
+    read = rest.read if rest is not None else ()
+    kept = [t.detach() if t is not None and place in read else None for place, t in enumerate(saved if before is None else before.tensors)]
+    ctx.spared = Spared(left, kept, [-1 if t is None else t._version for t in kept] if before is None else before.versions)
+    return bool(left)

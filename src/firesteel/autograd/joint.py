@@ -28,7 +28,7 @@ from torch.fx import Node
 from firesteel.artifacts import timed
 from firesteel.autograd.alias import Spending
 from firesteel.autograd.arrived import engine_reach, spread
-from firesteel.autograd.backwards import ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
+from firesteel.autograd.backwards import OVERWRITTEN, ResultOfOperator, engine_gradients, history_of, is_spent, try_backward
 from firesteel.autograd.edges import Dense, Tangent
 from firesteel.autograd.outcome import TraceOutcome
 from firesteel.autograd.outline import Joint, Program
@@ -73,7 +73,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
                 outcome = TraceOutcome(world, program, values, shown)
         if spends:
             put_back_flags(leaves, inputs)
-            _mark_spent(outcome, wanted, leaves)
+            _mark_spent(world, outcome, wanted, leaves)
         tangents: list[Tangent] = []
         grads: list[Any] = []
         reaches: list[int] = []
@@ -141,12 +141,14 @@ def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
             leaf.requires_grad_(given.requires_grad)
 
 
-def _mark_spent(outcome: TraceOutcome, wanted: bool, leaves: Sequence[Any]) -> None:
+def _mark_spent(world: TraceWorld, outcome: TraceOutcome, wanted: bool, leaves: Sequence[Any]) -> None:
     """Tries every result on its own.  What the tries record is read by nobody.  `wanted`: do inputs require gradients?  Where not, what still
     has a history got it from leaves that the program made."""
     for k, value in enumerate(outcome.values):
         if value.differentiable:
             words = _refusal(lambda: try_backward((value.tensor,), (torch.ones_like(value.tensor),)))       # noqa: B023  # called at once
+            if OVERWRITTEN in words and not _saves_as_traced(world):
+                raise Undifferentiable(words)
             if words or not wanted:
                 outcome.plan.spent[k] = Spending(words, _inputs_of(value.tensor, leaves))
                 value.tensor = None

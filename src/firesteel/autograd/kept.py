@@ -17,6 +17,7 @@ from firesteel.autograd import function as runtime
 from firesteel.autograd.outline import Joint, Outline, Program, ProgramEntry
 from firesteel.autograd.ranks import compare_ranks
 from firesteel.autograd.second_order import Compile, SecondOrder
+from firesteel.graph.wrappers import Pack, pack_all
 from firesteel.records import dataclass
 
 
@@ -51,11 +52,20 @@ def from_cache(outline: Outline, entry: ProgramEntry, program: Program, eager: C
 
     def compile_backward() -> Callable:
         found = entry.backward()
-        return runtime.boxed_call(found) if found is not None else late.backward(entry.backward_graph(), None, compilation, entry)
+        packs = outline.facts["packs"]
+        if found is None:
+            return late.backward(entry.backward_graph(), packs, compilation, entry)
+        return put_together(runtime.boxed_call(found), packs)
     return runtime.training(training_graph(outline, forward, program, eager, entry.backward_graph, compile_backward, late))
 
 
+def put_together(backward: Callable, packs: list[Pack | None] | None) -> Callable:
+    """A backward whose results are parts of tensor subclasses."""
+    return backward if packs is None else lambda args: pack_all(packs, backward(args))
+
+
 def inference(joint: Joint, boxed: bool, forward: Callable, eager: Callable) -> Callable:
+    forward = runtime.packed_forward(forward, joint.packing)
     return runtime.boxed_inference(joint.plan, forward, eager) if boxed else runtime.inference(joint.plan, forward, eager)
 
 
@@ -64,8 +74,9 @@ def training_graph(outline: Outline, forward: Callable, program: Program, eager:
     joint = outline.joint
     gradients, unstored = (SecondOrder(program, joint, compiler, eager) for compiler in (late.gradients, late.unstored))
     return runtime.TrainingGraph(
-        plan=joint.plan, forward=forward, eager=eager, compile_backward=compile_backward, read_backward=read_backward,
-        compile_part=functools.partial(late.part, stages.current()), second_order=gradients, unstored=unstored, **outline.facts)
+        plan=joint.plan, forward=runtime.packed_forward(forward, joint.packing), eager=eager, compile_backward=compile_backward,
+        read_backward=read_backward, compile_part=functools.partial(late.part, stages.current()), second_order=gradients, unstored=unstored,
+        **outline.facts)
 
 
 def in_grad_mode(compiled: Callable, turns_on: bool, joint: Joint) -> Callable:

@@ -14,6 +14,7 @@ import collections.abc
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,7 +146,7 @@ BASES.add(enum.Enum, wrap_constant)
 # -- tensors ------------------------------------------------------------------------------------------------------------
 def wrap_tensor(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     """A placeholder.  Its sizes are constants or symbols, as `m.dimension_policy` says."""
-    if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested:
+    if obj.layout is not torch.strided or obj.is_quantized or obj.is_nested or obj._is_zerotensor():      # the last has no memory
         return opaque(m, obj, source)
     if obj.is_conj() or obj.is_neg():
         return wrap_with_bit(m, obj, source, torch._conj if obj.is_conj() else torch._neg_view)
@@ -179,9 +180,12 @@ def wrap_with_bit(m: Machine, obj: torch.Tensor, source: Source, flip: Callable[
 
 def without_bit(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor whose bit is set.  Taken with gradients on, whatever the program runs under: a view that was taken without
-    would refuse to return its history after a write."""
+    would refuse to return its history after a write.  Views of the tensor are taken of itself (ViewCall): of a view
+    through two flips torch would find the place in a gradient by the offset in the tensor's memory."""
     with torch.enable_grad():
-        return torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor)
+        memory: Any = torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor)
+    memory.with_bit = tensor
+    return memory
 
 
 def guard_strides(m: Machine, abstract: torch.Tensor, source: Source) -> None:
@@ -319,6 +323,8 @@ def wrap_set(m: Machine, obj: set, source: Source) -> Value:
 
 def is_element(item: Any) -> bool:
     """Is it a constant, or an object that is equal to itself alone?  A tensor is new in each call."""
+    if type(item) is weakref.ref:
+        return (referent := item()) is not None and not is_constant_object(referent) and is_element(referent)
     return is_constant_object(item) or type(item).__hash__ is object.__hash__ and type(item).__eq__ is object.__eq__
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from firesteel.capture.builder import BASES, guarded
 from firesteel.capture.meanings import CALLABLES, CALLS, PYTHON_MODULES, breaks
-from firesteel.capture.protocols import Machine
-from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
+from firesteel.capture.protocols import Emitter, Machine
+from firesteel.capture.values.base import FixedObject, MethodOfOwner, UserRaise, Value
+from firesteel.capture.values.const import TRUE
 from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.errors import Break
 
@@ -66,9 +67,46 @@ class FinishedWork:
         return self.tensors
 
     def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result(self.tensors)
-        return future
+        return finished_future(self.tensors)
+
+
+def finished_future(result: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    return future
+
+
+class FutureValue(Value):
+    """work.get_future(), and what follows it: known to be done."""
+
+    def __init__(self, result: Value):
+        self.result = result
+
+    def python_type(self) -> type:
+        return torch.futures.Future
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        return FutureMethod(self, name) if name in ("wait", "value", "done", "then") else super().getattr(m, name)
+
+    def rebuild(self, e: Emitter) -> str:
+        return e.assign(f"{e.constant(finished_future)}({e.expr(self.result)})")
+
+
+class FutureMethod(MethodOfOwner):
+    """future.wait"""
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        if self.name == "done":
+            return TRUE
+        if self.name != "then":
+            return self.owner.result
+        try:
+            return FutureValue(m.call_now(args[0], [self.owner], {}))
+        except UserRaise:
+            raise Break("call", name="Future.then with a function that raises") from None
+
+
+CALLS.row(finished_future)(lambda m, args, kwargs: FutureValue(args[0]))
 
 
 class StartedWork(FinishedWork):

@@ -21,10 +21,10 @@ from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
+from firesteel.layouts import DeviceMesh, Placement, spec_class
+from firesteel.records import dataclass
 
 HOME = "torch.distributed.tensor._api"
-Placement: Any = getattr(getattr(torch._C, "_distributed", None), "Placement", None)
-DeviceMesh: Any = getattr(getattr(torch.distributed, "device_mesh", None), "DeviceMesh", None)
 
 # methods of meshes and placements that only ask: these never change
 FACTS = frozenset({"size", "get_rank", "get_local_rank", "get_coordinate", "get_group", "is_shard", "is_replicate", "is_partial"})
@@ -53,21 +53,34 @@ if Placement is not None:
 
 @INSTANTIATE.row("placement")
 def new_placement(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
-    """Shard(0)"""
-    if Placement is None or not issubclass(cls, Placement):
+    """Shard(0), DTensorSpec(mesh, placements)"""
+    if Placement is None or not issubclass(cls, Placement) and cls is not spec_class():
         return None
     return m.constant_object(m.run_real(cls, *map(m.known, args), **{name: m.known(value) for name, value in kwargs.items()}))
 
 
+@dataclass(eq=False)
 class WithConstants:
     """A function of a tensor, together with arguments that a graph cannot hold."""
+    fn: Any
+    constants: dict[str, Any]
 
-    def __init__(self, fn: Any, constants: dict[str, Any]):
-        self.fn, self.constants = fn, constants
-        self.__name__, self.__qualname__, self.__module__ = fn.__name__, fn.__qualname__, __name__
+    def __post_init__(self) -> None:
+        self.__name__, self.__qualname__, self.__module__ = self.fn.__name__, self.fn.__qualname__, __name__
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         return self.fn(tensor, **self.constants)
+
+
+@INSTANTIATE.row("distributed tensor")
+def new_dtensor(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """DTensor(local, spec, requires_grad=False): what distribute_tensor ends with."""
+    if cls is not getattr(sys.modules.get(HOME), "DTensor", None) or len(args) != 2:
+        return None
+    constants = {"spec": m.look(args[1]).identity(), **{name: m.known(value) for name, value in kwargs.items()}}
+    if constants.get("requires_grad"):
+        raise Break("instance", name="DTensor that requires a gradient")
+    return call_graph(m, "call_function", WithConstants(cls, constants), [args[0]], {})
 
 
 def conversion(name: str) -> Handler:

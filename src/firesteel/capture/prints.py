@@ -25,6 +25,7 @@ import torch
 
 from firesteel.capture import marks
 from firesteel.homes import is_in_package, is_library
+from firesteel.layouts import DeviceMesh, mesh_text
 from firesteel.table import Table
 
 
@@ -196,5 +197,7 @@ KINDS.add(functools.cached_property, lambda prints, obj: f"cached {prints.part(o
 KINDS.add(functools._lru_cache_wrapper, lambda prints, obj: f"remembered {prints.part(obj.__wrapped__)}")
 KINDS.add(typing._SpecialForm, lambda prints, obj: str(obj))
 KINDS.add(types.MethodType, lambda prints, obj: f"method {prints.part(obj.__func__)}")
+if DeviceMesh is not None:
+    KINDS.add(DeviceMesh, lambda prints, obj: f"mesh {mesh_text(obj)}")
 KINDS.add(types.ModuleType, lambda prints, obj: f"module {obj.__name__}")
 KINDS.row(torch._ops.OpOverload, torch._ops.OpOverloadPacket)(lambda prints, obj: f"operator {obj}")

@@ -34,6 +34,7 @@ from firesteel.capture.prints import NoPrint, Prints
 from firesteel.capture.region_code import FrameSpec
 from firesteel.capture.source import Fixed, Source
 from firesteel.homes import is_in_package
+from firesteel.layouts import is_named_tuple, new_placement, placement_parts, sharded_classes, unsharded
 from firesteel.sym.node import Expr, make
 
 
@@ -53,6 +54,7 @@ STEPS = {cls.__name__: cls for cls in (sources.Attr, sources.Item, sources.OwnDi
 RARE_STEPS = {"Peek": "iterators", "HasMore": "iterators", "NativeItem": "natives"}      # name -> its module among capture's values
 INTERPRETERS = {cls: name for name, cls in vars(types).items() if isinstance(cls, type)}       # types that builtins has no names for
 OF_BASE_ALONE = (sources.OwnDict, sources.HiddenDict, sources.Type, sources.StorageOffset)
+OF_TENSORS = ("tensor", "part")     # kinds of guards
 FACTS = ("cls", "dtype", "device", "layout", "requires_grad", "sizes", "strides", "bits")       # of a tensor
 RECORDS = {cls.__name__: cls for cls in (SizeQuestion, StateQuery, Overlap, FrameSpec)}       # written by their fields
 
@@ -81,7 +83,7 @@ class RegionWriter:
     # -- guards ----------------------------------------------------------------------------------------------------
     def guard(self, guard: Guard) -> list[Any]:
         place = None if guard.source is None else self.source(guard.source)
-        if guard.kind == "tensor":
+        if guard.kind in OF_TENSORS:
             return [place, guard.kind, self._facts(guard)]
         data = [list(row) for row in guard.data.values] if guard.kind == "state" else guard.data
         return [place, guard.kind, self.value(data)]
@@ -89,7 +91,7 @@ class RegionWriter:
     def _facts(self, guard: Guard) -> list[Any]:
         facts: TensorFacts = guard.data
         example = facts.example()
-        if example is None or type(example) not in (torch.Tensor, torch.nn.Parameter):
+        if example is None or type(example) not in (torch.Tensor, torch.nn.Parameter) and not hasattr(example, "__tensor_flatten__"):
             raise Unwritable(f"{guard.name} is a {facts.cls.__name__}")
         return [self.value(one) for one in (*(getattr(facts, name) for name in FACTS), keys_of(example), wishes_of(example))]
 
@@ -125,6 +127,10 @@ class RegionWriter:
             return {"complex": [self.value(value.real), self.value(value.imag)]}
         if kind.__name__ in SEQUENCES and SEQUENCES[kind.__name__] is kind:
             return {kind.__name__: [self.value(item) for item in value]}
+        if is_named_tuple(value):
+            return {"named": [self.value(kind), [self.value(item) for item in value]]}
+        if (parts := placement_parts(value)) is not None:
+            return {"placement": parts}
         if kind in (slice, range):
             return {kind.__name__: [self.value(part) for part in (value.start, value.stop, value.step)]}
         if isinstance(value, NAMED):
@@ -156,7 +162,7 @@ class RegionWriter:
 
     def is_found(self, obj: Any) -> bool:
         """Does a name or a guard lead to it?"""
-        return id(obj) in self._read_by or path_of(obj) is not None
+        return id(obj) in self._read_by or path_of(obj) is not None or isinstance(obj, type) and unsharded(obj) is not None
 
     @functools.cached_property
     def _members(self) -> dict[int, tuple[str, str, str]]:
@@ -180,6 +186,8 @@ class RegionWriter:
             return ["path", *path, text]
         if id(obj) in self._read_by:
             return ["source", self.source(self._read_by[id(obj)]), text]
+        if isinstance(obj, type) and (base := unsharded(obj)) is not None and (path := path_of(base)) is not None:
+            return ["sharded", *path, text]
         if id(obj) in self._members:
             return ["member", *self._members[id(obj)], text]
         if isinstance(obj, types.CodeType) and any(code is obj for code in codes_at(self.homes.get(obj, ""), obj.co_qualname)):
@@ -266,7 +274,7 @@ class RegionReader:
     def guard(self, row: Sequence[Any]) -> Guard:
         place, kind, data = row
         source = None if place is None else self.source(place)
-        if kind == "tensor":
+        if kind in OF_TENSORS:
             assert source is not None
             return Guard(source, kind, self._facts(source, data))
         return Guard(source, kind, self._state(self.value(data)) if kind == "state" else self.value(data))
@@ -340,6 +348,8 @@ class RegionReader:
         found = self.fetch(self.source(about[0])) if how == "source" else at_path(*about[:2])
         if how == "code":
             found = next((code for code in codes_at(*about[:2]) if self._print(code) == about[2]), None)
+        if how == "sharded":
+            found = sharded_classes().get(found)
         if how == "member":
             found = getattr(found, "__dict__", {}).get(about[2])
         name = self.source(about[0]).name if how == "source" else ".".join(about[:-1])
@@ -374,5 +384,6 @@ READERS: dict[str, Any] = {
     "range": lambda reader, parts: range(*parts),
     "torch": lambda reader, name: getattr(torch, name), "device": lambda reader, text: torch.device(text), "ellipsis": lambda reader, _: ...,
     "source": lambda reader, place: reader.source(place), "object": lambda reader, number: reader.object(number),
+    "named": lambda reader, row: reader.value(row[0])(*map(reader.value, row[1])), "placement": lambda reader, row: new_placement(*row),
     "expr": read_expr, "record": lambda reader, row: RECORDS[row[0]](*map(reader.value, row[1])),
 }

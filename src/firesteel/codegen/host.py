@@ -128,9 +128,9 @@ class _Writer:
         self.places: dict[str, Size] = {}           # buffer -> byte offset in the arena
         self.group: list[Nest] = []                 # kernels that the next launch will run
         self.freed: list[str] = []                  # buffers to let go after it
-        self.holds_much = False                     # is one of them large?
+        self.given: list[str] = []                  # variables whose memory the next step takes over: it may still read them
+        self.holds_much = False                     # is one of those to let go large?
         self.allocated: dict[str, str] = {}         # buffer -> the line that allocates it
-        self.makes_views = False                    # is an output a view of an input?
         self.reused = {step.reuse for step in plan.steps if isinstance(step, Alloc)}
 
     def write(self) -> HostCode:
@@ -148,7 +148,7 @@ class _Writer:
         boxed = self.program.boxed
         given = "box" if boxed else ", ".join(self.parameters)
         watched = f"if profiler._is_profiler_enabled: return traced(call)({given})"
-        recorded = self.makes_views or any(step.call for step in self.program.steps)        # what it calls, autograd could record
+        recorded = any(step.call for step in self.program.steps)        # what it calls, autograd could record
         grad = ["if grad_on():", f"    with no_grad(): return call({given})"] if recorded else []
         source = "\n    ".join([f"def call({given}):", watched, *grad, *(self._unbox() if boxed else ()), *self.lines]) + "\n"
         return HostCode(source, boxed, self.scope, self.recipes)
@@ -231,7 +231,7 @@ class _Writer:
         self.lines.append(f"{variable} = view({before}, {self._sizes(buffer.shape)}, {self._sizes(buffer.strides)}, 0)")
         if self.plan.zone:
             self.lines.append(f"zones.move({before!r}, {variable!r})")
-        self.freed.append(before)
+        self.given.append(before)
 
     def _guard_place(self, buffer: str, at: Size) -> None:
         """Zones around a place in the arena, which may have been another place's inside."""
@@ -250,6 +250,8 @@ class _Writer:
         elif step.step.call:
             self._flush()
             self._extern(step.step.call)
+        self.freed += self.given
+        self.given.clear()
         if self.plan.zone:
             self._flush()
             kind = "kernel" if step.step.nest else "library call"
@@ -273,7 +275,7 @@ class _Writer:
             self._leave(step.outputs)
         if written := self._written_inputs():
             self.lines.append(f"was_written({', '.join(written)})")
-        self.lines.append(f"return ({''.join(self._argument(output, aliases=True) + ', ' for output in step.outputs)})")
+        self.lines.append(f"return ({''.join(self._argument(output) + ', ' for output in step.outputs)})")
 
     def _written_inputs(self) -> list[str]:
         """Inputs that kernels write: library calls raise versions themselves, and so does the caller for what it knows to be written."""
@@ -400,21 +402,22 @@ class _Writer:
             self.lines += [f"zones.meets({step.name!r}, {self._variable(name)}, {self._sizes(buffer.shape)}, {self._dtype(buffer.dtype)})"
                            for name in step.outputs if name is not None and (buffer := self.buffers.get(name)) is not None]
 
-    def _argument(self, value: Any, aliases: bool = False) -> str:
-        """Source text of an argument, or (`aliases`) of an output, which must be a true view where it is one of an input."""
+    def _argument(self, value: Any) -> str:
+        """Source text of an argument, or of an output.  An output that shares an input's memory is no view for autograd: those are made behind the
+        graph, by rule 2 of `autograd/alias.py`."""
         if isinstance(value, View):
-            return self._view(value, aliases)
+            return self._view(value)
         if isinstance(value, Expr):
             return str(value)
         if isinstance(value, Given):
             return self.parameters[value.number]
         if isinstance(value, (tuple, list)):
-            return f"[{', '.join(self._argument(item, aliases) for item in value)}]"
+            return f"[{', '.join(self._argument(item) for item in value)}]"
         if value is None or isinstance(value, (bool, int, str)):
             return repr(value)
         return self._object(value, type(value).__name__)
 
-    def _view(self, view: View, aliases: bool) -> str:
+    def _view(self, view: View) -> str:
         buffer, variable = self.buffers[view.buffer], self._variable(view.buffer)
         if (view.shape, view.strides, view.offset, view.dtype) == (buffer.shape, buffer.strides, buffer.offset, buffer.dtype):
             return variable
@@ -422,11 +425,7 @@ class _Writer:
         if view.dtype != buffer.dtype:
             distance = view.offset * ITEMSIZE[view.dtype] - buffer.offset * ITEMSIZE[buffer.dtype]
             return f"as_dtype({variable}, {self._dtype(view.dtype)}, {layout}, {distance})"
-        distance = view.offset - buffer.offset
-        if not aliases or buffer.kind not in ("input", "constant"):
-            return f"view({variable}, {layout}, {distance})"
-        self.makes_views = True
-        return f"as_strided({variable}, {layout}, {variable}.storage_offset() + {distance})"
+        return f"view({variable}, {layout}, {view.offset - buffer.offset})"
 
 
 class _RowFinder(_Writer):

@@ -34,10 +34,14 @@ class HostCode:
     recipes: dict[str, list[int]]
 
 
-def made(code: HostCode, compile_text: CompileText | None) -> Callable[..., tuple]:
-    """The function of the text."""
+def compiled(source: str) -> types.CodeType:
+    return compile(source, "<firesteel host>", "exec")
+
+
+def made(code: HostCode, compile_text: CompileText | None, known: types.CodeType | None = None) -> Callable[..., tuple]:
+    """The function of the text; `known` is the text compiled, if somebody kept that."""
     scope = {**SCOPE, **code.scope, **{name: launcher(recipe, compile_text) for name, recipe in code.recipes.items()}}
-    exec(compile(code.source, "<firesteel host>", "exec"), scope)
+    exec(known or compiled(code.source), scope)
     call = scope["call"]
     call.source, call._boxed_call = code.source, code.boxed
     return call
@@ -323,7 +327,7 @@ def _plain_launcher(recipe: list[int]) -> Callable[..., int]:
 # ---------------------------------------------------------------- the scope
 
 SCOPE: dict[str, Any] = {   # what every host function may name
-    "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret, "as_strided": torch.as_strided,
+    "empty": _empty, "empty_cuda": empty_cuda, "empty_strided": torch.empty_strided, "view": _reinterpret,
     "Tensor": torch.Tensor, "laid_out": laid_out, "as_dtype": as_dtype, "index_error": index_error, "launch_error": launch_error,
     "as_word": as_word, "was_written": was_written, "math": math, "grad_on": torch.is_grad_enabled, "no_grad": torch.no_grad, "Zones": Zones,
     "profiler": torch.autograd.profiler, "traced": traced,

@@ -8,9 +8,13 @@ call checks its arguments against what was recorded; what does not fit is an err
 """
 from __future__ import annotations
 
+import importlib.util
 import json
+import marshal
 import math
 import os
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +41,7 @@ for _cls in (alias.AliasPlan, alias.At, alias.AttachedView, alias.Constant, alia
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 ANY = ".any"        # in the name of machine code for addresses that are not aligned
+BYTE_CODE = f".{sys.implementation.cache_tag}.pyc"          # of host functions, for the Python that wrote the package
 
 
 def load(path: str | os.PathLike, weights: Mapping[str, torch.Tensor] | None = None) -> LoadedProgram:
@@ -123,7 +128,20 @@ def read_host(archive: Archive, name: str, code: Mapping[str, int], constants: S
         kind, key = value
         return code[key] if kind == KERNEL else scope[key].data_ptr() if kind == CONSTANT else cuda.found(value, functions)
     recipes = {key: [word(value) for value in recipe] for key, recipe in about["recipes"].items()}
-    return hosted.made(hosted.HostCode(archive.text(f"{name}.py"), about["boxed"], scope, recipes), lambda text, function: code[function])
+    known = byte_code(archive, name)
+    return hosted.made(hosted.HostCode(archive.text(f"{name}.py"), about["boxed"], scope, recipes), lambda text, function: code[function], known)
+
+
+def write_byte_code(source: str) -> bytes:
+    """Format 2 of marshal has no references, which differ from process to process."""
+    return importlib.util.MAGIC_NUMBER + marshal.dumps(hosted.compiled(source), 2)
+
+
+def byte_code(archive: Archive, name: str) -> types.CodeType | None:
+    """The host function as this Python compiles it, which for a large one takes longer than all else; None: another Python wrote the package."""
+    magic = importlib.util.MAGIC_NUMBER
+    data = archive.data(name + BYTE_CODE) if name + BYTE_CODE in archive.manifest["members"] else b""
+    return marshal.loads(data[len(magic):]) if data.startswith(magic) else None
 
 
 # ---------------------------------------------------------------- weights
@@ -179,7 +197,9 @@ class LoadedProgram(torch.nn.Module):
         owner: torch.nn.Module = self
         *path, last = name.split(".")
         for part in path:
-            owner = owner._modules.setdefault(part, Holder())       # type: ignore[assignment]
+            if part not in owner._modules:
+                owner._modules[part] = Holder()
+            owner = owner._modules[part]        # type: ignore[assignment]
         if not row["persistent"]:
             owner._non_persistent_buffers_set.add(last)
         held = owner._parameters if row["parameter"] else owner._buffers

@@ -47,7 +47,7 @@ from firesteel.native_method import KERNEL, Word
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, cuda, gpu, threads
 from firesteel.shipping import archive
-from firesteel.shipping.load import ANY, torch_state
+from firesteel.shipping.load import ANY, BYTE_CODE, torch_state, write_byte_code
 from firesteel.shipping.processors import PROCESSORS, best_of, capability_of
 from firesteel.shipping.values import encode
 from firesteel.sym.env import ShapeEnv
@@ -362,7 +362,7 @@ class Package:
         """`given`: what loading puts into the scope, for a GPU."""
         scope = {key: encode(value, self.constants) for key, value in code.scope.items() if key not in (given or {})}
         recipes = {key: cells(recipe, self.functions) for key, recipe in code.recipes.items()}
-        self.members[f"{name}.py"] = code.source.encode()
+        self.members[f"{name}.py"], self.members[f"{name}{BYTE_CODE}"] = code.source.encode(), write_byte_code(code.source)
         self.members[f"{name}.json"] = json.dumps({"boxed": code.boxed, "scope": scope, "recipes": recipes, "on_gpu": bool(given)}).encode()
 
     def _write_host_of_gpu(self, name: str, plan: Plan) -> None:

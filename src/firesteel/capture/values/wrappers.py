@@ -22,6 +22,7 @@ from firesteel.capture.values.const import ConstValue, is_constant_object
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.objects import MISSING, bind
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.layouts import is_layout
 
 PLAIN_FUNCTIONS = (torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__)      # type: ignore[attr-defined]
 
@@ -37,7 +38,7 @@ def is_captured(cls: type) -> bool:
 
 @INSTANTIATE.row("wrapper of tensors")
 def new_wrapper(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
-    if not issubclass(cls, torch.Tensor) or not is_captured(cls):
+    if not issubclass(cls, torch.Tensor) or not is_captured(cls) or any(is_layout(m.look(value).identity()) for value in args):
         return None
     return call_graph(m, "call_function", cls, args, kwargs)
 

@@ -1,0 +1,68 @@
+"""How distributed tensors and modules lie on ranks, as text, and back: meshes, placements, classes of `fully_shard`.
+
+A placement is written as what makes it.  A mesh is written by all that a program reads of it, this rank's place included, since it decides what is
+cut out of a tensor; it is found again among the meshes whose text this process has written, as it does for every key that holds one.
+
+    mesh_text(mesh)                         # "('cpu', [0, 1], None, [0], ['0'])"
+    mesh_of(mesh_text(mesh)) is mesh        # True
+    placement_parts(Shard(1))               # ("Shard", [1])
+"""
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+
+Placement: Any = getattr(getattr(torch._C, "_distributed", None), "Placement", None)
+DeviceMesh: Any = getattr(getattr(torch.distributed, "device_mesh", None), "DeviceMesh", None)
+HOME = "torch.distributed.tensor.placement_types"
+PLACEMENTS: dict[str, tuple[str, ...]] = {"Shard": ("dim",), "Replicate": (), "Partial": ("reduce_op",)}       # name -> arguments
+MESHES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def mesh_text(mesh: Any) -> str:
+    groups = [group.group_name for group in mesh.get_all_groups()]
+    text = repr((mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate(), groups))
+    MESHES[text] = mesh
+    return text
+
+
+def mesh_of(text: str) -> Any:
+    return MESHES[text]
+
+
+def placement_parts(placement: Any) -> tuple[str, list[Any]] | None:
+    """Its class and arguments; None where it is of another class than these."""
+    name = type(placement).__name__
+    if name not in PLACEMENTS or getattr(sys.modules.get(HOME), name, None) is not type(placement):
+        return None
+    return name, [getattr(placement, argument) for argument in PLACEMENTS[name]]
+
+
+def new_placement(name: str, arguments: list[Any]) -> Any:
+    return getattr(sys.modules[HOME], name)(*arguments)
+
+
+def is_layout(obj: Any) -> bool:
+    """A mesh, a placement, or both with a shape (`_spec` of a DTensor)?"""
+    return DeviceMesh is not None and isinstance(obj, (DeviceMesh, Placement, spec_class() or ()))
+
+
+def spec_class() -> type | None:
+    return getattr(sys.modules.get("torch.distributed.tensor._dtensor_spec"), "DTensorSpec", None)
+
+
+def sharded_classes() -> dict[type, type]:
+    """Class of a module -> the one that `fully_shard` made of it."""
+    return getattr(sys.modules.get("torch.distributed.fsdp._fully_shard._fully_shard"), "cls_to_fsdp_cls", {})
+
+
+def unsharded(cls: type) -> type | None:
+    return next((base for base in cls.__mro__[1:] if sharded_classes().get(base) is cls), None)
+
+
+def is_named_tuple(value: Any) -> bool:
+    """One of torch's, which a DTensor's context holds?"""
+    return isinstance(value, tuple) and hasattr(value, "_fields") and type(value).__module__.partition(".")[0] == "torch"
