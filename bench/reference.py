@@ -107,11 +107,12 @@ def _firesteel_facts() -> dict:
 # ---------------------------------------------------------------- the driver
 
 class Live:
-    """The worker of a script in a new process, which stays alive; its caches are in `cache`."""
+    """The worker of a script in a new process, which stays alive; its caches are in `cache`.  Modules keep their byte code, as installed ones have
+    it: without, most of a first call is Python's own compiler."""
 
     def __init__(self, script: str, arguments: list, cache: str):
         env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "torch"), FIRESTEEL_CACHE_DIR=os.path.join(cache, "firesteel"),
-                   TRITON_CACHE_DIR=os.path.join(cache, "triton"))
+                   TRITON_CACHE_DIR=os.path.join(cache, "triton"), PYTHONDONTWRITEBYTECODE="")
         self.errors = tempfile.TemporaryFile("w+")     # noqa: SIM115  # as long as the process
         self.process = subprocess.Popen([sys.executable, script, "--worker", json.dumps(arguments)], env=env, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)

@@ -78,6 +78,11 @@ def test_report_lists_dumps(tmp_path, capsys):
     assert capsys.readouterr().out.split() == ["001-captured.py", "2", "lines"]
 
 
+def test_the_package_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "firesteel", "--version"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, f"firesteel {fs.__version__}\n"), found.stderr
+
+
 def test_bench_needs_a_checkout(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench"]) == 2

@@ -14,7 +14,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # what each layer may import, besides itself
 BASE = {"table", "operators", "config", "errors", "artifacts", "homes", "transaction", "torchstate", "stages", "targets", "native_method", "native_tensors", "records", "watchers",
-        "support", "tracebacks"}
+        "support", "tracebacks", "layouts"}
 # what captured graphs call for autograd: capture writes such calls, graph/ traces through them, and they need neither; how graphs are built, and compared with other ranks'
 CALLS = {"autograd.seams", "autograd.backwards", "autograd.regions", "autograd.recomputations", "autograd.branches",
          "autograd.custom", "autograd.ranks", "graph.build"}

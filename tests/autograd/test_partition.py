@@ -189,6 +189,18 @@ def test_what_only_the_backward_needs_is_computed_there():
         assert aten.mm.default not in targets(fw) and names(bw) == ["primals_1", "tangents_1"]
 
 
+@pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
+def test_what_a_dead_result_was_computed_from_is_saved(partition):
+    """Eager computed it in the forward: the program may overwrite the input before the backward runs."""
+    j = Joint()
+    x, t = j.input("primals_0", 4, 4), j.input("tangents_0", 4, 4)
+    exp = j.op(aten.exp.default, x)
+    x.meta["held"], exp.meta["phase"] = True, "forward"
+    gm = j.done(j.op(aten.full.default, [4, 4], 0.0), j.op(aten.mul.Tensor, t, exp))
+    _, bw = check(gm, matrices(1, 4), matrices(1, 4), 1, partition)
+    assert names(bw) == ["exp", "tangents_0"]
+
+
 def test_checkpointed_values_are_recomputed_and_marked_ones_saved():
     gm = sin_sin_mm()
     for node in gm.graph.nodes:

@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
 
 import firesteel as fs
 from firesteel.autograd import aot
@@ -222,3 +223,41 @@ def test_a_joint_graph_over_parts_has_a_signature():
         "output     sum_1"]
     inputs = [torch.randn(p.meta["val"].shape) for p in gm.graph.nodes if p.op == "placeholder"]
     assert torch.equal(gm(*inputs)[2], (inputs[0] * inputs[4]).sin())
+
+
+class Outside(torch.Tensor):
+    """Its data is in another tensor, which torch cannot ask it for."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype, strides=data.stride())
+
+    def __init__(self, data):
+        self.inside = data
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        args, kwargs = pytree.tree_map_only(Outside, lambda t: t.inside, (args, kwargs or {}))
+        return pytree.tree_map_only(torch.Tensor, cls, op(*args, **kwargs))
+
+
+class Named(torch.Tensor):
+    pass
+
+
+TANGENTS = {"a dispatch of its own": Outside, "a plain subclass": lambda t: t.as_subclass(Named), "a parameter": lambda t: torch.nn.Parameter(t, requires_grad=False),
+            "zeros without memory": lambda t: torch._efficientzerotensor(t.shape), "expanded": lambda t: t[:1].expand(3, 3)}
+
+
+@pytest.mark.parametrize("create_graph", (False, True), ids=("first order", "second order"))
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_another_class(name, create_graph):
+    def gradients(fn):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+        return torch.autograd.grad(fn(x, w), (x, w), TANGENTS[name](torch.randn(3, 3)), create_graph=create_graph)
+    program = lambda x, w: torch.nn.functional.layer_norm(x @ w, (3,)).relu() + w.sin()
+    for want, got in zip(gradients(program), gradients(fs.compile(program))):
+        assert type(want) is type(got)
+        want, got = (getattr(t, "inside", t).detach().as_subclass(torch.Tensor) for t in (want, got))
+        torch.testing.assert_close(got, want)

@@ -110,3 +110,10 @@ def test_the_engine_takes_the_real_part_of_a_conjugate():
     assert fs.counters["aot"]["untraceable_backwards"] == before
     grad, = torch.autograd.grad(out.square().sum(), x)
     torch.testing.assert_close(grad, torch.autograd.grad(torch.fft.hfft(x).square().sum(), x)[0])
+
+
+def test_an_input_of_zeros_without_memory():
+    """Kernels have nothing to read there; also behind a call with ordinary memory."""
+    compiled = fs.compile(lambda x: x * 2 + 1)
+    for given in (torch._efficientzerotensor((3,)), torch.ones(3), torch._efficientzerotensor((3,))):
+        assert torch.equal(compiled(given), given * 2 + 1)

@@ -134,6 +134,43 @@ def test_locks_are_taken_and_released(name, by_hand):
         assert len(notes) == count and is_free(lock)
 
 
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_made_inside(name):
+    make, left = LOCKS[name], []
+
+    def f(x):
+        lock = make()
+        with lock:
+            x = x * 2
+        if lock.acquire(blocking=False):
+            left.append(lock)
+        return x + 1
+    compiled = fs.compile(f, fullgraph=name not in ("condition", "semaphore", "bounded"))
+    for count in (1, 2):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        assert len(left) == count
+    assert left[0] is not left[1] and [is_free(lock) for lock in left] == [name == "bounded"] * 2
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+def test_a_lock_made_inside_that_nobody_holds(make):
+    def f(x):
+        try:
+            make().release()
+        except RuntimeError:
+            return x + 1
+        return x
+    torch.testing.assert_close(fs.compile(f, fullgraph=True)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_an_event_made_inside():
+    def f(x):
+        event = threading.Event()
+        event.set()
+        return x + 1 if event.is_set() else x
+    torch.testing.assert_close(fs.compile(f, fullgraph=True)(torch.ones(2)), torch.full((2,), 2.0))
+
+
 def test_notifying_under_a_condition():
     condition, woken = threading.Condition(), []
 

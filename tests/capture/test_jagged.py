@@ -319,3 +319,28 @@ def test_training_a_transformer():
                     p.grad = None
     torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-4, atol=1e-5)
     assert fs.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("dropout_p", [0.3, 1.0])
+def test_attention_with_dropout(dropout_p):
+    """Draws, results, gradients, and what is drawn next."""
+    f = lambda x: F.scaled_dot_product_attention(heads(x), heads(x), heads(x * 2), dropout_p=dropout_p)     # noqa: E731
+    compiled = fs.compile(f, fullgraph=True)
+    for lengths in ((3, 5), (2, 7, 4), (3, 5), (1, 6, 2)):
+        found = []
+        for call in (compiled, f):
+            torch.manual_seed(3)
+            x = jagged(*lengths, requires_grad=True)
+            out = call(x).transpose(1, 2).values()
+            out.square().sum().backward()
+            found.append((out.detach(), x.grad.values(), torch.rand(1)))
+        torch.testing.assert_close(*found)
+
+
+def test_masked_select():
+    f = lambda x, mask: torch.nested.masked_select(x, mask) * 2     # noqa: E731
+    compiled = fs.compile(f, fullgraph=True)
+    for seed in range(3):
+        x = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed))
+        ours, theirs = compiled(x, x > 0), f(x, x > 0)
+        torch.testing.assert_close((ours.values(), ours.offsets()), (theirs.values(), theirs.offsets()))

@@ -667,3 +667,45 @@ def test_functions_of_torch_are_compiled_themselves():
     x = torch.randn(3)
     same(compiled(x), torch.sin(x))
     assert len(backend.graphs) == 1
+
+
+# -- weak containers ------------------------------------------------------------------------------------------------------
+def test_weak_sets():
+    known, first, second, zero = weakref.WeakSet(), Thing(), Thing(), torch.zeros(())
+    known.add(first)
+
+    def member(x, thing):
+        return x + 1 if thing in known else x - 1
+    compiled = fs.compile(member, fullgraph=True)
+    assert [compiled(zero, thing).item() for thing in (first, second, first, second, Thing())] == [1, -1, 1, -1, -1]
+    known.add(second)
+    assert [compiled(zero, thing).item() for thing in (first, second)] == [1, 1]
+
+    def change(x, thing, seen):
+        known.discard(thing)
+        seen.extend(known)
+        known.add(thing)
+        return x + len(known)
+    seen = []
+    assert fs.compile(change, fullgraph=True)(zero, second, seen).item() == 2 and seen == [first] and second in known
+
+
+def test_weak_sets_keep_nothing_alive():
+    known, things, zero = weakref.WeakSet(), [Thing(), Thing()], torch.zeros(())
+    known.update(things)
+    compiled = fs.compile(lambda x: x + len(known) + sum(thing.size for thing in known), fullgraph=True)
+    assert compiled(zero).item() == 4
+    things.pop()
+    gc.collect()
+    assert len(known) == 1 and compiled(zero).item() == 2
+
+
+def test_weak_dictionaries():
+    sizes, first, second, zero = weakref.WeakKeyDictionary(), Thing(), Thing(), torch.zeros(())
+    sizes[first] = 3.0
+    compiled = fs.compile(lambda x, thing: x + sizes.get(thing, 0.0), fullgraph=True)
+    assert [compiled(zero, thing).item() for thing in (first, second, first)] == [3, 0, 3]
+
+
+class Thing:
+    size = 1

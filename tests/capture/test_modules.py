@@ -419,6 +419,28 @@ def test_attributes_found_by_the_class_s_own_getattr():
     agree(module, compiled, x)
 
 
+class Tripled(nn.Module):
+    """Reads its parameter and its buffer by a method of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((2,), 2.0))
+        self.register_buffer("shift", torch.ones(2))
+
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        return found * 3 if name in ("scale", "shift") else found
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+@pytest.mark.parametrize("make", (Tripled, lambda: Wrapper(Tripled()), lambda: Wrapper(Wrapper(Tripled()))))
+def test_parameters_read_by_the_class_s_own_getattr(make):
+    module = make()
+    agree(module, fs.compile(module, backend="eager", fullgraph=True), torch.randn(2))
+
+
 def test_lazy_modules_are_compiled_from_their_second_call_on():
     fs.reset()
     model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.ReLU())

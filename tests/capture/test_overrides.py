@@ -306,6 +306,25 @@ def test_inference_mode_as_a_decorator_and_with_a_break():
     assert strict(x).is_inference() is decorated(x).add(1).is_inference() and len(graphs.graphs) == 1
 
 
+def gradients_switched_on(x, w):
+    with torch.no_grad(), torch.enable_grad():
+        made, view, asked = w.neg() + w, w[0], torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    return made, view, asked, w.abs(), x * w
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_switched_on_under_inference_mode(inside):
+    """There is no history there, and so nothing but a view of what requires a gradient does."""
+    within = torch.inference_mode()(gradients_switched_on)
+    seen = []
+    for run in (within, fs.compile(within) if inside else torch.inference_mode()(fs.compile(gradients_switched_on))):
+        found = run(torch.ones(3), torch.ones(3, requires_grad=True))
+        seen.append([(t.requires_grad, t.is_inference(), t.tolist()) if isinstance(t, torch.Tensor) else t for t in found])
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert seen[1] == seen[0]
+
+
 def test_an_inference_tensor_in_a_computation_with_gradients_is_eagers_error():
     def f(x, w):
         with torch.inference_mode():

@@ -166,3 +166,33 @@ def test_a_method_put_into_a_subclass_later_is_seen():
     same(compiled(Derived(), x), x * 12)
     Base.scale = lambda self, x: x * 3
     same(compiled(Derived(), x), x * 13)
+
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.w
+
+
+@pytest.mark.parametrize("cls", (torch.nn.Module, Plain))
+def test_a_way_to_parameters_put_there_later(cls, monkeypatch):
+    own = torch.nn.Module.__getattr__
+    module = Plain()
+    compiled, _ = capture(module)
+    assert compiled(torch.ones(3)).tolist() == [1, 1, 1]
+    monkeypatch.setattr(cls, "__getattr__", lambda self, name: own(self, name) * (3 if name == "w" else 1), raising=False)
+    assert compiled(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name, method", [("__len__", lambda self: 0), ("__bool__", lambda self: False), ("__eq__", lambda self, other: False)])
+def test_a_special_method_put_there_later(name, method):
+    class Thing:
+        pass
+    thing = Thing()
+    compiled, _ = capture(lambda x: x + (1 if thing and thing == thing else 2))
+    assert compiled(ZERO).item() == 1
+    setattr(Thing, name, method)
+    assert compiled(ZERO).item() == 2

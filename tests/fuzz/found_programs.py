@@ -515,3 +515,59 @@ def _untracked_view_in_arms(x):
         else:
             part[0] = 1.5
     return x * 2
+
+
+@found("places of a mask that is known while capturing", (((9,), (7,)), f64, "contiguous", "inner"))
+def _known_places(x):
+    places = (torch.arange(x.shape[0], device=x.device) < 3).nonzero()
+    pairs = (torch.arange(4, device=x.device).view(2, 2) > 2).nonzero()
+    return torch.zeros_like(places), places, pairs, x[places.view(-1)]
+
+
+@found("written input that dead results were computed from", (MATRIX, f64, "contiguous", "inner"))
+def _computed_for_dead_results(x):
+    results = [x.scatter(0, x.argsort(0), x), x.exp() * 2, x.sort(0).values]
+    for dead in results:
+        dead.zero_()
+    alive = [dead.tanh() for dead in results]
+    moved = x + int((x.detach() > 0).sum()) % 3
+    with torch.no_grad():
+        x.add_(1)
+    return *alive, moved
+
+
+@found("backward inside that shares a graph with results", (MATRIX, f64, "contiguous", "leaf"), (((), ()), f64, "contiguous", "leaf"))
+def _backward_beside_results(x, y):
+    if y.sum() > 9:
+        x = x * 2
+    z = torch.tanh(x)
+    w = x.detach().clone().requires_grad_()
+    (w.sin() * w).sum().backward()
+    return z * z, w.grad
+
+
+@found("view of an input with a bit and holes, written with a gradient", (((5, 4, 6), (3, 7, 2)), f64, "stepped", "", "negated"),
+       (((5, 4, 6), (3, 7, 2)), torch.complex128, "stepped", "", "conj"))
+def _views_with_a_bit(x, z):
+    return x.transpose(0, 1), x[1], x[:, 1:3], z[1], z.transpose(0, 1), x.abs()
+
+
+@found("operands of several dtypes, one of them repeated", (((5, 7), (8, 4)), f32, "repeated"), (((5, 5, 7), (8, 8, 4)), f32, "transposed"))
+def _joined_dtypes(x, y):
+    wide = y.to(f64)
+    return torch.addcmul(x, x, wide, value=0.5), torch.addcdiv(x, x, wide + 9), torch.clamp(x, wide, wide + 1)
+
+
+@found("memory of symbolic sizes that nothing fills", (((5, 6, 7), (8, 3, 4)), f32, "contiguous", "leaf"))
+def _unfilled(x):
+    return torch.empty_strided(x.shape, x.transpose(0, 2).stride()).fill_(2) * x, x.transpose(0, 2).new_empty(x.shape).zero_() + x
+
+
+@found("written result of a checkpoint beside a backward inside", (((4, 3), (2, 5)), f32, "contiguous", "inner"))
+def _written_behind_a_checkpoint(x):
+    y = torch.utils.checkpoint.checkpoint(lambda t: (t * 2).softmax(-1), x, use_reentrant=False)
+    w = x.detach().clone().requires_grad_()
+    (w.sin() * w).sum().backward()
+    z = torch.reciprocal(y)
+    y[1:].add_(1.5)
+    return w.grad + x, z

@@ -39,7 +39,7 @@ NO_REFUSAL = {
 
 # operators without samples in tests/optable.py
 NO_SAMPLES = {
-    "any values will do": "empty.memory_format empty_like empty_strided new_empty new_empty_strided",
+    "any values will do": "empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided",
     "a tensor without memory": "_efficientzerotensor",
     "complex numbers": "_conj view_as_real view_as_complex",
     "called by decompositions of other packages": "prims::iota",

@@ -60,7 +60,7 @@ Partition = tuple[GraphModule, GraphModule]
 def default_partition(joint: GraphModule, inputs: Any = None, *, num_fwd_outputs: int, **_: Any) -> Partition:
     """Saves every forward value that the backward reads, as eager does: so not those inside of a checkpointed region."""
     roles = Roles.of(joint, num_fwd_outputs)
-    return build(roles, [*roles.primals, *(node for node in roles.nodes if node in roles.forward and not asked_again(roles, node))])
+    return build(roles, [*roles.primals, *(node for node in roles.nodes if roles.made_by_forward(node) and not asked_again(roles, node))])
 
 
 def asked_again(roles: Roles, node: Node) -> bool:
@@ -128,6 +128,10 @@ class Roles:
                 found = RecomputePolicy(recompute=True, save=True, fusible=True)
             self.policies[node] = found
         return found
+
+    def made_by_forward(self, node: Node) -> bool:
+        """Does eager compute the value in the forward, be it for a result that is dead since?  Its backward then reads what was saved."""
+        return node in self.forward or node.meta.get("phase") == "forward" and node not in self.after_tangents
 
     def read_by_backward(self) -> list[Node]:
         """Values that do not depend on tangents and that the part which does reads, in order."""
@@ -233,7 +237,7 @@ def lent_values(roles: Roles) -> tuple[set[Node], set[Node]]:
     """(results and held inputs, with all views of their memory, that the backward would read only in order to compute others again; what it may not
     compute again from one that it reads itself).  The program may overwrite them before the backward runs; eager, which saves what its backward
     reads, would not notice: never for the former, not where the tangents for which it reads the value do not arrive for the latter."""
-    late = {node for node in roles.nodes if not is_size(node) and (node not in roles.forward or node.meta.get("recompute") in AGAIN)}
+    late = {node for node in roles.nodes if not is_size(node) and (not roles.made_by_forward(node) or node.meta.get("recompute") in AGAIN)}
     direct: dict[Node, list[Node]] = {}         # value -> those that read it in the backward
     for node in late:
         for before in roles.reads[node]:

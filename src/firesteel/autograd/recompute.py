@@ -60,10 +60,10 @@ _REDUCE = getattr(torch.Tag, "reduction", None)
 
 def op_class(node: Node) -> str:
     """The name of the node's class."""
-    if node.target is operator.getitem and isinstance(node.args[0], Node) and not is_size(node):
-        return op_class(node.args[0])
     if is_size(node):
         return "size"
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return op_class(node.args[0])
     found = _class_of(node.target)
     return "heavy" if found == "random" and drops_nothing(node.target, node.args, node.kwargs) else found
 
@@ -126,10 +126,13 @@ def find_entries(nodes: Sequence[Node]) -> set[Node]:
     return {node for node in entries if node.op == "call_function" and not is_size(node)}
 
 
+NUMBERS = (int, float, bool, *SYMBOLIC)
+
+
 def is_size(node: Node) -> bool:
     """Is the node's value a number rather than a tensor?  A generator of random numbers is kept for the backward in the same way."""
     value = node.meta.get("val")
-    return isinstance(value, (int, float, bool, *SYMBOLIC, torch.Generator))
+    return isinstance(value, NUMBERS) or type(value) is torch.Generator
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

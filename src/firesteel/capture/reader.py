@@ -261,6 +261,16 @@ class Reader(Machine):
             found = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
             self.guard(Guard(source, "identity", found))
 
+    def guard_no_method(self, cls: type, name: str, found: Any) -> None:
+        """A special method that the class has not, or has of `object` alone: nobody has put one there."""
+        if builder.is_trusted_scope({"__name__": cls.__module__}) or isinstance(self.same_object(cls), LocalClass):
+            return
+        seen = getattr(cls, name, MISSING)      # of a class that has none, it may be the class's class's
+        if seen is MISSING:
+            self.guard(Guard(Fixed(cls), "no_attr", name))
+        elif seen is found:
+            self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
+
     def guard_descriptor(self, cls: type, name: str, attribute: Any) -> None:
         """The same of an object with a `__get__` of the user's, which a read through the class would call."""
         for base in cls.__mro__:

@@ -111,6 +111,7 @@ class Modes:
     asking: int = 0                         # how many are asked just now: off the stack, and put back by torch's own code
     inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     started_in_inference: bool = field(default_factory=torch.is_inference_mode_enabled)
+    grad_in_inference: bool = field(default_factory=lambda: torch.is_inference_mode_enabled() and torch.is_grad_enabled())     # regions run without
     outer_level: int = field(default_factory=lambda: forward_ad._current_level)
     in_dual_level: bool = False
     tangents_lost: bool = False

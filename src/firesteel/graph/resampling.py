@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @FUNCTIONS.row(torch.max_pool1d, F.max_pool1d)
 def max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
                return_indices: bool = False) -> Any:
-    """Without gradients the CPU has a kernel of its own, whose result is contiguous; the general one keeps the layout of its input."""
+    """Without gradients the CPU has a kernel of its own, whose result is contiguous and no view; the general one keeps the layout of its input."""
     if return_indices:
         return NotImplemented
     if not on_host(input) or (input.requires_grad and torch.is_grad_enabled()):
@@ -27,7 +27,8 @@ def max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any
         return _pooled_as_image(input, window, ceil_mode) if has_symbols(input) else NotImplemented
     if not input.is_floating_point():
         raise NotImplementedError(f'"max_pool1d_impl" not implemented for {input.dtype}')
-    return torch.max_pool1d_with_indices(input.contiguous(), kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)[0]
+    pooled = torch.max_pool1d_with_indices(input.contiguous(), kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)[0]
+    return aten._unsafe_view(pooled, pooled.shape)
 
 
 def _pooled_as_image(x: Tensor, window: list[Any], ceil_mode: bool) -> Any:

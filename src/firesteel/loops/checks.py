@@ -16,7 +16,8 @@ from firesteel.sym.expr import Expr, make, postorder
 
 def keep_checks(value: Expr, index: Iterable[Expr | int]) -> Expr:
     """The value, made to depend on every check_index of `index` that it does not hold."""
-    wanted = [node for part in index if type(part) is Expr for node in postorder(part, only=CHECKING) if node.op == "check_index"]
+    checked = [part for part in index if type(part) is Expr and part.holds & CHECKING]
+    wanted = [node for part in checked for node in postorder(part, only=CHECKING) if node.op == "check_index"]
     if not wanted:
         return value
     held = set(postorder(value, only=CHECKING))

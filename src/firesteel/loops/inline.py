@@ -119,7 +119,6 @@ class _Inliner:
 
     def _scan_phase(self, nest: Nest, phase: Phase, loads: list[Expr]) -> None:
         points = {axis.name for axis in (*nest.axes, *phase.axes)}
-        lanes = self._lanes(phase)
         number = cost.points((*nest.axes, *phase.axes))
         for load in loads:
             use = self.uses.setdefault(load.attr, Use())
@@ -129,8 +128,9 @@ class _Inliner:
             use.masked |= load.op == "masked"
             if all(part.op in ("axis", "const") for part in index):
                 along = {part.attr for part in index}
-                use.broadcast |= not points <= along
-                use.lanes += number if not points <= along and not lanes.isdisjoint(along) else 0
+                if not points <= along:
+                    use.broadcast = True
+                    use.lanes += 0 if self._lanes(phase).isdisjoint(along) else number
             else:
                 use.partial = True
                 use.broadcast |= not points <= axes_of(*index) or _repeats(index)

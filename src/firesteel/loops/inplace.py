@@ -156,8 +156,9 @@ def _renamed_nest(nest: Nest, names: dict[str, str]) -> Nest:
 
 def write_to_inputs(program: Program) -> Program:
     """Results that inputs receive, written there: what stays as it was is neither read nor written."""
-    uses = Uses(program)
+    uses = Uses(program) if program.into else None
     for b, x in program.into:
+        assert uses is not None
         changed = _written_to_input(program, uses, x, b)
         if changed is not None:
             program, uses = changed, Uses(changed)

@@ -49,6 +49,7 @@ from typing import Any, Literal
 
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, bits, const, make, postorder
+from firesteel.sym.node import set_loads
 from firesteel.targets import CPU
 
 BufferKind = Literal["input", "temp", "output", "constant"]
@@ -316,7 +317,16 @@ LOADING, CHECKING, AXES, ACCUMULATORS = bits(*LOADS), bits("check_index"), bits(
 
 def all_loads(exprs: Iterable[Expr]) -> list[Expr]:
     """Distinct loads, plain and masked, those in the indices of others included."""
-    return [node for node in postorder(*exprs, only=LOADING) if node.op in LOADS]
+    found: dict[Expr, None] = {}
+    for expr in exprs:
+        if expr.holds & LOADING:
+            try:
+                loads = expr._loads
+            except AttributeError:
+                loads = tuple([node for node in postorder(expr, only=LOADING) if node.op in LOADS])
+                set_loads(expr, loads)
+            found.update(dict.fromkeys(loads))
+    return list(found)
 
 
 def axis(name: str) -> Expr:

@@ -169,8 +169,8 @@ def has_indices_to_simplify(nest: Nest) -> bool:
     exprs = nest.exprs()
     if any(expr.holds & MASKED for expr in exprs):
         return True
-    return any(node.op in ("load", "check_index") and not all(arg.op in PLAIN for arg in node.args)
-               for node in postorder(*exprs, only=LOADING | CHECKING))
+    checks = [node for node in postorder(*exprs, only=CHECKING) if node.op == "check_index"]
+    return any(arg.op not in PLAIN for node in (*all_loads(exprs), *checks) for arg in node.args)
 
 
 def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], Expr] | None = None,
@@ -180,16 +180,16 @@ def map_nest(nest: Nest, value: Callable[[Expr], Expr], index: Callable[[Expr], 
 
     def stored(store: Store, axes: tuple[Axis, ...]) -> Store:
         places = tuple([index(value(part)) for part in store.index])
-        if store.mode == "set" and names_by_data(store.index) and idle_axes(places, axes):
+        if store.mode == "set" and names_by_data(store.index) and idle_axes(places, kept(axes)):
             places = tuple([as_checked(part, place, value) for part, place in zip(store.index, places)])
         return Store(store.buffer, places, value(store.value), store.mode)
 
     def kept(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple([axis for axis in axes if axis.value not in dropped])
+        return tuple([axis for axis in axes if axis.value not in dropped]) if dropped else axes
 
     phases = tuple([Phase(phase.kind, kept(phase.axes) if phase.kind != "scan" else phase.axes,
                           tuple([Reduce(r.name, r.op, value(r.value), r.dtype) for r in phase.reduces]),
-                          tuple([stored(store, kept(nest.axes + phase.axes)) for store in phase.stores])) for phase in nest.phases])
+                          tuple([stored(store, nest.axes + phase.axes) for store in phase.stores])) for phase in nest.phases])
     return Nest(nest.name, kept(nest.axes), phases, nest.origin)
 
 
@@ -219,6 +219,8 @@ def split_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> Nest:
 
 def _divided_axis(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[Axis, Size] | None:
     """An axis of a map or reduce phase, and a divisor of its extent by which some index takes it apart."""
+    if not any(expr.holds & DIVIDING for expr in nest.exprs()):
+        return None
     axes = {axis.value: axis for axis in nest.axes}
     axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
     indices = [part for store in nest.stores() for part in store.index] + [part for load in all_loads(nest.exprs()) for part in load_index(load)]

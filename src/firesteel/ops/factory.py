@@ -10,7 +10,7 @@ import torch
 from firesteel.graph.rules.base import check, clamp_size, into_empty_like, scalar_dtype
 from firesteel.graph.rules.refusals import fits_in, known, within
 from firesteel.graph.sizes import ask, must
-from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, like, make_spec
+from firesteel.graph.spec import Shape, Spec, contiguous_strides, device_of, is_dense, like, make_spec, repeats
 from firesteel.loops.lower.build import Builder, supported
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import SHORT, S, compute_dtype, is_float, literal, number, to
@@ -63,9 +63,11 @@ lowering("zero zeros zeros_like new_zeros _efficientzerotensor")(lambda b, out, 
 lowering("ones ones_like new_ones")(lambda b, out, *_, **__: filled(out, 1))
 
 
-@lowering("empty.memory_format empty_like new_empty new_empty_strided empty_strided")
+@lowering("empty.memory_format empty_like new_empty new_empty_strided empty_strided empty_permuted")
 def lower_empty(b: Builder, out: Any, *_: Any, **__: Any) -> Any:
     """Any values will do: zeros cost nothing where they are not read.  Deterministic algorithms fill the memory."""
+    if repeats(out) or all(type(n) is int for n in (*out.shape, *out.strides)) and not is_dense(out):
+        return NotImplemented
     if not (torch.are_deterministic_algorithms_enabled() and torch._C._get_deterministic_fill_uninitialized_memory()):
         return filled(out, 0)
     inexact = out.dtype.is_floating_point or out.dtype.is_complex
@@ -145,6 +147,11 @@ def empty_permuted(size: Sequence[Size], order: Sequence[int], *, dtype=None, la
     inner = contiguous_strides(tuple(size[d] for d in order))
     strides = [inner[order.index(d)] for d in range(len(size))]
     return made(size, dtype, device)._replace(strides=tuple(strides))
+
+
+@refuses("empty_permuted")
+def refuse_empty_permuted(size: Sequence[Size], order: Sequence[int], **options: Any) -> None:
+    check(sorted(order) == list(range(len(size))), f"the physical layout {list(order)} has to name each of {len(size)} dimensions once")
 
 
 # ---------------------------------------------------------------- counters

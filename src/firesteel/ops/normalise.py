@@ -264,9 +264,11 @@ def _normalised_by_groups(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     wide = shaped(widen(x), grouped)
     var, mean = _moments(wide, list(range(2, len(grouped))))
     rstd = aten.rsqrt.default(var + eps)
-    normal = shaped((wide - mean) * rstd, list(x.shape))
-    channel = [1, c] + [1] * (x.dim() - 2)
-    return _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias))), mean, rstd
+    pixels = grouped[3:]
+    normal = shaped((wide - mean) * rstd, [n, c, *pixels])
+    channel = [1, c, *[1] * len(pixels)]
+    out = _scaled(normal, *(None if p is None else aten.view.default(widen(p), channel) for p in (weight, bias)))
+    return shaped(out, list(x.shape)), mean, rstd
 
 
 def _normalised_by_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hxw: Any, group: int, eps: float):

@@ -19,6 +19,7 @@ from firesteel.graph.rules.base import (
     elementwise,
     floating,
     into_empty_like,
+    joined,
     real_dtype,
     result_dtype,
     same_dtype,
@@ -169,7 +170,7 @@ for _names, _op in (("floor_divide floor_divide.Scalar", S.floordiv), ("fmod.Ten
     pointwise(_names, binary(same_dtype), decides=True)(functools.partial(_divided, _op))
 
 
-probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: elementwise([x, a, b], result_dtype((x, a, b))))
+probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: joined(x, a, b))
 decomposition("addcmul", core=False)(lambda x, a, b, value=1: x + (a * b if value == 1 else a * b * value))
 pointwise("addcmul")(lambda x, t1, t2, value=1: S.add(x, S.mul(times(t1, value), t2)))
 decomposition("addcdiv", core=False)(lambda x, a, b, value=1: x + (a / b if value == 1 else (a / b) * value))
@@ -318,7 +319,7 @@ pointwise("fmin", binary(same_dtype))(lambda x, y: S.where(S.or_(S.isnan(x), S.g
 @probed_rule("clamp clamp.Tensor")
 def clamp(x: Spec, low: Any = None, high: Any = None) -> Spec:
     check(low is not None or high is not None, "torch.clamp: At least one of 'min' or 'max' must not be None")
-    return elementwise(tensors_of(x, low, high), result_dtype((x, low, high)))
+    return joined(x, low, high)
 
 
 @pointwise("clamp clamp.Tensor")

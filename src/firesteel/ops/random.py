@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from firesteel.graph.autofunctional import functional_form
-from firesteel.graph.decomp import cast
 from firesteel.graph.random_state import ZEROS_AND_ONES
-from firesteel.graph.rules.base import RULES, broadcast, check, elementwise, floating, result_dtype
+from firesteel.graph.rules.base import RULES, broadcast, check, elementwise, result_dtype
 from firesteel.graph.rules.refusals import known, within
 from firesteel.graph.spec import Spec, device_of, fresh, like, make_spec
 from firesteel.loops.lower.build import Builder
@@ -40,8 +39,8 @@ def native_dropout(x: Spec, p: float, train: bool | None) -> tuple[Spec, Spec]:
 
 operator("native_dropout_backward.*", recompute="pointwise")
 device_rule("native_dropout_backward", probed=True)(
-    lambda grad, mask, scale: elementwise([grad, mask], floating(result_dtype((grad, mask)))))
-decomposition("native_dropout_backward")(lambda grad, mask, scale: grad * (cast(mask, grad.dtype) * scale))
+    lambda grad, mask, scale: elementwise([grad, mask], result_dtype((grad, mask, scale))))
+decomposition("native_dropout_backward")(lambda grad, mask, scale: grad * mask * scale)
 rule("bernoulli bernoulli.p poisson binomial _standard_gamma _sample_dirichlet")(lambda x, *args, generator=None, **kwargs: fresh(x))
 
 

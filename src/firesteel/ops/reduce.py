@@ -344,7 +344,7 @@ def refuse_vector_norm(x: Spec, order: Any = 2, dim: Any = None, *rest: Any, **o
 @lowering("linalg_vector_norm")
 def lower_vector_norm(b: Builder, out: Any, x: Operand, ord: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     kind = out_dtype(out)
-    if not is_float(kind) or not fits(out, x) or isinstance(ord, Expr):       # the order decides what is computed
+    if not is_float(kind) or not fits(out, x) or isinstance(ord, Expr) or math.isnan(ord):        # the order decides what is computed
         return NotImplemented
     op, element, finish = NORMS.get(float(ord)) or _norm(float(ord))
     return _simple(b, out, x, op, dims, keepdim, kind, lambda e: element(to(e, kind)), lambda total, n: finish(total))

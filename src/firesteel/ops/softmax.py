@@ -105,8 +105,13 @@ def lower_softmax(b: Builder, out: Any, x: Operand, dim: int, half_to_float: Any
     return sweeps.emit(sweeps.map(out, lambda i: S.div(S.exp(S.sub(value(i), top)), total)))
 
 
+def gradient_dtype(grad: torch.dtype, input_dtype: torch.dtype) -> torch.dtype:
+    """Eager gives the gradient's dtype, whatever that of the input is said to be, but for CUDA's softmax from half to float."""
+    return input_dtype if (grad, input_dtype) == (torch.float32, torch.float16) else grad
+
+
 device_rule("_softmax_backward_data _log_softmax_backward_data", probed=True)(
-    lambda grad, output, dim, input_dtype: fresh(grad, dtype=input_dtype))
+    lambda grad, output, dim, input_dtype: fresh(grad, dtype=gradient_dtype(grad.dtype, input_dtype)))
 
 
 @refuses("_softmax_backward_data _log_softmax_backward_data")
@@ -119,14 +124,14 @@ def refuse_softmax_backward(grad: Spec, output: Spec, dim: int, input_dtype: tor
 def decompose_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     wide = widen(output)
     product = widen(grad) * wide
-    return in_order(cast(product - wide * aten.sum.dim_IntList(product, [dim], True), input_dtype))
+    return in_order(cast(product - wide * aten.sum.dim_IntList(product, [dim], True), gradient_dtype(grad.dtype, input_dtype)))
 
 
 @decomposition("_log_softmax_backward_data")
 def decompose_log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     wide = widen(grad)
     total = aten.sum.dim_IntList(wide, [dim], True)
-    return in_order(cast(wide - aten.exp.default(widen(output)) * total, input_dtype))
+    return in_order(cast(wide - aten.exp.default(widen(output)) * total, gradient_dtype(grad.dtype, input_dtype)))
 
 
 @loop_lowering("_softmax_backward_data _log_softmax_backward_data")

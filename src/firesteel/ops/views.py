@@ -383,9 +383,14 @@ def refuse_split_with_sizes(x: Spec, sizes: Sequence[Size], dim: int = 0) -> Non
         within(size, 0, None, f"split_with_sizes expects split_sizes have only non-negative entries, but got {list(sizes)}")
 
 
+UNSAFE_SPLITS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+
+
 @lowering("split.Tensor split_with_sizes chunk split.sizes tensor_split.sections unsafe_split.Tensor unsafe_split_with_sizes")
 def lower_split(b: Builder, out: Any, x: Operand, sizes: Any, dim: int = 0) -> tuple[Operand, ...]:
-    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not alias x."""
+    """However the sizes were given, the Specs say them.  The parts of `unsafe_split` need not alias x, and none is x itself."""
+    if b.target in UNSAFE_SPLITS and any(spec.shape == x.shape for spec in out):
+        return NotImplemented
     dim = _dim(dim, len(x.shape))
     parts: list[Operand] = []
     start: Size = 0

@@ -18,10 +18,10 @@ Size = Union[int, "Expr"]
 
 @final
 class Expr:
-    """A node; made by `make` alone.  `holds` has the bits (see `bits`) of the operators at and below it; `_order` and `_poly` are caches of
-    `order` below and of `sym.poly`."""
+    """A node; made by `make` alone.  `holds` has the bits (see `bits`) of the operators at and below it; `_order`, `_poly` and
+    `_loads` are caches of `order` below, of `sym.poly` and of `loops.ir`."""
 
-    __slots__ = ("op", "dtype", "args", "attr", "holds", "_order", "_poly")
+    __slots__ = ("op", "dtype", "args", "attr", "holds", "_order", "_poly", "_loads")
     op: str
     dtype: str
     args: tuple[Expr, ...]
@@ -29,6 +29,7 @@ class Expr:
     holds: int
     _order: tuple[int, str, int]
     _poly: dict
+    _loads: tuple[Expr, ...]
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("an Expr is frozen")
@@ -78,7 +79,7 @@ def bits(*ops: str) -> int:
     return found
 
 
-_set_op, _set_dtype, _set_args, _set_attr, _set_holds, set_order, set_poly = (vars(Expr)[slot].__set__ for slot in Expr.__slots__)
+_set_op, _set_dtype, _set_args, _set_attr, _set_holds, set_order, set_poly, set_loads = (vars(Expr)[slot].__set__ for slot in Expr.__slots__)
 
 
 def make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:

@@ -36,6 +36,13 @@ class ModeExit:
             set_state(key, value)
 
 
+def set_states(m: Machine, changes: Changes) -> None:
+    """A region runs without gradients for inference mode: to switch them on there, which marks views alone, is left to torch."""
+    if m.modes.inference and (("grad",), True) in changes:
+        raise Break("context", name="enable_grad under inference mode")
+    m.states.set(changes)
+
+
 class ContextValue(Value):
     """A context manager object of torch that has not been entered."""
 
@@ -48,7 +55,7 @@ class ContextValue(Value):
     def enter(self, m: Machine) -> tuple[Value, Value]:
         """(exit function, result of __enter__)"""
         restore = tuple((key, get_state(key)) for key, _ in self.changes)
-        m.states.set(self.changes)
+        set_states(m, self.changes)
         return ExitValue(restore), NONE if self.cls in GRAD_MODES else self
 
     def getattr(self, m: Machine, name: str) -> Value:
@@ -134,7 +141,7 @@ class GradSetting(ContextValue):
         self.before = before
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
-        m.states.set(self.changes)
+        set_states(m, self.changes)
         return ExitValue(((("grad",), self.before),)), NONE
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
@@ -148,19 +155,19 @@ class GradSetting(ContextValue):
 def call_set_grad_enabled(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     mode = bool(m.known((args or [*kwargs.values()])[0]))
     setting = GradSetting(mode, torch.is_grad_enabled())
-    m.states.set(setting.changes)
+    set_states(m, setting.changes)
     return setting
 
 
 def _sets(key: Key, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    m.states.set([((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
+    set_states(m, [((*key, *map(m.known, args[:-1])), m.known(args[-1]))])
     return NONE
 
 
 def _reads(name: str, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     key = (name, *map(m.known, args))
     m.states.guard(key)
-    return ConstValue(get_state(key))
+    return ConstValue(get_state(key) or key == ("grad",) and m.modes.grad_in_inference and key not in m.states.initial)
 
 
 for _name, _row in STATES.items():

@@ -10,6 +10,7 @@ answers is read and guarded.  `queue_callback` and taking a lock are effects, ma
 from __future__ import annotations
 
 import _thread
+import threading
 import types
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.autograd.variable import Variable
 
 from firesteel.capture.builder import BASES, WRAPPERS, guard, guarded
 from firesteel.capture.effects import REPLAY
-from firesteel.capture.protocols import Machine
+from firesteel.capture.meanings import CALLS
+from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Attr, Source
 from firesteel.capture.values.attributes import MISSING, mro_lookup
 from firesteel.capture.values.base import LazyValue, MethodOfOwner, OpaqueValue, Value
@@ -107,6 +109,8 @@ class LockValue(OpaqueValue):
     held = 0        # how often the captured program holds it
 
     def getattr(self, m: Machine, name: str) -> Value:
+        if not hasattr(self.obj, name):     # a Condition asks
+            raise m.raise_real(AttributeError(f"{type(self.obj).__name__!r} object has no attribute {name!r}"))
         return LockMethod(self, name) if name in LOCK_METHODS else super().getattr(m, name)
 
     def enter(self, m: Machine) -> tuple[Value, Value]:
@@ -123,6 +127,31 @@ LOCK_METHODS = {"__enter__": (1, TRUE), "acquire": (1, TRUE), "__exit__": (-1, F
                 "locked": (0, TRUE), "_is_owned": (0, TRUE)}
 
 
+class OwnLock(LockValue):
+    """One that the program makes: no other thread can hold it."""
+
+    def __init__(self, make: Any):
+        self.make = make
+        super().__init__(make(), None)
+
+    def hold(self, m: Machine, method: str, change: int) -> None:
+        if change == 1 and self.held and isinstance(self.obj, _thread.LockType):
+            raise Break("call", name="acquire of a lock that is held")
+        if change == -1 and not self.held:
+            m.run_real(self.obj.release)        # raises
+        super().hold(m, method, change)
+
+    def rebuild(self, e: Emitter) -> str:
+        name = e.assign(f"{e.constant(self.make)}()")
+        for _ in range(self.held):
+            e.line(f"{name}.acquire()")
+        return name
+
+
+CALLS.row(_thread.allocate_lock)(lambda m, args, kwargs: OwnLock(_thread.allocate_lock))
+CALLS.row(threading.RLock)(lambda m, args, kwargs: OwnLock(threading.RLock))
+
+
 class LockMethod(MethodOfOwner):
     """A bound method of a lock."""
 
@@ -131,7 +160,9 @@ class LockMethod(MethodOfOwner):
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         lock, (change, result) = self.owner, LOCK_METHODS[self.name]
         given = [m.known(value) for value in (*args, *kwargs.values())] if change == 1 else []
-        if (given or not change) and not lock.held or given[:1] not in ([], [False]):
+        if isinstance(lock, OwnLock) and not lock.held and change >= 0:     # it is free
+            given, result = [], result if change else FALSE
+        elif (given or not change) and not lock.held or given[:1] not in ([], [False]):
             raise Break("arguments", name=f"{type(lock.obj).__name__}.{self.name} of a lock that another thread may hold")
         if not change or given and isinstance(lock.obj, _thread.LockType):
             return FALSE if given else result

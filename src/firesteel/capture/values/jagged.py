@@ -11,6 +11,7 @@ compares ragged sizes, are eager's.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable
@@ -238,14 +239,31 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
     if sdpa._select_sdp_backend(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa).name != "MATH":
         raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
     longest = query._maybe_max_seqlen, key._maybe_max_seqlen
-    if attn_mask is not None or dropout_p or None in longest or any(t._ragged_idx != 2 or t._lengths is not None for t in (query, key, value)):
-        raise DataAccess("attention over lengths that are not known, or with dropout,")
+    if attn_mask is not None or None in longest or any(t._ragged_idx != 2 or t._lengths is not None for t in (query, key, value)):
+        raise DataAccess("attention over lengths that are not known")
     padded = [t.to_padded_tensor(0.0, (*t._size[:2], size, t._size[3])) for t, size in zip((query, key, value), (*longest, longest[1]))]
     places = torch.arange(padded[1].shape[2], device=query.device)
     mask = (places < key.offsets().diff().unsqueeze(-1))[:, None, None]
-    found = F.scaled_dot_product_attention(padded[0], padded[1], padded[2], attn_mask=mask, scale=scale)
+    if dropout_p:
+        products = padded[0] @ padded[1].transpose(-1, -2) * (scale or padded[0].shape[-1] ** -0.5)
+        found = products.masked_fill(~mask, -math.inf).softmax(-1) * kept_weights(query, key, products.shape, dropout_p) @ padded[2]
+    else:
+        found = F.scaled_dot_product_attention(padded[0], padded[1], padded[2], attn_mask=mask, scale=scale)
     return nested_tensor.nested_from_padded(found.transpose(1, 2), query.offsets(), min_seqlen=query._maybe_min_seqlen, max_seqlen=longest[0],
                                             sum_S=query._values.shape[1]).transpose(1, 2)
+
+
+def kept_weights(query: Any, key: Any, shape: Any, dropout_p: float) -> torch.Tensor:
+    """Factors of dropout, padded.  Eager draws those of all sequences at once, one sequence of weights after the other."""
+    rows, columns = (t.offsets().diff()[:, None, None, None] for t in (query, key))
+    counts = shape[1] * rows * columns
+    total = counts.sum().item()
+    torch._check(total >= 0)
+    draws = query._values.new_zeros(total).bernoulli_(1 - dropout_p)
+    drawn = torch.cat([draws / (1 - dropout_p) if dropout_p < 1 else draws, query._values.new_zeros(1)])
+    head, row, column = (torch.arange(size, device=drawn.device) for size in shape[1:])
+    place = counts.cumsum(0) - counts + (head[:, None, None] * rows + row[:, None]) * columns + column
+    return drawn[torch.where((row[:, None] < rows) & (column < columns), place, total)]
 
 
 def sequence(tensor: Any, place: int) -> torch.Tensor:
@@ -274,7 +292,7 @@ def item(tensor: Any, key: Any) -> Any:
 # function -> what is called instead, on the CPU
 INSTEAD: dict[Any, Callable[..., Any]] = {F.scaled_dot_product_attention: attention, torch.Tensor.unbind: unbound, torch.unbind: unbound,
                                           operator.getitem: item}
-READS_LENGTHS = frozenset({unbound, item})
+READS_LENGTHS = frozenset({unbound, item, attention})
 
 
 # -- while a program is captured ----------------------------------------------------------------------------------------
@@ -451,7 +469,8 @@ def call(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value:
     arguments = Arguments(m)
     function = OnParts(fn, tuple(map(arguments.layout, args)), {name: arguments.layout(value) for name, value in kwargs.items()})
     mark = m.checkpoint()
-    with config.patch(capture_scalar_outputs=config.capture_scalar_outputs or fn in READS_LENGTHS):
+    with config.patch(capture_scalar_outputs=config.capture_scalar_outputs or fn in READS_LENGTHS,
+                      capture_dynamic_output_shape_ops=config.capture_dynamic_output_shape_ops or fn is torch.nested.masked_select):
         made = call_graph(m, "call_function", function, arguments.plain, {})
     results = made.iterate(m) if isinstance(made, Sequence) else []
     try:

@@ -24,7 +24,7 @@ COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "inv", 
                "isfinite", "isinf"}
 REDUCTIONS = {"all", "any", "sum", "prod", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "cumsum", "diff"}
 ARRANGED = {"getitem", "select", "flip", "squeeze", "unsqueeze", "reshape", "view", "flatten", "cat", "stack", "expand", "clone", "detach",
-            "contiguous", "t", "transpose"}
+            "contiguous", "t", "transpose", "permute", "as_strided"}
 CONVERSIONS = {"to", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool", "where", "clamp", "maximum", "minimum"}
 OPERATORS = FACTORIES | ARITHMETIC | COMPARISONS | REDUCTIONS | ARRANGED | CONVERSIONS
 OF_OTHER_SHAPE = {"_unique2", "unique_dim", "unique_consecutive", "nonzero", "argwhere", "masked_select", "getitem", "repeat_interleave", "bincount"}

@@ -16,10 +16,11 @@ from typing import Any
 
 from firesteel.capture import polyfills
 from firesteel.capture.effects import DELETED, REPLAY
+from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call
-from firesteel.capture.values.base import LazyValue, UserRaise, Value
+from firesteel.capture.values.base import LazyValue, ObjectKey, UserRaise, Value
 from firesteel.capture.values.class_objects import ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, gives_none, list_pop, sorted_items
@@ -223,10 +224,23 @@ class WeakReference(Value):
 
     cls = weakref.ref
     always_true = True
-    form = "{cls}({owner})"
+    form = "{cls}({owner}, {callback})"
 
-    def __init__(self, owner: Value, source: Any = None, obj: Any = None):
-        self.owner, self.source, self.obj = owner, source, obj
+    def __init__(self, owner: Value, source: Any = None, obj: Any = None, callback: Value = NONE):
+        self.owner, self.source, self.obj, self.callback = owner, source, obj, callback
+
+    def hash_key(self, m: Machine) -> Any:
+        """A reference is equal to others of its object, where that is equal to itself alone."""
+        key = m.look(self.owner).hash_key(m)
+        if not isinstance(key, ObjectKey):
+            raise Break("operator", name="hash()", value="weak reference")
+        return weakref.ref, key
+
+    def as_key(self, m: Machine, container: Any) -> Value:
+        owner = m.look(self.owner)
+        if self.hash_key(m) not in container.entries and owner.source is not None:
+            m.guard(Guard(owner.source, "identity", owner.identity()))     # another object may be in the set
+        return self
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return m.look(self.owner)
@@ -234,9 +248,10 @@ class WeakReference(Value):
 
 @CALLS.row(weakref.ref)
 def call_weakref(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    if len(args) != 1:
-        raise Break("introspection", name="weakref.ref with a callback")
-    return WeakReference(args[0])
+    callback = args[1] if len(args) > 1 else NONE
+    if callback is not NONE and m.look(args[0]).identity() is None:
+        raise Break("introspection", name="weakref.ref with a callback, of an object made inside")      # it may be called inside
+    return WeakReference(args[0], callback=callback)
 
 
 @CALLS.row(sys.exc_info)

@@ -50,6 +50,12 @@ class ModuleValue(ObjectValue):
         return m.read_own(self, name, own[name]) if name in own else None
 
     def _missing(self, m: Machine, name: str) -> Value:
+        reader = mro_lookup(self.cls, "__getattr__")
+        m.guard_class_attribute(self.cls, "__getattr__", reader)
+        return self.from_tables(m, name) if is_of_torch_modules(reader) else super()._missing(m, name)
+
+    def from_tables(self, m: Machine, name: str) -> Value:
+        """torch.nn.Module.__getattr__"""
         for table in MODULE_TABLES:
             entries = self.obj.__dict__.get(table)
             if entries is None:
@@ -62,8 +68,6 @@ class ModuleValue(ObjectValue):
                     return touched.getitem(m, ConstValue(name))
             elif name in entries:
                 return m.read_table(self, table, name, entries[name])
-        if mro_lookup(self.cls, "__getattr__") is not torch.nn.Module.__getattr__:
-            return super()._missing(m, name)
         if m.effects.written(self, name) is None:
             m.guard_no_attribute(self, name)
         raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
@@ -90,7 +94,7 @@ class ModuleValue(ObjectValue):
 
     def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
         if marks.is_module_of_the_peer(self.cls):
-            return self.getattr(m, "_orig_mod").call(m, args, kwargs)
+            return self.from_tables(m, "_orig_mod").call(m, args, kwargs)
         for name in ("__call__", "_call_impl"):
             m.guard_class_attribute(torch.nn.Module, name, vars(torch.nn.Module)[name])
         if not all(is_of_torch_modules(mro_lookup(self.cls, name)) for name in ("__call__", "_call_impl")):

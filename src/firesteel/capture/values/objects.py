@@ -164,6 +164,7 @@ class ObjectValue(Value):
         """A special method, bound; None where the class has none (or only object's)."""
         found = mro_lookup(self.cls, name)
         if found is MISSING or found is None or isinstance(found, (types.WrapperDescriptorType, types.MethodDescriptorType)):
+            m.guard_no_method(self.cls, name, found)
             return None
         return bind(m, found, self, self.cls, name)
 

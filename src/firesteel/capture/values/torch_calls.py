@@ -96,11 +96,14 @@ def literals_in(m: Machine, args: Any) -> dict[torch.fx.Node, torch.Tensor]:
 
 
 def literal_of(m: Machine, found: Any) -> Value:
-    """Tensors with data, as literals of the program."""
+    """Tensors with data, as literals of the program, in the order of their memory: that of `nonzero` is transposed."""
     if not isinstance(found, torch.Tensor):
         return m.sequence_like(found, [literal_of(m, one) for one in found])
-    made = call_graph(m, "call_function", torch.tensor, [m.fresh(found.tolist())], {"dtype": m.fresh(found.dtype), "device": m.fresh(found.device)})
-    return call_graph(m, "call_method", "reshape", [made, m.fresh(tuple(found.shape))], {})
+    shape, strides = tuple(found.shape), found.stride()
+    plain = strides == torch.empty(shape, device="meta").stride() or found.untyped_storage().nbytes() != found.nbytes
+    data = found.tolist() if plain else found.as_strided((found.numel(),), (1,)).tolist()
+    made = call_graph(m, "call_function", torch.tensor, [m.fresh(data)], {"dtype": m.fresh(found.dtype), "device": m.fresh(found.device)})
+    return call_graph(m, "call_method", "reshape" if plain else "as_strided", [made, *map(m.fresh, (shape,) if plain else (shape, strides))], {})
 
 
 # functions whose result depends on the storage offset

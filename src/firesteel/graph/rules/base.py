@@ -277,6 +277,12 @@ def binary(dtype_rule: DtypeRule, numbers: bool = True) -> Callable[..., Spec]:
     return rule_of_binary
 
 
+def joined(*operands: Any) -> Spec:
+    """The result of a pointwise operator for which eager first makes all of its operands one dtype, each dense."""
+    common = result_dtype(operands)
+    return elementwise([converted(x, common) for x in tensors_of(*operands)], common)
+
+
 A_NUMBER = Spec((), (), 0, torch.float64, HOST)
 
 
