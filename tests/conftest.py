@@ -42,3 +42,10 @@ def cache(tmp_path):
         yield tmp_path / "cache"
     programcache.versions.cache_clear()
     fs.reset()
+
+
+@pytest.fixture
+def library_products(monkeypatch):
+    """Products are library calls, however small."""
+    from firesteel.ops import matmul
+    monkeypatch.setattr(matmul, "is_small_product", lambda *_: False)

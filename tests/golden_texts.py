@@ -40,7 +40,8 @@ CASES = {
     "layer_norm": Case(lambda x, w: F.gelu(F.layer_norm(x, (64,), w)), lambda: (torch.ones(8, 64), torch.ones(64))),
     "gather": Case(lambda table, index: table[index] * 2, lambda: (torch.ones(10, 16), torch.zeros(7, dtype=torch.int64))),
     "bf16_sum": Case(lambda x: (x * x).sum(0), lambda: (torch.ones(300, 40, dtype=torch.bfloat16),)),
-    "linear": Case(lambda x, w, b: F.linear(x, w, b).relu(), lambda: (torch.ones(4, 8), torch.ones(16, 8), torch.ones(16))),
+    "linear": Case(lambda x, w, b: F.linear(x, w, b).relu(), lambda: (torch.ones(8, 128), torch.ones(80, 128), torch.ones(80))),
+    "product": Case(lambda a, b: (a @ b).relu(), lambda: (torch.ones(4, 8), torch.ones(8, 16))),
 }
 
 

@@ -18,6 +18,7 @@ from firesteel.loops.ir import Axis, Buffer, Extern, Given, Nest, Phase, Program
 from firesteel.loops.plan import Alloc, Free, Plan, Run
 from firesteel.loops.scalars import DTYPES, OPS, REDUCE_OPS
 from firesteel.sym.expr import Expr, evaluate, postorder
+from firesteel.targets import CPU
 
 
 def run(program: Program, inputs: Sequence[Any], *, check_sets: bool = True) -> list[Any]:
@@ -207,6 +208,9 @@ class PhaseRun:
         if self.phase.kind == "scan":
             for reduce in self.phase.reduces:
                 self.running[reduce.name] = self._scan(reduce)
+        for store in self.phase.stores:     # a CPU's kernels compute all values before they store them
+            if self.machine.buffers[store.buffer].device == CPU and 0 not in self.grid:
+                self.value(store.value)
         for store in self.phase.stores:
             self.store(store)
         for reduce in self.phase.reduces:

@@ -1,4 +1,4 @@
-define void @k_3e579f8c8b835230fa4b3f96(ptr %given) #0 {
+define void @k_7bf3967dd66f1713297d12d1(ptr %given) #0 {
 entry:
   %v7 = alloca i64
   %v11 = alloca i64
@@ -6,7 +6,7 @@ entry:
   %odd = trunc i64 %bits to i1
   br i1 %odd, label %slice, label %start
 start:
-  call void @fs_run(ptr @k_3e579f8c8b835230fa4b3f96, ptr %given, i64 4, i64 320)
+  call void @fs_run(ptr @k_7bf3967dd66f1713297d12d1, ptr %given, i64 8, i64 3200)
   ret void
 slice:
   %facts = getelementptr i8, ptr %given, i64 -1
@@ -25,7 +25,7 @@ slice:
   br label %loop8
 loop8:
   %v10 = load i64, ptr %v7
-  %v15 = mul i64 %v10, 16
+  %v15 = mul i64 %v10, 80
   store i64 0, ptr %v11
   br label %loop12
 loop12:
@@ -44,7 +44,7 @@ loop12:
   store <8 x float> %v25, ptr %v26, align 4
   %v27 = add nsw i64 %v14, 8
   store i64 %v27, ptr %v11
-  %v28 = icmp slt i64 %v27, 16
+  %v28 = icmp slt i64 %v27, 80
   br i1 %v28, label %loop12, label %done13
 done13:
   %v29 = add nsw i64 %v10, 1

@@ -136,6 +136,7 @@ def test_rows_and_columns_stay_apart():
     assert len(rows.axes) == len(columns.axes) == 1 and rows.axes[0].extent != columns.axes[0].extent
 
 
+@pytest.mark.usefixtures("library_products")
 def test_a_value_with_many_readers_is_computed_once():
     program = check(lambda x: (x.exp(), x.exp() + 1), X)
     assert len(nests(program)) == 1
@@ -143,6 +144,7 @@ def test_a_value_with_many_readers_is_computed_once():
     assert len(nests(program)) == 1 and text(program).count("exp(") == 2
 
 
+@pytest.mark.usefixtures("library_products")
 def test_not_across_a_library_call():
     """y depends on the product, which depends on e: e and y cannot be one nest."""
     def fn(x):
@@ -152,6 +154,7 @@ def test_not_across_a_library_call():
     assert [type(step) for step in program.steps] == [Nest, Extern, Nest]
 
 
+@pytest.mark.usefixtures("library_products")
 def test_paths_through_merged_groups_are_seen():
     """b joins a's group; then c, which a library call puts after b, must not."""
     def fn(x):
@@ -210,6 +213,7 @@ def test_group_norm_is_one_nest():
     assert sweeps(nest) == 3 and [a.extent for a in nest.axes] == [2, 4]
 
 
+@pytest.mark.usefixtures("library_products")
 def test_biases_are_added_by_readers():
     w, b = torch.randn(5, 16), torch.randn(5)
     program = check(lambda x, w, b: torch.relu(F.linear(x, w, b)), X, w, b)
@@ -413,6 +417,7 @@ def order(program):
     return [step.name for step in program.steps]
 
 
+@pytest.mark.usefixtures("library_products")
 def test_kernels_that_take_memory_do_not_overtake_library_calls():
     def f(x, y, w):
         return (x @ w).sum(), y.cos() @ w

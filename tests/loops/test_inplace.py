@@ -136,6 +136,7 @@ CACHES = [(rows_of_a_part, 1), (one_of_a_part, 2), (by_tensor, 1), (a_part_scale
           (another_place_read, None)]
 
 
+@pytest.mark.usefixtures("library_products")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("fn,kernels", CACHES, ids=lambda value: getattr(value, "__name__", ""))
 def test_parts_of_a_cache_are_written_as_in_eager(fn, kernels, dynamic, monkeypatch):

@@ -136,6 +136,7 @@ def test_a_reshape_of_a_reshape_is_one():
     assert all(node.op in ("axis", "load") for node in postorder(program.steps[0].phases[0].stores[0].value) if node.op != "neg")
 
 
+@pytest.mark.usefixtures("library_products")
 def test_a_reshape_that_copies_is_copied_for_a_library_call():
     """aten.reshape of a transposed tensor has no strides of its own: a matrix product needs a copy, a nest does not."""
     def product(call, x):
@@ -147,6 +148,7 @@ def test_a_reshape_that_copies_is_copied_for_a_library_call():
     assert len(program.steps) == 1
 
 
+@pytest.mark.usefixtures("library_products")
 def test_library_calls_read_views_by_strides():
     def build(call, x, y):
         return (call(aten.mm.default, call(aten.t.default, call(aten.exp.default, x)), call(aten.expand.default, y, [4, 5])),)
@@ -279,6 +281,7 @@ def test_a_rounding_that_was_asked_for_is_strict():
 
 # ---------------------------------------------------------------- counters
 
+@pytest.mark.usefixtures("library_products")
 def test_fallbacks_and_library_calls_are_counted_apart():
     def build(call, x):
         return (call(aten.mm.default, x, x), call(operator.getitem, call(aten.cummax.default, x, 0), 0))

@@ -124,6 +124,7 @@ def test_library_calls_that_may_return_an_alias_are_not_reused():
     assert "reusing" not in str(plan(steps(aten.contiguous.default)))
 
 
+@pytest.mark.usefixtures("library_products")
 def test_dead_results_of_products_are_reused():
     program = lowered(lambda x: x @ x @ x @ x @ x, torch.randn(4, 4))
     made = agree(program, [torch.randn(4, 4)])
@@ -203,6 +204,7 @@ def test_memory_is_overwritten_by_a_buffer_of_another_shape():
     agree(rows(regrouped, u=(3, 8)), [torch.randn(4, 6)])
 
 
+@pytest.mark.usefixtures("library_products")
 def test_large_dead_tensors_do_not_wait_while_other_memory_is_taken():
     """The first product dies, then memory of another size is taken: to keep the first for the last would add to the peak."""
     for size, reused in ((8, True), (256, False)):

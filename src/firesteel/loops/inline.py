@@ -25,7 +25,7 @@ from firesteel import artifacts
 from firesteel.config import config
 from firesteel.loops import access, cost
 from firesteel.loops.checks import keep_checks
-from firesteel.loops.ir import AXES, LOADING, LOADS, Axis, Nest, Phase, Program, ProgramStep, Store, all_loads, axes_of, zero
+from firesteel.loops.ir import AXES, LOADING, LOADS, Axis, Buffer, Nest, Phase, Program, ProgramStep, Store, all_loads, axes_of, zero
 from firesteel.loops.simplify import DIVIDING, map_nest, simplify_nest
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, bits, make, postorder, rebuild
@@ -33,6 +33,7 @@ from firesteel.targets import CPU
 
 CHEAP_BROADCAST = 8     # cost up to which a value may be recomputed at every point it is broadcast to
 CHEAP_IN_LANES = 5      # the same where it differs from lane to lane, so that no loop's start is a place for it: no division, no root
+OFTEN = 4               # times that an element is read for which a copy in another order pays
 MOST_ORIGINS = 16       # names of graph nodes that a nest remembers
 FAULTS = ("floordiv", "mod", "fmod", "check_index")
 ROUNDING = bits("to")
@@ -185,7 +186,7 @@ class _Inliner:
         value = new.phases[0].stores[0].value
         if not self._worth(total, nodes, store.buffer, use) or not self._sound(value, use):
             return None
-        if use.broadcast and self.program.buffers[store.buffer].device == CPU and _takes_apart(value):
+        if use.broadcast and self.program.buffers[store.buffer].device == CPU and (_takes_apart(value) or self._turns(store, value, use)):
             return None
         if not self.fuel.take(lambda: f"{nest.name} ({', '.join(nest.origin)}) into its readers"):
             return None
@@ -195,8 +196,18 @@ class _Inliner:
         if nodes > cost.MOST_NODES or use.broadcast and total > (CHEAP_IN_LANES if use.lanes >= cost.SMALL * 8 else CHEAP_BROADCAST):
             return False
         buffer = self.program.buffers[name]
-        often = -(-use.points // max(cost.elements(buffer), 1))         # a window's loads read each element once
-        return cost.worth_inlining(total, buffer, min(use.count, often))
+        return cost.worth_inlining(total, buffer, min(use.count, self._often(name, use)))     # a window's loads read each element once
+
+    def _often(self, name: str, use: Use) -> int:
+        """How often each element is read."""
+        return -(-use.points // max(cost.elements(self.program.buffers[name]), 1))
+
+    def _turns(self, store: Store, value: Expr, use: Use) -> bool:
+        """Is it a matrix that is stored by rows, read by columns, and read often?"""
+        if self._often(store.buffer, use) < OFTEN or value.op != "load":
+            return False
+        buffers = self.program.buffers
+        return _densest(store.index, buffers[store.buffer]) is not _densest(access.load_index(value), buffers[value.attr])
 
     def _sound(self, value: Expr, use: Use) -> bool:
         """Rules 3, 4 and 6.  Walks the value only where something in the program asks for it."""
@@ -238,6 +249,11 @@ class _Inliner:
             mask, other = load.args[:2]
             return make("where", value.dtype, (mask, rebuild(value, functools.partial(_guarding, mask), {}, LOADING), other))
         return value
+
+
+def _densest(index: tuple[Expr, ...], buffer: Buffer) -> Expr | None:
+    """The axis along which elements of the buffer lie side by side."""
+    return next((part for part, stride in zip(index, buffer.strides) if stride == 1 and part.op == "axis"), None)
 
 
 def _takes_apart(value: Expr) -> bool:

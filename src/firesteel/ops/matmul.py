@@ -1,6 +1,7 @@
-"""Matrix products and distances: library calls, but for one row on a GPU, which is a loop of ours."""
+"""Matrix products and distances: library calls, but for products of small matrices on a CPU and of one row on a GPU, which are loops of ours."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,14 @@ from firesteel.graph.meta import as_second
 from firesteel.graph.rules.base import broadcast, broadcast_all, check, elementwise, expands_to, floating
 from firesteel.graph.sizes import must_match
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, is_empty
-from firesteel.loops.lower.library import OUT_VARIANTS
-from firesteel.ops.block import decomposition, device_rule, operator, refuses, shape
+from firesteel.loops.lower.build import Builder, fits, supported
+from firesteel.loops.lower.library import OUT_VARIANTS, lower_call
+from firesteel.loops.lower.sweeps import Sweeps
+from firesteel.loops.lower.value import Operand
+from firesteel.loops.scalars import SHORT, S
+from firesteel.ops.block import decomposition, device_rule, lowering, operator, refuses, shape
 from firesteel.ops.linalg import batches
-from firesteel.sym.expr import Expr
+from firesteel.sym.expr import Expr, Size
 from firesteel.targets import on_gpu
 
 aten = torch.ops.aten
@@ -105,6 +110,59 @@ def refuse_baddbmm(x: Spec, a: Spec, b: Spec, **options: Any) -> None:
 
 for _name in ("mm", "bmm", "addmm", "baddbmm"):
     OUT_VARIANTS.named(_name)(getattr(aten, _name).out)
+
+MOST = 1 << 16      # multiplications in a small product
+LANES = 8           # columns up to which the library is slow
+
+
+@lowering("mm bmm addmm baddbmm")
+def lower_product(b: Builder, out: Any, *given: Operand, **factors: Any) -> Any:
+    *added, left, right = given
+    if on_gpu(out):
+        return NotImplemented
+    if b.loose and all(factor == 1 for factor in factors.values()) and fits(out, *given) and is_small_product(left.spec, right.spec):
+        return _sums_of_products(b, out, left, right, added)
+    left, right = (_with_dense_matrices(b, x) if len(out.shape) == 3 else x for x in (left, right))
+    return lower_call(b, out, b.target, (*added, left, right), factors)
+
+
+def is_small_product(left: Spec, right: Spec) -> bool:
+    """Does the library take longer to be called for each matrix, or to arrange them, than loops take to compute it?  Measured for matrices of 8 to 64
+    rows and columns, alone and in batches; loops are fused with their neighbours besides."""
+    *rows, inside = left.shape
+    columns = right.shape[-1]
+    if left.dtype not in (torch.float32, torch.float64) or not all(type(n) is int and n > 0 for n in (inside, columns)):
+        return False
+    if inside <= 16 and inside * columns <= 1024 or inside <= 64 and columns <= LANES:
+        return True
+    return all(type(n) is int for n in rows) and math.prod((*rows, inside, columns)) <= MOST
+
+
+def _sums_of_products(b: Builder, out: Any, left: Operand, right: Operand, added: Sequence[Operand]) -> Operand:
+    """Columns of the result lie side by side, so the right side is read along its rows: it is copied where these are not dense and read more than a
+    few times."""
+    left, right, rows = b.readable(left), b.readable(right), left.shape[-2]
+    if right.spec.strides[-1] != 1 and right.shape[-1] != 1 and not (type(rows) is int and rows < 4):
+        right = b.copy(right, fresh(right.spec))
+    sweeps = Sweeps(b, (*left.shape, right.shape[-1]), len(out.shape) - 1)
+    kind = SHORT[out.dtype]
+    total = sweeps.reduce("sum", kind, lambda i: S.mul(left.load(i[:-1]), right.load((*i[:-3], *i[-2:]))))
+    for term in added:
+        total = S.add(total, b.value(term, sweeps.result_index(False), kind))
+    return sweeps.emit(sweeps.store(out, total, False))
+
+
+def _with_dense_matrices(b: Builder, x: Operand) -> Operand:
+    """A batch of matrices whose rows or columns are dense: of others torch's product copies each on its own."""
+    (rows, columns), (down, along) = x.shape[1:], x.spec.strides[1:]
+    if along == 1 and _reaches(down, columns, rows) or down == 1 and _reaches(along, rows, columns):
+        return x
+    return b.copy(x, fresh(x.spec)) if supported(x.dtype) else b.contiguous(x)
+
+
+def _reaches(step: Size, size: Size, count: Size) -> bool:
+    """Do `count` runs of `size` elements, so far apart, not overlap?  With symbols it is taken so."""
+    return type(step) is not int or type(size) is not int or step >= size or count == 1
 
 
 # ---------------------------------------------------------------- vectors
