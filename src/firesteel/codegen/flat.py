@@ -100,6 +100,7 @@ class _Flattener:
         self.numbers: dict[str, int] = {}
         self.memo: dict[Expr, Expr] = {}
         self.linear_memo: dict[Expr, _Linear] = {}
+        self.divided: dict[Expr, Expr] = {}         # rest of a division, as it is printed -> what is divided
         self.pure: dict[Expr, bool] = {}
         every = [*nest.axes, *(a for p in nest.phases for a in p.axes)]
         self.unit = {a.name for a in every if as_size(a.extent) == 1}
@@ -147,9 +148,23 @@ class _Flattener:
         total = _Linear()
         for part, stride in zip(index, self.buffers[name].strides, strict=True):
             total.add(self.linear(part), as_size(stride))
+        self.rejoin(total)
         terms = tuple((n, c) for n, c in total.terms.items() if not _is_zero(c))
         irregular = {e: c for e, c in total.irregular.items() if not _is_zero(c)}
         return Address(terms, total.base, tuple(irregular.values())), tuple(irregular)
+
+    def rejoin(self, total: _Linear) -> None:
+        """x // n * n + x % n is x: a view of dense memory in other sizes."""
+        rests = [e for e in total.irregular if e.op == "mod"]
+        while rests:
+            rest = rests.pop()
+            whole = make("floordiv", rest.dtype, rest.args)
+            factor, size = total.irregular.get(rest, 0), rest.args[1]
+            if size.op == "const" and whole in total.irregular and total.irregular[whole] == factor * size.attr:
+                del total.irregular[whole], total.irregular[rest]
+                inside = self.linear(self.divided[rest])
+                total.add(inside, factor)
+                rests += [e for e in total.irregular if e.op == "mod"]
 
     def linear(self, e: Expr) -> _Linear:
         found = self.linear_memo.get(e)
@@ -180,6 +195,8 @@ class _Flattener:
                 out.irregular[self.memo[e]] = 1
         else:
             out.irregular[self.memo[e]] = 1
+            if e.op == "mod":
+                self.divided[self.memo[e]] = e.args[0]
         return out
 
     def is_pure(self, e: Expr) -> bool:

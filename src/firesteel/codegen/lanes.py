@@ -128,14 +128,15 @@ def _is_short(axis: Axis) -> bool:
 
 
 def _score(axis: Axis, accesses: list, rows: set[str]) -> float:
-    """2 for neighbours in memory, 1 for one element for all lanes, 0 for turned loads, -3 for elements apart; stores count double."""
+    """2 for neighbours in memory (loads: also backwards), 1 for one element for all lanes, 0 for turned loads, -3 for elements apart; stores count
+    double."""
     total = count = 0.0
     for _, address, irregular, stores in accesses:
         factor = 2 if stores else 1
         step = address.coefficient(axis.name)
         apart = any(_depends(e, axis.name) for e in irregular)
         turned = not irregular and not stores and any(n in rows and c == 1 for n, c in address.terms)
-        total += factor * (-3 if apart else 2 if step == 1 else 1 if step == 0 else 0 if turned else -3)
+        total += factor * (-3 if apart else 2 if step == 1 or step == -1 and not stores else 1 if step == 0 else 0 if turned else -3)
         count += factor
     score = total / max(count, 1)
     if _is_short(axis):

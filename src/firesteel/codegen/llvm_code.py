@@ -295,7 +295,7 @@ class LlvmFunction:
         if isinstance(step, int) and step in (0, 1):
             return None
         if isinstance(step, int):
-            return "<" + ", ".join(f"i64 {k * step}" for k in range(self.width)) + ">"
+            return steps(self.width, step)
         factor = self.size(step)
         wide = self.splat(factor, "i64", self.width)
         known = self.once(("steps", factor.name, self.width), factor.level, f"mul <{self.width} x i64> {wide}, {iota(self.width)}")
@@ -338,8 +338,49 @@ class LlvmFunction:
                 return self.new(f"load {ty}, ptr {pointer.name}, align {align}")
             full = self.declare(f"@llvm.masked.load.{suffix}.p0", f"{ty} @llvm.masked.load.{suffix}.p0(ptr, i32, <{lanes} x i1>, {ty})")
             return self.new(f"call {ty} {full}(ptr {pointer.name}, i32 {align}, <{lanes} x i1> {mask}, {ty} zeroinitializer)")
+        if offsets == steps(lanes, -1):
+            first = self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {1 - lanes}")
+            turned = mask and self.reversed(mask, "i1", lanes)
+            return self.reversed(self.read(buffer, LlvmValue(first, 0, self.level), None, lanes, "row", turned), element, lanes)
+        if offsets == steps(lanes, 2) and mask is None:
+            return self._every_other(element, align, pointer, lanes)
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
         return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
+
+    def read_runs(self, buffer: int, pointer: LlvmValue, offsets: str, lanes: int) -> str:
+        """Elements at computed places (rolled, reflected): where the lanes follow each other, as nearly all do, a row is read.  There is a first
+        lane."""
+        element = MEMORY[self.nest.dtypes[buffer]]
+        ty, wide, masks = (f"<{lanes} x {kind}>" for kind in (element, "i64", "i1"))
+        found = self.alloca(ty)
+        first = self.new(f"extractelement {wide} {offsets}, i64 0")
+        in_row = self.new(f"add {wide} {self.splat(LlvmValue(first, 0, self.level), 'i64', lanes)}, {iota(lanes)}")
+        same = self.new(f"icmp eq {wide} {offsets}, {in_row}")
+        if self.mask:
+            same = self.new(f"select {masks} {self.mask}, {masks} {same}, {masks} splat (i1 true)")
+        full = self.declare(f"@llvm.vector.reduce.and.v{lanes}i1", f"i1 @llvm.vector.reduce.and.v{lanes}i1({masks})")
+        row, apart, done = (self.label(kind) for kind in ("row", "apart", "read"))
+        self.line(f"br i1 {self.new(f'call i1 {full}({masks} {same})')}, label %{row}, label %{apart}")
+        self.mark(row)
+        begin = LlvmValue(self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {first}"), 0, self.level)
+        for after, kind, place, apart_by in ((apart, "row", begin, None), (done, "apart", pointer, offsets)):
+            self.line(f"store {ty} {self.read(buffer, place, apart_by, lanes, kind, self.mask)}, ptr {found}")
+            self.line(f"br label %{done}")
+            self.mark(after)
+        return self.new(f"load {ty}, ptr {found}")
+
+    def _every_other(self, element: str, align: int, pointer: LlvmValue, lanes: int) -> str:
+        """Two vectors in a row, the second of which ends with the last element that is read."""
+        ty = f"<{lanes} x {element}>"
+        first = self.new(f"load {ty}, ptr {pointer.name}, align {align}")
+        behind = self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {lanes - 1}")
+        second = self.new(f"load {ty}, ptr {behind}, align {align}")
+        chosen = ", ".join(f"i32 {2 * k if 2 * k < lanes else 2 * k + 1}" for k in range(lanes))
+        return self.new(f"shufflevector {ty} {first}, {ty} {second}, <{lanes} x i32> <{chosen}>")
+
+    def reversed(self, vector: str, element: str, lanes: int) -> str:
+        ty = f"<{lanes} x {element}>"
+        return self.new(f"shufflevector {ty} {vector}, {ty} poison, <{lanes} x i32> <{', '.join(f'i32 {k}' for k in reversed(range(lanes)))}>")
 
     def _gather(self, element: str, align: int, pointers: str, lanes: int, mask: str) -> str:
         ty, masks = f"<{lanes} x {element}>", f"<{lanes} x i1>"
@@ -403,6 +444,11 @@ def iota(lanes: int, ty: str = "i64") -> str:
     return "<" + ", ".join(f"{ty} {k}" for k in range(lanes)) + ">"
 
 
+def steps(lanes: int, step: int) -> str:
+    """Offsets of lanes that are `step` elements apart."""
+    return "<" + ", ".join(f"i64 {k * step}" for k in range(lanes)) + ">"
+
+
 def _memory_suffix(element: str) -> str:
     return {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
 
@@ -441,8 +487,16 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
     w.level = level
     pointer, offsets = w.pointer(buffer, address, node.args, level)
     kind = w.lane_kind(address, node.args, offsets)
-    raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)
+    if kind == "apart" and offsets is not None and is_computed(node.args):
+        raw = w.read_runs(buffer, pointer, offsets, lanes)
+    else:
+        raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)
     w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
+
+
+def is_computed(irregular: Sequence[Expr]) -> bool:
+    """Is the place computed from axes and sizes alone, and not one for several lanes?"""
+    return bool(irregular) and not any(node.op in ("at", "at_masked", "floordiv") for node in postorder(*irregular))
 
 
 def _write_at_masked(w: LlvmFunction, node: Expr) -> None:
