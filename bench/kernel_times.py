@@ -1,4 +1,4 @@
-"""Thirty typical fusions with eager, torch.compile and firesteel, each in a fresh process.
+"""Typical fusions with eager, torch.compile and firesteel, each in a fresh process.
 
     python bench/kernel_times.py [--only softmax,rotary] [--impl eager,torch,firesteel] [--seconds 0.3] [--threads 1]
 
@@ -104,6 +104,13 @@ def cases() -> dict[str, tuple[Callable, Callable[[], tuple], bool]]:
         "GRU cell": (gru_cell, lambda: (R(64, 128), R(64, 128), R(128, 384), R(128, 384)), False),
         "scatter and add": (lambda x, i, s: torch.relu(x.index_add(0, i, s * 2)),
                             lambda: (R(1000, 256), torch.randint(0, 1000, (2000,)), R(2000, 256)), False),
+        "tiny products": (lambda a, b: torch.tanh(a @ b), lambda: (R(4096, 4, 4), R(4096, 4, 4)), False),
+        "products over leading axes": (lambda a, b: torch.einsum("bixy,ioxy->boxy", a * 2, b), lambda: (R(4, 16, 8, 8), R(16, 16, 8, 8)), False),
+        "flipped rows": (lambda x: torch.log1p(x.abs()).flip(-1), square, False),
+        "rolled differences": (lambda x: torch.roll(x, 1, 1) + torch.roll(x, -1, 1) - 2 * x, square, False),
+        "reflected padding": (lambda x: torch.tanh(F.pad(x, (3, 3, 3, 3), mode="reflect")), lambda: (R(4, 16, 64, 64),), False),
+        "bytes to pixels": (lambda x: (x.view(-1, 64, 64, 3).permute(0, 3, 1, 2) / 255 - 0.45) / 0.22,
+                            lambda: (torch.randint(0, 256, (16, 3, 64, 64), dtype=torch.uint8),), False),
     }
 
 
