@@ -419,6 +419,8 @@ sample(aten.as_strided.default, t(4, 6), [3, 3], [2, 1], 0)
 sample(aten.as_strided.default, t(4, 6, layout="transposed"), [2, 3], [4, 1], 2)
 sample(aten.as_strided.default, t(4, 6, layout="sliced"), [2, 2], [2, 1], 3)
 sample(aten.view.dtype, t(4, 6), torch.int32)
+sample(aten.view.dtype, t(4, 6, layout="transposed"), torch.int32)
+sample(aten.view.dtype, t(4, 6), torch.int16)
 sample(aten.permute.default, t(3, 2, dtype="i64"), [1, 0])
 
 # ---------------------------------------------------------------- tensors from nothing

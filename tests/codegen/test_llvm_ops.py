@@ -8,7 +8,7 @@ import torch
 from native_nests import Runner, buffer, contiguous, pointwise, run
 
 from firesteel.loops.ir import Axis, Nest, Phase, Store
-from firesteel.loops.scalars import DTYPES, FLOATS, OPS, S, literal, to
+from firesteel.loops.scalars import DTYPES, FLOATS, OPS, S, as_bits, literal, to
 
 LOOP_DTYPES = ("f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e30, 3.0, 100.0, -100.0]
@@ -74,13 +74,33 @@ def test_scalars_have_the_bits_of_lanes(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.arity == 1 and "f32" in row.allowed and n not in ("lgamma", "digamma", "erfinv")])
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.arity == 1 and row.allowed >= FLOATS and n not in ("lgamma", "digamma", "erfinv")])
 def test_special_values(name, dtype):
     x = torch.tensor(SPECIAL, dtype=DTYPES[dtype])
     if name in ("sin", "cos", "tan"):
         x = x[x.abs().nan_to_num(0) < 1e10]
     want = OPS[name].meaning(x)
     assert_near(apply(name, [x], want.dtype), want, tolerance(dtype) * 4)
+
+
+@pytest.mark.parametrize("old,new", [("f16", "i16"), ("bf16", "i16"), ("i16", "f16"), ("i16", "bf16"), ("f16", "bf16"), ("f16", "f16"), ("bf16", "bf16")])
+def test_bits_of_halves(old, new):
+    """All of them, as vectors and in the rest; moved alone, a NaN keeps its payload."""
+    bits = torch.arange(-2**15, 2**15 - 1).to(torch.int16)
+    result = torch.empty(bits.shape, dtype=DTYPES[new])
+    nest, buffers = pointwise(lambda v: as_bits(v, new), buffer("y", result), buffer("x", bits.view(DTYPES[old])))
+    assert run(nest, buffers, {"y": result, "x": bits.view(DTYPES[old])}) == 0
+    assert torch.equal(result.view(torch.int16), bits)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_selected_halves_keep_their_bits(dtype):
+    bits = torch.arange(-2**15, 2**15 - 1).to(torch.int16)
+    x, y, mask = bits.view(DTYPES[dtype]), bits.flip(0).view(DTYPES[dtype]), bits % 3 == 0
+    result = torch.empty_like(x)
+    nest, buffers = pointwise(S.where, buffer("z", result), buffer("m", mask), buffer("x", x), buffer("y", y))
+    assert run(nest, buffers, {"z": result, "m": mask, "x": x, "y": y}) == 0
+    assert torch.equal(result.view(torch.int16), torch.where(mask, x.view(torch.int16), y.view(torch.int16)))
 
 
 @pytest.mark.parametrize("name", ["min", "max", "mod", "fmod", "floordiv", "div", "lt", "eq", "ne", "ge", "pow", "atan2", "copysign"])

@@ -44,6 +44,14 @@ def test_a_chain_is_one_body():
         return sub""")
 
 
+def test_a_chain_goes_through_a_view_as_another_dtype():
+    golden(check(lambda x: (x + 1).view(torch.int32) * 2, X), """
+        nest mul [i0 < 12, i1 < 16]
+          map []
+            mul[i0, i1] = as_i32(load(arg0_1, i0, i1) + 1.0) * 2
+        return mul""")
+
+
 def test_a_chain_goes_into_a_reduction():
     golden(check(lambda x: (x.exp() * 2).sum(0), X), """
         nest sum_1 [i1 < 16]

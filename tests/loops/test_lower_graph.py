@@ -173,9 +173,24 @@ def test_windows_that_leave_an_input():
     assert not calls(program)
 
 
-def test_bytes_read_as_another_dtype():
-    program = check(lambda call, x: (call(aten.add.Tensor, call(aten.view.dtype, x, torch.int32), 1),), torch.randn(3, 4))
-    assert len(calls(program)) == 1 and len(nests(program)) == 1
+@pytest.mark.parametrize("old,new,read_by_loops", [(torch.float32, torch.int32, True), (torch.float16, torch.int16, True), (torch.float16, torch.bfloat16, True),
+                                                   (torch.int64, torch.float64, True), (torch.uint8, torch.int8, True), (torch.uint8, torch.bool, False),
+                                                   (torch.float64, torch.int32, False), (torch.int16, torch.float32, False)])
+def test_bits_read_as_another_dtype(old, new, read_by_loops):
+    """Elements of one size are read as they are; for others the library makes a copy."""
+    x = torch.randint(0, 2, (3, 4)).to(old)
+    program = check(lambda call, x: (call(aten.logical_not.default, call(aten.view.dtype, x, new)),), x)
+    assert len(calls(program)) == (0 if read_by_loops else 1) and len(nests(program)) == 1
+
+
+def test_bits_behind_views_and_in_front_of_them():
+    def build(call, x, y):
+        turned = call(aten.view.dtype, call(aten.t.default, call(aten.neg.default, x)), torch.int32)
+        padded = call(aten.constant_pad_nd.default, call(aten.view.dtype, call(aten.view.dtype, x, torch.int32), torch.float32), [1, 1])
+        full = call(aten.view.dtype, call(aten.full.default, [3, 4], 1.5, dtype=torch.float32), torch.int32)
+        return (call(aten.slice.Tensor, turned, 0, 1, 3), call(aten.add.Tensor, turned, call(aten.t.default, y)), padded, call(aten.add.Tensor, full, y))
+    program = check(build, torch.randn(3, 4), torch.randint(0, 9, (3, 4), dtype=torch.int32))
+    assert not calls(program)
 
 
 def test_complex_numbers_are_left_to_torch():

@@ -2,7 +2,9 @@
 
 A function body is a stack of scopes (function entry, loop over points, lanes, a phase's loops).  Every value is written into the
 outermost scope in which it can be computed, so what does not change in a loop stands before it; nothing is written twice
-in a scope (`memo`: Expr -> LlvmValue).  A value is a scalar, or a vector over the lanes of one axis.  Loop counters and accumulators
+in a scope (`memo`: Expr -> LlvmValue).  A value is a scalar, or a vector over the lanes of one axis.  One of a 16-bit float is kept
+in both its forms, ("stored", Expr) -> the other: what is moved only keeps its bits, those of a NaN too, and nothing is rounded twice.
+Loop counters and accumulators
 live in allocas, which LLVM's first pass turns into registers: so no phi and no block name has to be known here.
 """
 from __future__ import annotations
@@ -15,6 +17,7 @@ from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
+from firesteel.loops.scalars import STORAGE_FLOATS
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
@@ -101,6 +104,7 @@ class LlvmFunction:
         """After a phase that stored into a buffer which the nest also reads: what was computed from loads is stale."""
         for key in [k for k in self.memo if isinstance(k, Expr) and k.op not in ("axis", "acc", "symbol")]:
             del self.memo[key]
+            self.memo.pop(("stored", key), None)
 
     def declare(self, name: str, text: str) -> str:
         self.declarations.setdefault(name, f"declare {text}")
@@ -229,6 +233,18 @@ class LlvmFunction:
         if node.op == "const":
             return self.constant(node.attr, node, lanes)
         return self.splat(val, REGISTER[node.dtype], lanes)
+
+    def stored(self, node: Expr, lanes: int) -> str:
+        """The value as memory holds it, as a vector if `lanes` asks for one."""
+        known = self.memo.get(("stored", node))
+        if known is None:
+            return self.to_memory(self.shaped(self.memo[node], node, lanes), node.dtype, lanes)
+        return known.name if known.lanes == lanes or not lanes else self.splat(known, MEMORY[node.dtype], lanes)
+
+    def keep_stored(self, node: Expr, name: str, lanes: int) -> None:
+        """Of the node being written: what memory would hold."""
+        if node.dtype in STORAGE_FLOATS:
+            self.remember(("stored", node), name, lanes, self.level)
 
     def splat(self, val: LlvmValue, ty: str, lanes: int) -> str:
         if not val.name.startswith("%"):
@@ -491,6 +507,7 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
         raw = w.read_runs(buffer, pointer, offsets, lanes)
     else:
         raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)
+    w.keep_stored(node, raw, lanes)
     w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
 
 
@@ -508,6 +525,9 @@ def _write_at_masked(w: LlvmFunction, node: Expr) -> None:
     if lanes and w.mask:
         wanted = w.new(f"and <{lanes} x i1> {wanted}, {w.mask}")
     raw = w.read(buffer, pointer, offsets, lanes, w.lane_kind(address, irregular, offsets), wanted)
+    if node.dtype in STORAGE_FLOATS:
+        bits = w.vector(MEMORY[node.dtype], lanes)
+        w.keep_stored(node, w.new(f"select {w.shape('bool', lanes)} {wanted}, {bits} {raw}, {bits} {w.stored(other, lanes)}"), lanes)
     value = w.from_memory(raw, node.dtype, lanes)
     ty = w.shape(node.dtype, lanes)
     instead = w.shaped(w.memo[other], other, lanes)

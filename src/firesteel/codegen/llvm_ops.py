@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from firesteel.codegen.target import VECTOR_FUNCTIONS
-from firesteel.loops.scalars import REDUCE_OPS
+from firesteel.loops.scalars import BITS_OF, REDUCE_OPS, STORAGE_FLOATS
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 
@@ -269,7 +269,11 @@ def _signbit(w: LlvmFunction, node: Expr, args: list[str]) -> str:
 
 @SPELL.row("where")
 def _where(w: LlvmFunction, node: Expr, args: list[str]) -> str:
-    mask, ty = w.shape("bool", w.lanes_of(node)), w.type(node)
+    lanes, ty = w.lanes_of(node), w.type(node)
+    mask = w.shape("bool", lanes)
+    if node.dtype in STORAGE_FLOATS:
+        yes, no, bits = w.stored(node.args[1], lanes), w.stored(node.args[2], lanes), w.vector(MEMORY[node.dtype], lanes)
+        w.keep_stored(node, w.new(f"select {mask} {args[0]}, {bits} {yes}, {bits} {no}"), lanes)
     return w.new(f"select {mask} {args[0]}, {ty} {args[1]}, {ty} {args[2]}")
 
 
@@ -289,10 +293,19 @@ def _sigmoid(w: LlvmFunction, node: Expr, args: list[str]) -> str:
 
 # ---------------------------------------------------------------- conversions
 
-SPELL.row("to")(lambda w, node, args: convert(w, args[0], node.args[0].dtype, node.dtype, w.lanes_of(node)))
+@SPELL.row("to")
+def _to(w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    source, lanes = node.args[0].dtype, w.lanes_of(node)
+    if node.dtype not in STORAGE_FLOATS:
+        return convert(w, args[0], source, node.dtype, lanes)
+    half = w.to_memory(_to_float(w, args[0], source, "f32", lanes), node.dtype, lanes)
+    w.keep_stored(node, half, lanes)
+    return w.from_memory(half, node.dtype, lanes)
 
 
 def convert(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
+    """To another dtype that is not a 16-bit float."""
+    assert target not in STORAGE_FLOATS
     if source == target:
         return value
     if target in FLOAT:
@@ -315,15 +328,22 @@ def convert(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -
 def _to_float(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
     ty, out = w.shape(source, lanes), w.shape(target, lanes)
     if source not in FLOAT:
-        value = w.new(f"{'uitofp' if source in UNSIGNED else 'sitofp'} {ty} {value} to {out}")
-    elif REGISTER[source] != REGISTER[target]:
-        value = w.new(f"{'fpext' if REGISTER[target] == 'double' else 'fptrunc'} {ty} {value} to {out}")
-    if target == "f16":
-        half = w.new(f"fptrunc {out} {value} to {w.vector('half', lanes)}")
-        return w.new(f"fpext {w.vector('half', lanes)} {half} to {out}")
-    if target == "bf16":
-        return bf16_to_float(w, float_to_bf16(w, value, lanes), lanes)
+        return w.new(f"{'uitofp' if source in UNSIGNED else 'sitofp'} {ty} {value} to {out}")
+    if REGISTER[source] != REGISTER[target]:
+        return w.new(f"{'fpext' if REGISTER[target] == 'double' else 'fptrunc'} {ty} {value} to {out}")
     return value
+
+
+@SPELL.row(*[f"as_{dtype}" for dtype in BITS_OF])
+def _as_bits(w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    """From what memory would hold to what it would hold then."""
+    source, lanes = node.args[0], w.lanes_of(node)
+    held, wanted = MEMORY[source.dtype], MEMORY[node.dtype]
+    bits = w.stored(source, lanes)
+    if held != wanted:
+        bits = w.new(f"bitcast {w.vector(held, lanes)} {bits} to {w.vector(wanted, lanes)}")
+    w.keep_stored(node, bits, lanes)
+    return w.from_memory(bits, node.dtype, lanes)
 
 
 def bf16_to_float(w: LlvmFunction, half: str, lanes: int) -> str:

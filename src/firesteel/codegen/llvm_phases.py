@@ -284,8 +284,10 @@ def _store(w: LlvmFunction, s: FlatStore) -> None:
     kind = w.lane_kind(s.address, s.irregular, offsets)
     lanes = w.width if w.width and kind != "one" else 0
     dtype = w.nest.dtypes[s.buffer]
-    value = w.shaped(w.memo[s.value], s.value, lanes)
     if s.mode == "add":
+        value = w.shaped(w.memo[s.value], s.value, lanes)
         raw = w.read(s.buffer, pointer, offsets, lanes, kind, w.mask if lanes else None)
-        value = combine(w, "or" if dtype == "bool" else "add", dtype, lanes, w.from_memory(raw, dtype, lanes), value)
-    w.put(s.buffer, pointer, offsets, lanes, kind, w.to_memory(value, dtype, lanes))
+        total = combine(w, "or" if dtype == "bool" else "add", dtype, lanes, w.from_memory(raw, dtype, lanes), value)
+        w.put(s.buffer, pointer, offsets, lanes, kind, w.to_memory(total, dtype, lanes))
+    else:
+        w.put(s.buffer, pointer, offsets, lanes, kind, w.stored(s.value, lanes))

@@ -88,7 +88,7 @@ HELPER_NAMES = ("fs_add", "fs_mul", "fs_max", "fs_min", "fs_or", "fs_and", "fs_s
 def kinds(dtype: str) -> tuple[str, ...]:
     """Keys of a row for elements of a dtype, the narrowest first."""
     if dtype in FLOAT:
-        return "f64" if dtype == "f64" else "f32", "real", "any"
+        return dtype, "f64" if dtype == "f64" else "f32", "real", "any"
     if dtype == "bool":
         return "bool", "any"
     return dtype, "unsigned" if dtype == "u8" else "signed", "whole", "any"
@@ -116,6 +116,10 @@ SPELL.rows({
             "unsigned": "tl.where(" + _IN_RANGE + ", {0} >> {1}, tl.full([], 0, {t}))"},
     "isnan": {"any": "{0} != {0}"}, "isinf": {"any": "tl.abs({0}) == float('inf')"},
     "signbit": {"f32": "{0}.to(tl.int32, bitcast=True) < 0", "f64": "{0}.to(tl.int64, bitcast=True) < 0"},
+    "as_i32": {"any": "{0}.to(tl.int32, bitcast=True)"}, "as_f32": {"any": "{0}.to(tl.float32, bitcast=True)"},
+    "as_i64": {"any": "{0}.to(tl.int64, bitcast=True)"}, "as_f64": {"any": "{0}.to(tl.float64, bitcast=True)"},
+    "as_f16": {"any": "{0}.to(tl.float16, bitcast=True).to(tl.float32)"}, "as_bf16": {"any": "{0}.to(tl.bfloat16, bitcast=True).to(tl.float32)"},
+    "as_i16": {"f16": "{0}.to(tl.float16).to(tl.int16, bitcast=True)", "bf16": "{0}.to(tl.bfloat16).to(tl.int16, bitcast=True)"},
     "where": {"any": "tl.where({0}, {1}, {2})"},
     "floor": {"any": "tl.floor({0})"}, "ceil": {"any": "tl.ceil({0})"},
     "round": {"any": "libdevice.rint({0})"}, "trunc": {"any": "libdevice.trunc({0})"},

@@ -55,6 +55,7 @@ def _square(w: LlvmFunction, loads: Sequence[Expr], across: Axis, points: tuple[
         for node, square in zip(loads, squares):
             element, ty = MEMORY[node.dtype], w.vector(MEMORY[node.dtype], w.width)
             row = w.new(f"load {ty}, ptr {w.new(f'getelementptr {element}, ptr {square}, i64 {place}')}")
+            w.keep_stored(node, row, w.width)
             w.remember(node, w.from_memory(row, node.dtype, w.width), w.width, w.level)
         inside()
 

@@ -6,7 +6,7 @@ dtypes), and builders.  `decompose.py` writes operators in terms of simpler ones
 What always holds
  - A body is typed: `result_dtype` derives the dtype of a node from those of its arguments, or raises TypeError.
  - All arguments of arithmetic have one dtype; `to` converts.  bf16 and f16 are storage dtypes: `to`, `where`, loads and
-   constants may carry them, arithmetic may not.
+   constants may carry them, and `as_i16` takes their bits; arithmetic may not.
  - `meaning` is the operator on torch tensors of exactly these dtypes: eager's own kernels are the specification.  Integers wrap.
  - `mod` has the sign of the divisor (Python), `fmod` that of the dividend (C); `min`/`max` give NaN if an argument is NaN.
 
@@ -74,6 +74,13 @@ def _same(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
 def _to_bool(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
     _same(dtypes, allowed)
     return "bool"
+
+
+def _bits_as(dtype: str) -> DtypeRule:
+    def rule(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
+        _same(dtypes, allowed)
+        return dtype
+    return rule
 
 
 def _select(dtypes: tuple[str, ...], allowed: frozenset[str]) -> str:
@@ -152,6 +159,12 @@ _ops(_same, INTS, 2, {
     "shr": (torch.bitwise_right_shift, (_REAL, (0.0, 7.0))),
 })
 _ops(_select, LOOP_DTYPES, 3, {"where": (torch.where, ((0.0, 1.0), _REAL, _REAL))})
+
+BITS_OF = {"i16": STORAGE_FLOATS, "i32": {"f32"}, "i64": {"f64"}, "f16": {"i16"}, "bf16": {"i16"}, "f32": {"i32"}, "f64": {"i64"}}
+for _dtype, _from in BITS_OF.items():       # the same bits, read as another dtype
+    _ops(_bits_as(_dtype), frozenset(_from), 1, {f"as_{_dtype}": functools.partial(torch.Tensor.view, dtype=DTYPES[_dtype])})
+# dtypes of results that those of the arguments do not change
+FIXED = {name: "bool" for name, row in OPS.items() if row.rule is _to_bool} | {f"as_{dtype}": dtype for dtype in BITS_OF}
 
 
 def result_dtype(node: Expr) -> str:
@@ -251,10 +264,7 @@ def op(name: str, *args: Expr | int | float | bool) -> Expr:
             kind = next(a.dtype for a in args[name == "where":] if type(a) is Expr)
             nodes = tuple([a if type(a) is Expr else literal(a, kind) for a in args])
             break
-    return make(name, "bool" if name in _TESTS else nodes[-1].dtype, nodes)
-
-
-_TESTS = frozenset(name for name, row in OPS.items() if row.rule is _to_bool)
+    return make(name, FIXED.get(name) or nodes[-1].dtype, nodes)
 
 
 def to(value: Expr, dtype: str, loose: bool = False) -> Expr:
@@ -265,6 +275,18 @@ def to(value: Expr, dtype: str, loose: bool = False) -> Expr:
     if value.op == "const" and _in_range(value, dtype):
         return literal(value.attr, dtype)
     return make("to", dtype, (value,), "loose" if loose and dtype in STORAGE_FLOATS else None)
+
+
+def shares_bits(old: str, new: str) -> bool:
+    """Can the bits of one dtype be read as the other in a loop?"""
+    return old == new or INTS.issuperset((old, new)) and ITEMSIZE[old] == ITEMSIZE[new] or old in BITS_OF.get(new, ()) or {old, new} == STORAGE_FLOATS
+
+
+def as_bits(value: Expr, dtype: str) -> Expr:
+    """The value's bits, read as another dtype: `Tensor.view(dtype)` of one element."""
+    if value.dtype == dtype or INTS.issuperset((value.dtype, dtype)):
+        return to(value, dtype)
+    return op(f"as_{dtype}", value if value.dtype in BITS_OF[dtype] else as_bits(value, "i16"))
 
 
 def _in_range(value: Expr, dtype: str) -> bool:

@@ -17,7 +17,7 @@ from firesteel.graph.sizes import current, expands_alone, fixed, layout_less, la
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh, like
 from firesteel.loops.lower.build import LOWERINGS, Builder
 from firesteel.loops.lower.value import Index, Operand
-from firesteel.loops.lower.views import first_place, from_end, lower_window, reshape_index
+from firesteel.loops.lower.views import first_place, from_end, lower_bits, lower_window, reshape_index
 from firesteel.loops.scalars import LOOP_DTYPES, S
 from firesteel.operators import find
 from firesteel.ops.block import device_rule, lowering, operator, pointwise, probed_rule, refuses, shape
@@ -465,7 +465,8 @@ def as_strided(x: Spec, shape: Sequence[Size], strides: Sequence[Size], offset: 
     return _viewed(x, tuple(shape), tuple(strides), offset)
 
 
-lowering("as_strided view.dtype view_as_real view_as_complex real")(lower_window)
+lowering("view.dtype")(lower_bits)
+lowering("as_strided view_as_real view_as_complex real")(lower_window)
 
 
 # ---------------------------------------------------------------- complex numbers

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from firesteel.loops.ir import Buffer, View, load, masked
-from firesteel.loops.scalars import SHORT, S, short_dtype
+from firesteel.loops.scalars import SHORT, S, as_bits, literal, short_dtype
 from firesteel.sym.expr import Expr, Size
 
 Index = tuple[Size, ...]
@@ -43,7 +43,8 @@ def spec_of(value: Any) -> Any:
 
 class Operand:
     """A tensor of the graph.  Exactly one of `buffer` and `body` is set.  `index` maps an index of this tensor to one of
-    the buffer (None: the same).  `strided`: spec.strides/offset describe it as a window on the buffer's storage.
+    the buffer (None: the same); of a buffer of another dtype the bits are read.
+    `strided`: spec.strides/offset describe it as a window on the buffer's storage.
     `reshaped`: the tensor of which this is a plain reshape, so that a reshape of a reshape is one step.
     `opaque`: no index map is known; only library calls can read it (by its strides, so it is `strided`)."""
 
@@ -72,13 +73,17 @@ class Operand:
     def load(self, index: Index) -> Expr:
         if self.body is not None:
             return self.body(index)
-        return load(self.buffer, self.index(index) if self.index is not None else index)
+        loaded = load(self.buffer, self.index(index) if self.index is not None else index)
+        return loaded if loaded.dtype == self.dtype else as_bits(loaded, self.dtype)
 
     def masked(self, index: Index, mask: Expr, other: Expr) -> Expr:
         """The element where the mask holds; memory is not touched where it does not."""
         if self.body is not None:
             return S.where(mask, self.body(index), other)
-        return masked(self.buffer, self.index(index) if self.index is not None else index, mask, other)
+        place = self.index(index) if self.index is not None else index
+        if self.buffer.dtype == self.dtype:
+            return masked(self.buffer, place, mask, other)
+        return S.where(mask, as_bits(masked(self.buffer, place, mask, literal(0, self.buffer.dtype)), self.dtype), other)
 
     def through(self, spec: Any, index: IndexMap, strided: bool = True, reshaped: Operand | None = None) -> Operand:
         """A view: `index` takes an index of the view to one of this tensor."""

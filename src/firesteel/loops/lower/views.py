@@ -6,6 +6,7 @@ from typing import Any
 
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.value import Index, IndexMap, Operand
+from firesteel.loops.scalars import SHORT, as_bits, shares_bits
 from firesteel.sym.expr import Size, lt, max_, min_, product, sum_, where
 from firesteel.sym.layout import dense_order
 
@@ -86,6 +87,16 @@ def from_end(b: Builder, index: Size, size: Size) -> Size:
 
 
 # ---------------------------------------------------------------- any other window
+
+def lower_bits(b: Builder, out: Any, x: Operand, dtype: Any) -> Operand:
+    """A view as another dtype: the bits of each element where loops can read them, else a window."""
+    if x.opaque or not shares_bits(x.dtype if x.buffer is None else x.buffer.dtype, SHORT.get(out.dtype, "")):
+        return lower_window(b, out, x)
+    body = x.body
+    if body is not None:
+        return Operand.lazy(out, lambda i: as_bits(body(i), SHORT[out.dtype]))
+    return Operand(out, x.buffer, x.index, None, x.strided)
+
 
 def lower_window(b: Builder, out: Any, x: Operand, *_: Any, **__: Any) -> Operand:
     """A view of which only the Spec is known: as_strided, views as another dtype, views of operators without a row."""
