@@ -29,7 +29,7 @@ from firesteel.operators import OWN
 from firesteel.sym.expr import ne, product
 from firesteel.targets import on_host
 
-SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional, bool[] wanted"
+SETTINGS = "str kind, bool has_biases, int num_layers, bool bidirectional, str trained_by, bool[] wanted"
 
 
 @functools.cache
@@ -66,17 +66,19 @@ def _token(kept: recurrent_onednn.Kept) -> Tensor:
     return token
 
 
-def _trained_by(inputs: Any, batch_sizes: Any, states: Any, params: Sequence[Any], kind: str, has_biases: bool, num_layers: int, bidirectional: bool,
-                wanted: Sequence[bool]) -> str:
-    """What runs the layers and their backward: of tensors, and of their Specs; the same on every machine."""
+def _trained_by(inputs: Any, batch_sizes: Any, states: Any, params: Sequence[Any], kind: str, has_biases: bool, num_layers: int,
+                bidirectional: bool) -> str:
+    """What runs the layers and their backward; decided where they are traced, the same on every machine."""
     if not on_host(inputs):
         return "engine"
     projected = len(params) != num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
-    return "oneDNN" if kind == "lstm" and batch_sizes is None and not projected else "steps"
+    if kind != "lstm" or batch_sizes is not None or projected:
+        return "steps"
+    return "oneDNN" if recurrent_onednn.fit(inputs, states, params, has_biases, bidirectional) else "engine"
 
 
 def _rows(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor], kind: str, has_biases: bool,
-          num_layers: int, bidirectional: bool, wanted: Sequence[bool]) -> tuple[Any, ...]:
+          num_layers: int, bidirectional: bool) -> tuple[Any, ...]:
     """The input as rows, how many each step has, states, weights, number of layers."""
     sizes = [inputs.shape[1]] * inputs.shape[0] if batch_sizes is None else batch_sizes.tolist()
     weights = weights_of(params, has_biases, num_layers * (2 if bidirectional else 1))
@@ -84,32 +86,40 @@ def _rows(inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], 
 
 
 def _run(*args: Any) -> list[Tensor]:
-    inputs, trained_by = args[0], _trained_by(*args) if any(args[-1]) else None
-    if trained_by == "oneDNN" and recurrent_onednn.fits(*args):
-        results, kept = recurrent_onednn.forward(*args)
+    *given, trained_by, wanted = args
+    inputs, batch_sizes, states, params, kind, *settings = given
+    if trained_by == "oneDNN" and recurrent_onednn.takes(inputs):
+        results, kept = recurrent_onednn.forward(inputs, states, params, *settings)
         return [*results, _token(kept)]
     if trained_by == "steps":
         with torch.no_grad():
-            output, *rest = recurrent_steps.forward(args[4], *_rows(*args))
+            output, *rest = recurrent_steps.forward(kind, *_rows(*given))
         return [output.view(*inputs.shape[:-1], output.shape[-1]), *rest]
-    with torch._C._InferenceMode(True):     # without views' and versions' accounts a small layer is a sixth faster
-        made = _layers(False, *args[:-1])
-    results = [t.clone(memory_format=torch.contiguous_format) for t in made]
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._SetExcludeDispatchKeyGuard(VIEWS, True):      # a small layer is a sixth faster so
+        results = [t.contiguous() for t in _layers(False, *given)]
     return [*results, inputs.new_zeros(1, dtype=torch.uint8)] if trained_by else results
 
 
+VIEWS = torch._C.DispatchKey.ADInplaceOrView        # accounts of views and versions
+
+
 def _run_backward(gradients: Sequence[Tensor | None], kept: Sequence[Tensor], *args: Any) -> list[Tensor]:
-    trained_by = _trained_by(*args)
+    *given, trained_by, wanted = args
+    inputs, batch_sizes, states, params, kind, has_biases, num_layers, bidirectional = given
     with torch.no_grad():
-        if trained_by == "oneDNN" and (own := getattr(kept[-1], "kept", None) or recurrent_onednn.fits(*args) and recurrent_onednn.forward(*args)[1]):
-            return recurrent_onednn.backward(gradients, own, *args)
+        if trained_by == "oneDNN":
+            own = getattr(kept[-1], "kept", None)
+            if own is None and recurrent_onednn.takes(inputs):
+                own = recurrent_onednn.forward(inputs, states, params, has_biases, num_layers, bidirectional)[1]
+            if own is not None:
+                return recurrent_onednn.backward(gradients, own, inputs, states, params, has_biases, num_layers, bidirectional, wanted)
         if trained_by != "steps":
-            return _by_engine(gradients, *args)
+            return _by_engine(gradients, *given, wanted)
         first, *others = gradients
         output = kept[0].flatten(0, -2)
         arrived = [None if first is None else first.reshape(output.shape), *others]
-        made = recurrent_steps.backward(args[4], arrived, output, kept[1:], args[-1], *_rows(*args))
-    return [made[0].view(args[0].shape), *made[1:]] if args[-1][0] else made
+        made = recurrent_steps.backward(kind, arrived, output, kept[1:], wanted, *_rows(*given))
+    return [made[0].view(inputs.shape), *made[1:]] if wanted[0] else made
 
 
 def _by_engine(gradients: Sequence[Tensor | None], inputs: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor], params: Sequence[Tensor],
@@ -142,14 +152,14 @@ def _like(x: Spec, shape: Any = None) -> Spec:
 
 
 def _shapes(inputs: Spec, batch_sizes: Spec | None, states: Sequence[Spec], params: Sequence[Spec], kind: str, has_biases: bool, num_layers: int,
-            bidirectional: bool, wanted: Sequence[bool]) -> list[Spec]:
+            bidirectional: bool, trained_by: str, wanted: Sequence[bool]) -> list[Spec]:
     must(ne(inputs.shape[0], 0), "Expected sequence length to be larger than 0 in RNN")
     width = states[0].shape[2] * (2 if bidirectional else 1)
     kept = []
-    if any(wanted) and _trained_by(inputs, batch_sizes, states, params, kind, has_biases, num_layers, bidirectional, wanted) == "steps":
+    if trained_by == "steps":
         rows, columns = product(inputs.shape[:-1]), KINDS[kind].columns * states[-1].shape[2]
         kept = [_like(inputs, (rows, width))] * (num_layers - 1) + [_like(inputs, (rows, columns))] * (num_layers * (2 if bidirectional else 1))
-    elif any(wanted):
+    elif trained_by:
         kept = [Spec((1,), (1,), 0, torch.uint8, inputs.device)]
     return [_like(inputs, (*inputs.shape[:-1], width)), *map(_like, states), *kept]
 
@@ -160,7 +170,8 @@ def over_symbolic_time(settings: tuple[str, bool, int, bool], inputs: Tensor, st
                        batch_sizes: Tensor | None, unrolled: Callable[..., tuple[Tensor, ...]] | None) -> tuple[Tensor, ...]:
     """Outputs, time first, and last states.  `unrolled(inputs, states, params)` computes the same step by step."""
     wanted = [torch.is_grad_enabled() and t.requires_grad for t in (inputs, *states, *params)]
-    return _Recurrent.apply((*settings, wanted), unrolled, batch_sizes, len(states), inputs, *states, *params)
+    trained_by = _trained_by(inputs, batch_sizes, states, params, *settings) if any(wanted) else ""
+    return _Recurrent.apply((*settings, trained_by, wanted), unrolled, batch_sizes, len(states), inputs, *states, *params)
 
 
 class _Recurrent(torch.autograd.Function):

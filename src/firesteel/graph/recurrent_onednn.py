@@ -30,17 +30,20 @@ def dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (torch.float32,)
 
 
-def fits(x: Tensor, batch_sizes: None, states: Sequence[Tensor], params: Sequence[Tensor], kind: str, has_biases: bool, num_layers: int,
-         bidirectional: bool, wanted: Sequence[bool]) -> bool:
-    """Does eager give them to oneDNN, and do all sizes belong together?  The library does not look."""
+def fit(x: Any, states: Sequence[Any], params: Sequence[Any], has_biases: bool, bidirectional: bool) -> bool:
+    """Do sizes and dtypes belong together?  The library does not look."""
     each, hidden, directions = 4 if has_biases else 2, states[0].shape[2], 2 if bidirectional else 1
-    if not x.numel() or x.dtype not in dtypes() or any(t.dtype is not x.dtype for t in (*states, *params)):
-        return False
     sizes: list[Any] = [(len(params) // each, x.shape[1], hidden)] * 2
     for n in range(len(params) // each):
         inside = x.shape[2] if n < directions else hidden * directions
         sizes += [(4 * hidden, inside), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)][:each]
-    return [t.shape for t in (*states, *params)] == sizes
+    given = (*states, *params)
+    return all(t.dtype is x.dtype for t in given) and [tuple(t.shape) for t in given] == sizes
+
+
+def takes(x: Tensor) -> bool:
+    """Does eager give it to oneDNN on this machine?"""
+    return x.dtype in dtypes() and x.numel() > 0
 
 
 def _weights(params: Sequence[Tensor], has_biases: bool, n: int) -> Sequence[Tensor]:
@@ -50,11 +53,16 @@ def _weights(params: Sequence[Tensor], has_biases: bool, n: int) -> Sequence[Ten
     return inside, outside, torch.zeros_like(inside), torch.zeros_like(outside)
 
 
-def forward(x: Tensor, batch_sizes: None, states: Sequence[Tensor], params: Sequence[Tensor], kind: str, has_biases: bool, num_layers: int,
-            bidirectional: bool, wanted: Sequence[bool]) -> tuple[list[Tensor], Kept]:
+def forward(x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+            bidirectional: bool) -> tuple[list[Tensor], Kept]:
     """Outputs, last states and cells; what the backward needs."""
-    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():        # without this flag the library keeps no workspace
-        return _forward(x, states, params, has_biases, num_layers, bidirectional)
+    before = torch.is_grad_enabled()
+    with torch._C._AutoDispatchBelowAutograd():
+        torch._C._set_grad_enabled(True)        # without this flag the library keeps no workspace
+        try:
+            return _forward(x, states, params, has_biases, num_layers, bidirectional)
+        finally:
+            torch._C._set_grad_enabled(before)
 
 
 def _forward(x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
@@ -71,8 +79,8 @@ def _forward(x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor], has_
     return [current, *(torch.stack([made[place] for made in kept.results]) for place in (1, 2))], kept
 
 
-def backward(gradients: Sequence[Tensor | None], kept: Kept, x: Tensor, batch_sizes: None, states: Sequence[Tensor], params: Sequence[Tensor],
-             kind: str, has_biases: bool, num_layers: int, bidirectional: bool, wanted: Sequence[bool]) -> list[Tensor]:
+def backward(gradients: Sequence[Tensor | None], kept: Kept, x: Tensor, states: Sequence[Tensor], params: Sequence[Tensor],
+             has_biases: bool, num_layers: int, bidirectional: bool, wanted: Sequence[bool]) -> list[Tensor]:
     """Those wanted of the gradients of the input, the states and the weights."""
     directions, hidden, each = 2 if bidirectional else 1, states[0].shape[2], 4 if has_biases else 2
     arrived, of_states = gradients[0], [part if part is None else part.contiguous() for part in gradients[1:]]
@@ -89,4 +97,5 @@ def backward(gradients: Sequence[Tensor | None], kept: Kept, x: Tensor, batch_si
             arrived = found[n][0] if directions == 1 else found[n][0] + found[n + 1][0]
     of_inputs = [arrived, *(torch.stack([row[place] for row in found]) if asked else None for place, asked in zip((5, 6), wanted[1:3]))]
     made: Any = (*of_inputs, *(part for row in found for part in row[1:1 + each]))
-    return [part.to(x.dtype) for part, asked in zip(made, wanted, strict=True) if asked]        # the library's are floats
+    made = [part for part, asked in zip(made, wanted, strict=True) if asked]
+    return made if x.dtype is torch.float32 else [part.to(x.dtype) for part in made]        # the library's are floats
