@@ -35,6 +35,10 @@ CACHE_BYTES = 1 << 20           # what stays in a core's own cache from one use 
 MOST_NODES = 1500               # of one body: beyond that compile time grows faster than run time shrinks
 SMALL = 4096                    # elements: below that a kernel's start costs more than its work
 ENOUGH_ROWS = 8                 # points of the parallel axes that keep a machine's cores busy
+LONG_SWEEP = 1 << 19            # elements of a sweep that are worth several cores
+FEW_POINTS = 8                  # points of work: fewer leave cores idle
+CORE_LANES = 64                 # elements in a row of which sweeps make one point of work
+MOST_PARTS = 64                 # of a sweep that is spread over cores
 UNKNOWN_SIZE = 256              # what a symbolic size counts for
 
 

@@ -6,7 +6,8 @@ In: a simplified Program of one nest an operator.  Out: a Program in which
  - pointwise producers are computed inside of their readers (`inline.py`),
  - loads are such that lanes can read memory in a row (`loads.py`),
  - what is left of nests over the same rows is one nest: several outputs, rows reduced and normalised in one go (`group.py`), with as
-   few sweeps over a row as the data flow allows (`phases.py`).
+   few sweeps over a row as the data flow allows (`phases.py`),
+ - long sweeps of few rows are spread over the cores (`spread.py`).
 `cost.py` decides what is worth it.  `config.fusion_fuel` limits the number of fusions: bisecting over it finds a wrong one.
 
 What always holds: results are the same up to the rounding of bf16/f16 between operators; never across a library call that depends on
@@ -24,12 +25,13 @@ from firesteel.loops.inplace import write_in_place, write_to_inputs
 from firesteel.loops.ir import Program
 from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.simplify import split_axes
+from firesteel.loops.spread import spread
 
 
 def fuse(program: Program) -> Program:
-    """Producers into readers, then neighbours into groups; then linear indices, which need the whole nest."""
+    """Producers into readers, then neighbours into groups; then linear indices, which need the whole nest; then parts for the cores."""
     program = separate_biases(write_in_place(program))
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     program = write_to_inputs(without_needless_masks(inline(program, fuel, rewritten)))
     rewritten = written_again(program)
-    return split_axes(read_in_rows(group(program, fuel, rewritten), rewritten))
+    return spread(split_axes(read_in_rows(group(program, fuel, rewritten), rewritten)))
