@@ -27,9 +27,9 @@ def test_a_sum_over_all_but_channels():
             sum_1_a0_parts[r0, i1] = acc(a0)
         nest sum_1 [i1 < 20]
           reduce [r0 < 32]
-            a0 = sum(load(sum_1_a0_parts, r0, i1))
+            a0 = sum(float(load(sum_1_a0_parts, r0, i1)))
           map []
-            sum_1[i1] = acc(a0)
+            sum_1[i1] = to(acc(a0))
         return sum_1""").strip()
 
 
@@ -118,3 +118,10 @@ def test_a_sweep_that_stores_and_one_that_reads_it():
     assert len(apart.steps) == 4
     given = torch.randn(32, 4096, 8).transpose(1, 2)
     torch.testing.assert_close(interp.run(apart, [given]), interp.run(program, [given.contiguous()]), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape,dims", [((65536, 8), (0,)), ((64, 8, 128, 128), (0, 2, 3))])
+def test_sums_of_parts_are_accurate(shape, dims):
+    x = torch.randn(shape) + 1e7
+    exact = x.double().sum(dims)
+    assert ((fs.compile(lambda x: x.sum(dims))(x).double() - exact) / exact).abs().max() <= 2 ** -23

@@ -37,6 +37,7 @@ from firesteel.loops.ir import (
     axes_of,
     load,
 )
+from firesteel.loops.scalars import to
 from firesteel.sym.expr import Expr, as_expr, postorder, rebuild, row_major
 from firesteel.targets import CPU
 
@@ -91,12 +92,14 @@ def _cut(phase: Phase) -> tuple[Axis, tuple[Axis, ...], dict[Expr, Expr]] | None
 # ---------------------------------------------------------------- taking apart
 
 class _Spreading:
-    """One nest.  `pending`: the phases of the next nest over the old axes; `known`: what later nests read for an accumulator."""
+    """One nest.  `pending`: the phases of the next nest over the old axes, and `here` what stands in it for the accumulators that it has;
+    `known`: what later nests read for an accumulator, or for what was made of some."""
 
     def __init__(self, nest: Nest, buffers: dict[str, Buffer], taken: set[str]):
         self.nest, self.buffers, self.taken = nest, buffers, taken      # `taken`: names of steps
         self.index = tuple([axis.value for axis in nest.axes])
         self.pending: list[Phase] = []
+        self.here: dict[Expr, Expr] = {}
         self.known: dict[Expr, Expr] = {}
         self.steps: list[Nest] = []
 
@@ -106,7 +109,8 @@ class _Spreading:
                 self.flush(self.nest.phases[number:])
                 self.sweep(phase)
             else:
-                self.pending.append(_changed(phase, self.known, phase.axes))
+                self.pending.append(_changed(phase, self.known | self.here, phase.axes))
+                self.here.update({acc(reduce): acc(reduce) for reduce in phase.reduces})
         self.flush(())
         return [*self.steps[:-1], replace(self.steps[-1], name=self.nest.name)]
 
@@ -121,22 +125,22 @@ class _Spreading:
         self.add((outer, *self.nest.axes), [swept, *([Phase("map", (), (), kept)] if kept else [])])
         if parts:
             k = Axis(outer.name, outer.extent)
-            sums = tuple([Reduce(r.name, r.op, load(part, (k.value, *self.index)), r.dtype) for r, part in zip(phase.reduces, parts)])
-            self.pending = [Phase("reduce", (k,), sums)]
+            sums = [_of_parts(reduce, load(part, (k.value, *self.index))) for reduce, part in zip(phase.reduces, parts)]
+            self.pending = [Phase("reduce", (k,), tuple(sums))]
+            self.here = {acc(reduce): to(acc(total), reduce.dtype) for reduce, total in zip(phase.reduces, sums)}
 
     def flush(self, later: tuple[Phase, ...]) -> None:
         """The pending phases as a nest, which stores what the next phase makes of accumulators for a whole row, and accumulators that others read."""
-        made = [acc(reduce) for phase in self.pending for reduce in phase.reduces]
         read = {node for phase in later[1:] for node in postorder(*phase.exprs(), only=ACCUMULATORS)}
-        values = dict.fromkeys([*(self.of_rows(later[0]) if later else ()), *[value for value in made if value in read]])
+        values = dict.fromkeys([*(self.of_rows(later[0]) if later else ()), *[value for value in self.here if value in read]])
         wanted = [value for value in values if value not in self.known]
         if not self.pending and not wanted:
             return
         totals = [self.buffer("row", value.dtype, self.nest.axes) for value in wanted]
         stores = tuple([Store(total.name, self.index, value) for total, value in zip(totals, wanted)])
-        self.add(self.nest.axes, [*self.pending, *([_changed(Phase("map", (), (), stores), self.known, ())] if stores else [])])
+        self.add(self.nest.axes, [*self.pending, *([_changed(Phase("map", (), (), stores), self.known | self.here, ())] if stores else [])])
         self.known.update({value: load(total, self.index) for total, value in zip(totals, wanted)})
-        self.pending = []
+        self.pending, self.here = [], {}
 
     def of_rows(self, phase: Phase) -> list[Expr]:
         """The largest parts of a phase's Exprs that hold accumulators and are the same for a whole row."""
@@ -161,6 +165,12 @@ class _Spreading:
         shape = tuple([axis.extent for axis in axes])
         made = self.buffers[name] = Buffer(name, dtype, shape, row_major(shape))
         return made
+
+
+def _of_parts(reduce: Reduce, part: Expr) -> Reduce:
+    """The whole out of the parts; a few of them are added in float64, since their rounding would not even out."""
+    wide = "f64" if reduce.op == "sum" and reduce.dtype == "f32" else reduce.dtype
+    return Reduce(reduce.name, reduce.op, to(part, wide), wide)
 
 
 def free_name(name: str, taken: Container[str]) -> str:
