@@ -1,14 +1,18 @@
 """How distributed tensors and modules lie on ranks, as text, and back: meshes, placements, classes of `fully_shard`.
 
-A placement is written as what makes it.  A mesh is written by all that a program reads of it, this rank's place included, since it decides what is
-cut out of a tensor; it is found again among the meshes whose text this process has written, as it does for every key that holds one.
+A placement is written as what makes it.  A mesh is written by all that a program reads of it, but for this rank's place, which decides what some
+programs cut out of a tensor (`places_in`); it is found again among the meshes whose text this process has written, as it does for every key
+that holds one.
 
-    mesh_text(mesh)                         # "('cpu', [0, 1], None, [0], ['0'])"
+    mesh_text(mesh)                         # "('cpu', [0, 1], None, ['0'])"
     mesh_of(mesh_text(mesh)) is mesh        # True
+    places_in(text of a graph over it)      # "[[0]]"
     placement_parts(Shard(1))               # ("Shard", [1])
 """
 from __future__ import annotations
 
+import ast
+import re
 import sys
 import weakref
 from typing import Any
@@ -24,13 +28,20 @@ MESHES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 def mesh_text(mesh: Any) -> str:
     groups = [group.group_name for group in mesh.get_all_groups()]
-    text = repr((mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate(), groups))
+    text = repr((mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names, groups))
     MESHES[text] = mesh
     return text
 
 
 def mesh_of(text: str) -> Any:
     return MESHES[text]
+
+
+def places_in(text: str) -> str:
+    """Where this rank stands in the meshes that a text names; "" where it names none."""
+    found = dict.fromkeys(re.findall(r"""\bmesh_of\(("[^"]*"|'[^']*')\)""", text))
+    places = [mesh_of(ast.literal_eval(one)).get_coordinate() for one in found]
+    return str([place if place is None else list(place) for place in places]) if found else ""
 
 
 def placement_parts(placement: Any) -> tuple[str, list[Any]] | None:

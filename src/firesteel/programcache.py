@@ -4,10 +4,12 @@ In: a captured graph and its example inputs.  Out: a `ProgramEntry` for `autogra
 their kernels, and the text of its backward graph, so that a second process traces, fuses, plans and prints nothing.  What always holds
  - The key holds all that decides: the graph's text, its inputs, the states of torch that tracing reads, settings, versions, the processor and
    the compiler's own sources.  No path, rank or address occurs in it.
+ - What a program over DTensors cuts out may depend on the rank's place in a mesh.  Such a program is found by the text of what was traced of it, too:
+   `TRACED` says for each place which that is, and ranks that trace the same make it once.
  - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, or has
    sizes that only run time knows.  `FIRESTEEL_LOGS=cache` says why.
  - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is compiled.
- - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it.
+ - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it; ranks when they have compared it.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
 An entry is a line of JSON, then bytes: the host function's code, and the kernels' object code or cubins.
@@ -36,11 +38,12 @@ from torch.fx import GraphModule
 import firesteel
 from firesteel import artifacts, stages, transaction
 from firesteel.artifacts import counters, timed
-from firesteel.autograd.outline import Outline
+from firesteel.autograd.outline import Joint, Outline
 from firesteel.capture.guards import STATES
 from firesteel.codegen import hosted
 from firesteel.config import config
 from firesteel.homes import LIBRARY_OPERATORS, LaterModule, is_in_package
+from firesteel.layouts import places_in
 from firesteel.native_method import CONSTANT, KERNEL, Word
 from firesteel.records import dataclass
 from firesteel.runtime import cpu, cuda, diskcache
@@ -59,6 +62,7 @@ SUFFIX = ".program"
 OPERATORS = "torch.ops.firesteel."
 COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd")
 INPUTS = "\n# inputs\n"      # between a graph's text and those of its inputs
+TRACED = "traced at"        # a rank's place in the meshes of a graph -> the digest of the program that is traced there
 
 
 class NotKept(Exception):
@@ -112,6 +116,19 @@ class ProgramKey:
         then = json.loads(last)
         changed = [f"{name} was {then.get(name)!s:.80}, is {value:.80}" for name, value in self.facts.items() if then.get(name) != value]
         return "; ".join(changed) or "its entry was removed or damaged"
+
+
+def is_kept(key: ProgramKey) -> bool:
+    name = program_name(key, places_in(key.graph))
+    return name is not None and diskcache.kernels(SUFFIX).has(f"forward {name}")
+
+
+def program_name(key: ProgramKey, place: str) -> str | None:
+    """Under what a program is kept; None where it has meshes and nobody at this place has traced it."""
+    if not place:
+        return str(key)
+    traced = diskcache.kernels(SUFFIX).get(f"{TRACED} {place} {key}")
+    return None if traced is None else f"{key} {traced.decode()}"
 
 
 def env_of(gm: GraphModule) -> ShapeEnv | None:
@@ -206,11 +223,23 @@ def _files(folder: str, inside: str = "") -> list[tuple[str, os.stat_result]]:
 
 # ---------------------------------------------------------------- entries
 
+def between_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def written(joint: Joint) -> Joint:
+    """What a text holds of it, beside its graph."""
+    plan = dataclasses.replace(joint.plan, assemble=None)       # type: ignore[arg-type]
+    return dataclasses.replace(joint, gm=None, example_inputs=[], plan=plan)        # type: ignore[arg-type]
+
+
 class DiskEntry:
     """The two files of one captured graph: what its forward needs, and its backward, which is compiled later."""
 
     def __init__(self, key: ProgramKey, env: ShapeEnv | None):
         self.key, self.env = key, env
+        self.place = places_in(key.graph)
+        self.name = program_name(key, self.place)       # under which its files are
         self.asked = len(env.recorded) if env is not None else 0        # questions before the program is traced
         self.before = self._made()
         self.found: dict[str, Callable] = {}
@@ -229,19 +258,45 @@ class DiskEntry:
     def outline(self) -> Outline | None:
         """The outline where all is there."""
         with timed("program_cache"):
-            read = self._read("forward") or self._claim("forward")
+            read = self._read("forward") or (None if between_ranks() else self._claim("forward"))
         if read is not None and self.env is not None:
             names = {**dumps.NAMES, **{info.expr.attr: info.expr for info in self.env.symbols.values()}}
             for text, why in self.about["guards"]:      # what tracing would ask; the hints, which are in the key, answer as they did
                 self.env.decide(eval(text, names), why)
         return None if read is None else read[1]
 
-    def _claim(self, part: str) -> tuple[Callable, Any] | None:
-        """Before it is made here: what another process made meanwhile, if one was about to.  Ranks do not wait here: they wait for each other to
-        compare what they make."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+    def traced(self, joint: Joint) -> Outline | None:
+        """Of a program that was traced and compared here: what another rank made of it.  Before that, ranks wait for each other to compare it."""
+        if not between_ranks():
             return None
-        self.let_go, made = diskcache.kernels(SUFFIX).claim(f"{part} {self.key}")
+        with timed("program_cache"):
+            if self.place:
+                self.name = self._traced_name(joint)
+            read = self._claim("forward")
+            if read is not None:
+                self._point()
+        return None if read is None else read[1]
+
+    def _traced_name(self, joint: Joint) -> str | None:
+        text = dumps.graph_text(joint.gm) + text_of(written(joint))
+        try:
+            check_text(text)
+        except NotKept as reason:
+            why = str(reason)
+            artifacts.log("cache", lambda: f"forward: is not kept: {why}")
+            return None
+        return f"{self.key} {hashlib.sha256(text.encode()).hexdigest()}"
+
+    def _point(self) -> None:
+        """Says which program is traced at this rank's place."""
+        if self.place and self.name is not None:
+            diskcache.kernels(SUFFIX).put(f"{TRACED} {self.place} {self.key}", self.name.rpartition(" ")[2].encode())
+
+    def _claim(self, part: str) -> tuple[Callable, Any] | None:
+        """Before it is made here: what another process made meanwhile, if one was about to."""
+        if self.name is None:
+            return None
+        self.let_go, made = diskcache.kernels(SUFFIX).claim(f"{part} {self.name}")
         transaction.on_failure(self.let_go)
         if not made:
             return None
@@ -256,7 +311,7 @@ class DiskEntry:
 
     def _read(self, part: str) -> tuple[Callable, Any] | None:
         cache = diskcache.kernels(SUFFIX)
-        payload = cache.get(f"{part} {self.key}")
+        payload = cache.get(f"{part} {self.name}") if self.name is not None else None
         if payload is None:
             artifacts.log("cache", lambda: f"{part}: a miss ({self.key.why_missed('graph')})")
             return None
@@ -266,7 +321,7 @@ class DiskEntry:
         except Exception as error:      # written by us, read by us: whatever is wrong with it, it is compiled
             reason = f"{type(error).__name__}: {error}"
             artifacts.log("cache", lambda: f"{part}: cannot be used ({reason}), and is compiled")
-            cache.forget(f"{part} {self.key}")
+            cache.forget(f"{part} {self.name}")
             return None
         self.kept = True
         counters["native"]["program_hits"] += 1
@@ -294,8 +349,7 @@ class DiskEntry:
         return read.gm
 
     def keep(self, outline: Outline, forward: Callable, backward_graph: GraphModule | None) -> None:
-        plan = dataclasses.replace(outline.joint.plan, assemble=None)       # type: ignore[arg-type]
-        kept = dataclasses.replace(outline, joint=dataclasses.replace(outline.joint, plan=plan))
+        kept = dataclasses.replace(outline, joint=written(outline.joint))
         about: dict[str, Any] = {"outline": text_of(kept)}
         if backward_graph is not None:
             about["backward_graph"] = dumps.graph_text(backward_graph)
@@ -307,6 +361,7 @@ class DiskEntry:
             return
         self._keep("forward", forward, about)
         if self.kept:
+            self._point()
             self.key.note()
 
     def keep_backward(self, backward: Callable) -> None:
@@ -317,7 +372,9 @@ class DiskEntry:
         try:
             with timed("program_cache"):
                 check_text("\n".join(map(str, about.values())))
-                diskcache.kernels(SUFFIX).put(f"{part} {self.key}", host_payload(compiled, about))
+                if self.name is None:
+                    raise NotKept("what was traced has no text")
+                diskcache.kernels(SUFFIX).put(f"{part} {self.name}", host_payload(compiled, about))
             self.kept = True
         except NotKept as reason:
             why = str(reason)

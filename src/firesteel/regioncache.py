@@ -267,7 +267,7 @@ class Keeping:
             return {"program": None}
         parts = graph.meta.get("part_keys", [])
         keys = parts or [graph.meta.get("program_key")]
-        if any(key is None or not diskcache.kernels(SUFFIX).has(f"forward {key}") for key in keys):
+        if any(key is None or not programcache.is_kept(key) for key in keys):
             raise NotKept(f"{'a part of ' if parts else ''}its graph is not kept")
         if parts and (env := programcache.env_of(graph)) is not None and env.symbols:
             raise NotKept("its graph has symbols, and is compiled in parts")

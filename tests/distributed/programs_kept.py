@@ -24,7 +24,9 @@ def found(fn, *args, **more):
     with fs.config.patch(**{"cache_dir": fs.config.cache_dir + "/lost"} if os.environ["LOST"] == str(RANK) else {}):
         result = compared(fn, *args, tolerance=1e-6, **more)
     native = counters["native"]
-    return {**result, "found": [native["region_hits"], native["program_hits"]], "not kept": dict(counters["regions_not_kept"])}
+    hits = [0, 0]
+    dist.all_gather_object(hits, native["program_hits"])
+    return {**result, "found": [native["region_hits"], native["program_hits"]], "by both": sum(hits), "not kept": dict(counters["regions_not_kept"])}
 
 
 def all_reduce(x):
@@ -119,3 +121,9 @@ def own_rows(x):
 
 def program_own_rows():
     return found(own_rows, X - RANK)
+
+
+def program_rows_of_an_embedding():
+    """Of the same sizes on both ranks; where they begin depends on the rank."""
+    table = parallelize_module(nn.Sequential(nn.Embedding(8, 4)), MESH, {"0": RowwiseParallel(input_layouts=Replicate())})
+    return found(lambda x: table(x), torch.tensor([0, 3, 4, 7]))
