@@ -249,6 +249,13 @@ def hooked(x):
     return y * 2
 
 
+def hooked_values_of_another(x):
+    values = x.values() * 1
+    y = torch.nested.nested_tensor_from_jagged(values, x.offsets())
+    y.register_hook(lambda gradient: gradient * 5)
+    return y * values.sum()
+
+
 def a_leaf(x):
     return (x.detach().requires_grad_() * 2).requires_grad, x * 2
 
@@ -260,7 +267,24 @@ def written(x):
     return y.sin()
 
 
-@pytest.mark.parametrize("program", [written, branches, split_in_the_middle, greatest, hooked, a_leaf])
+def test_hooks_see_nested_gradients():
+    seen = []
+
+    def program(x):
+        y = x.sin()
+        y.register_hook(lambda gradient: seen.append((gradient.is_nested, gradient.offsets().tolist())))
+        y.register_hook(lambda gradient: gradient * 2)
+        return y.cos() + y, y * 3
+
+    compiled = fs.compile(program, fullgraph=True)
+    for lengths in BATCHES:
+        x = jagged(*lengths, requires_grad=True)
+        ours, theirs = (torch.autograd.grad(sum(part.values().square().sum() for part in fn(x)), x)[0] for fn in (compiled, program))
+        torch.testing.assert_close(ours.values(), theirs.values())
+        assert seen.pop() == seen.pop() == (True, x.offsets().tolist())
+
+
+@pytest.mark.parametrize("program", [written, branches, split_in_the_middle, greatest, hooked, hooked_values_of_another, a_leaf])
 def test_breaks(program):
     compiled = fs.compile(program)
     for lengths in BATCHES:

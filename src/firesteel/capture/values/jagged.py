@@ -316,14 +316,15 @@ class RaggedSize(Value):
 
 
 class JaggedValue(TensorValue):
-    """A nested tensor.  `parts` as `PARTS` names them, None for those that it has not."""
+    """A nested tensor.  `parts` as `PARTS` names them, None for those that it has not; `owns`: the call that made it made its values."""
 
     words = "nested tensor over {self.values}"
 
     inference = False
 
-    def __init__(self, m: Machine, parts: tuple[Any, ...], ragged: int, source: Source | None = None, real: Any = None):
-        self.parts, self.ragged, self.source, self.real = parts, ragged, source, real
+    def __init__(self, m: Machine, parts: tuple[Any, ...], ragged: int, source: Source | None = None, real: Any = None,
+                 owns: bool = False):
+        self.parts, self.ragged, self.source, self.real, self.owns = parts, ragged, source, real, owns
         plain = [part if part is None else part.as_arg(m)[1] for part in parts]
         with torch.no_grad(), m.world.active():
             self.abstract = around(plain, ragged)
@@ -399,11 +400,29 @@ METHODS: dict[str, Callable[[Machine, JaggedValue, Args], Value]] = {
     "dim": lambda m, t, args: ConstValue(t.abstract.dim()), "ndimension": lambda m, t, args: ConstValue(t.abstract.dim()),
     "size": lambda m, t, args: t.sizes(m)[m.known(args[0])] if args else SizeValue(t.sizes(m)),
     "is_inference": lambda m, t, args: boolean(t.values.inference),
+    "register_hook": lambda m, t, args: hooked(m, t, args),
 }
 
 
 # methods about a history, which parts do not have
-OF_HISTORY = frozenset({"requires_grad_", "detach_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "backward"})
+OF_HISTORY = frozenset({"requires_grad_", "detach_", "retain_grad", "register_post_accumulate_grad_hook", "backward"})
+
+
+def hook_on_values(hook: Any, ragged: int, *others: Any) -> Callable[[Any], Any]:
+    """A hook on a nested tensor as one on its values.  Executed symbolically; what it gives runs in the backward."""
+    def on_values(gradient: Any) -> Any:
+        found = hook(put_together(ragged, gradient, *others))
+        return None if found is None else found.values()
+    return on_values
+
+
+def hooked(m: Machine, tensor: JaggedValue, args: Args) -> Value:
+    """tensor.register_hook(hook)"""
+    if not tensor.owns or len(args) != 1:
+        raise Break("call", name="Tensor.register_hook of a nested tensor")
+    others = [NONE if part is None else part for part in tensor.parts[1:]]
+    hook = m.call_now(m.constant_object(hook_on_values), [args[0], ConstValue(tensor.ragged), *others], {})
+    return tensor.values.getattr(m, "register_hook").call(m, [hook], {})
 
 
 def wrap_jagged(m: Machine, obj: Any, source: Source, number: Callable[..., Value]) -> Value:
@@ -491,7 +510,7 @@ def result_of(m: Machine, layout: Any, plain: Args, results: Args, given: Args) 
         same = next((value for value in given if isinstance(value, JaggedValue) and value.parts == parts), None)
         if same is not None and same.source is not None and same.values.abstract.requires_grad:
             raise Break("call", name="a function that writes a nested tensor from before with a history")
-        return same or JaggedValue(m, parts, layout.ragged)
+        return same or JaggedValue(m, parts, layout.ragged, owns=layout.parts[0].place >= 0)      # type: ignore[union-attr]  # it has values
     if type(layout) in (tuple, list):
         return m.sequence_like(layout, [result_of(m, item, plain, results, given) for item in layout])
     return m.fresh(layout)
