@@ -45,13 +45,18 @@ def written_through_a_view(x):
     return x
 
 
+def sizes(x):
+    n = torch.div(x.shape[0] + 1, 2, rounding_mode="trunc")
+    return x.new_ones((n, 2)), x[1:].view(n, -1), x[:n], [x * k for k in range(n)], len([x, "ab"][n - 1]), torch.arange(n), x.unsqueeze(n - 1), torch.as_strided(x, [n], stride=[n - 1])
+
+
 def under_a_device(x):
     with torch.device("meta"):
         shape = torch.zeros(3).shape
     return x + shape[0]
 
 
-@pytest.mark.parametrize("fn", [steps, numbers, shapes, written_through_a_view, under_a_device])
+@pytest.mark.parametrize("fn", [steps, numbers, shapes, sizes, written_through_a_view, under_a_device])
 def test_known(fn):
     check(fn, X)
 

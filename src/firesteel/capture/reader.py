@@ -397,6 +397,8 @@ class Reader(Machine):
         value = self.look(value)
         if hasattr(value, "plain_getattr") and value.method(self, "__index__") is not None:
             value = self.call_now(value.method(self, "__index__"), [], {})
+        elif isinstance(getattr(value, "abstract", None), torch.Tensor):
+            value = value.getattr(self, "__index__").call(self, [], {})
         known = self.known(value)
         if not hasattr(known, "__index__"):
             raise Break("operator", name="[]", value=value.describe())

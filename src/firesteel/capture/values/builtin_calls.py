@@ -331,7 +331,7 @@ def call_slice(m: Machine, args: Args, kwargs: Kwargs) -> Value:
 
 @CALLS.row(range)
 def call_range(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    numbers = [m.finish_now(arg.getattr(m, "__index__").call(m, [], {})) if isinstance(arg, ObjectValue) else arg for arg in args]
+    numbers = [m.finish_now(arg.getattr(m, "__index__").call(m, [], {})) if isinstance(arg, (ObjectValue, TensorValue)) else arg for arg in args]
     return fold(m, range, *map(m.known, numbers))
 
 

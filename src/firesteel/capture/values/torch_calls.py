@@ -21,8 +21,9 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Fixed, StorageOffset
 from firesteel.capture.values.base import CallableObject, Value
 from firesteel.capture.values.const import is_constant_object
+from firesteel.capture.values.containers import ListValue, SizeValue, SliceValue, TupleValue
 from firesteel.capture.values.functions import function_value, name_of
-from firesteel.capture.values.known_data import known_results
+from firesteel.capture.values.known_data import known_data, known_results
 from firesteel.errors import Break, DataAccess, DataDependentError
 from firesteel.table import Table
 
@@ -63,6 +64,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     try:
         out = run_abstract(m, fn, real_args[1:] if kind == "call_method" else real_args, real_kwargs, target)
     except Break as stop:
+        if stop.kind == "data_read" and (numbers := with_numbers(m, kind, args, kwargs)) is not None:
+            return call_graph(m, kind, target, *numbers)
         if stop.kind != "data_shape" or (found := known_results(m, target, node_args, node_kwargs)) is None:
             raise
         return literal_of(m, found)
@@ -80,6 +83,32 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
         node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that repeats the call binds the same symbols
     return m.wrap_output(out, node)
+
+
+def with_numbers(m: Machine, kind: str, args: list[Value], kwargs: dict[str, Value]) -> tuple[list[Value], dict[str, Value]] | None:
+    """Arguments but for the owner of a method, `as_number`; None where they are as before."""
+    looked = list(map(m.look, (*args, *kwargs.values())))
+    start = int(kind == "call_method")
+    numbers = [*looked[:start], *(as_number(m, value) for value in looked[start:])]
+    same = all(a is b for a, b in zip(numbers, looked))
+    return None if same else (numbers[:len(args)], dict(zip(kwargs, numbers[len(args):])))
+
+
+def as_number(m: Machine, value: Any) -> Value:
+    """An argument that torch reads as a number, x.view(torch.div(4, 2), -1), as that number where it is known."""
+    value = m.look(value)
+    abstract = getattr(value, "abstract", None)
+    if isinstance(abstract, torch.Tensor):
+        whole = abstract.dim() == 0 and abstract.dtype in WHOLE
+        return m.fresh(int(data)) if whole and (data := known_data(m, value)) is not None else value
+    parts = value.parts if type(value) is SliceValue else value.items if type(value) in (ListValue, SizeValue, TupleValue) else ()
+    numbers = [as_number(m, part) for part in parts]
+    if all(number is m.look(part) for number, part in zip(numbers, parts)):
+        return value
+    return SliceValue(*numbers) if type(value) is SliceValue else type(value)(numbers)
+
+
+WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def literals_in(m: Machine, args: Any) -> dict[torch.fx.Node, torch.Tensor]:
