@@ -147,6 +147,15 @@ def test_settings_of_the_peer_are_followed_and_put_back(installed):
     assert fs.config.recompile_limit == limit
 
 
+def test_the_peers_error_at_the_limit(installed):
+    import torch._dynamo.config as theirs
+    fn = torch.compile(lambda x, text: x + len(text))
+    with theirs.patch(fail_on_recompile_limit_hit=True, recompile_limit=2), pytest.raises(fs.errors.RecompileLimitExceeded):
+        for text in ("a", "bb", "ccc"):
+            fn(torch.zeros(1), text)
+    assert fn(torch.zeros(1), "dddd").item() == 4
+
+
 def test_other_settings_of_the_peer(installed, caplog):
     """Those with a counterpart of another name are followed; what has none is named once; `disable` is read by torch.compile."""
     import torch._dynamo.config as capture

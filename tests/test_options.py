@@ -18,7 +18,7 @@ def unsaid():
                                            ({"options": {"triton.cudagraph_trees": True}}, "triton.cudagraph_trees"),
                                            ({"mode": "reduce-overhead"}, "reduce-overhead"), ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs"),
                                            ({"options": {"epilogue_fusion": False}}, "epilogue_fusion"), ({"options": {"b2b_gemm_pass": True}}, "b2b_gemm_pass"),
-                                           ({"options": {"guard_filter_fn": len}}, "guard_filter_fn"), ({"mode": "reduce-overhead", "backend": "eager"}, "reduce-overhead")])
+                                           ({"options": {"guard_filter_fn": len}}, "guard_filter_fn"), ({"mode": "lite"}, "lite"), ({"mode": "reduce-overhead", "backend": "eager"}, "reduce-overhead")])
 def test_what_has_no_effect_is_named_once(keywords, word, caplog, monkeypatch):
     monkeypatch.setattr(options, "in_use", lambda: ("cpu",))
     with caplog.at_level(logging.WARNING, "firesteel"):

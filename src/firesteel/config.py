@@ -54,6 +54,7 @@ def _default_cache_dir() -> str:
 KNOBS: Table[Knob] = Table("knob", "config.py")
 KNOBS.rows({
     "recompile_limit": Knob(int, 8, "How many variants of one function or resume point are compiled before the limit rule applies.", least=1),
+    "error_on_recompile_limit": Knob(bool, False, "Raise RecompileLimitExceeded at the limit, as under fullgraph=True."),
     "error_on_recompile": Knob(bool, False, "Raise RecompileError instead of compiling a second variant."),
     "assume_static_by_default": Knob(bool, True, "With dynamic=None, sizes are constants until they change."),
     "automatic_dynamic_shapes": Knob(bool, True, "With dynamic=None, a size, int or float that changes between calls becomes a symbol."),

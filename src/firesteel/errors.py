@@ -57,7 +57,7 @@ class RecompileError(FiresteelError):
 
 
 class RecompileLimitExceeded(FiresteelError):
-    """More variants of one function than fs.config.recompile_limit under fullgraph=True."""
+    """More variants of one function than fs.config.recompile_limit under fullgraph=True, or where settings forbid it."""
 
 
 class BackendError(FiresteelError):

@@ -26,7 +26,7 @@ from firesteel.targets import CUDA, in_use
 
 logger = logging.getLogger("firesteel")
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite")
 
 # asked for, but no tensor lives on a GPU: question -> what is done on the CPU
 ON_CPU = {"tuning": "kernels of the CPU are chosen by a cost model; candidates are not measured",
@@ -78,6 +78,8 @@ def check_keywords(mode: str | None, options: dict[str, Any] | None, recompile_l
         raise UserError(f"There are no options {', '.join(unknown)}.", hint="Settings of ours are attributes of fs.config.")
     for name, value in given.items():
         say_once("option", name, without_effect(name, value))
+    if mode == "lite":
+        say_once("mode", mode, "compiling is quick; every operator is compiled, as in the mode 'default'")
     if CUDA not in in_use():
         asked = [ON_CPU[what] for what, wants in (("recording", wants_recording), ("tuning", wants_tuning)) if wants(mode, options)]
         say_once("option" if mode is None else "mode", mode or next((name for name in given if name in OBEYED), None), "; ".join(asked))
@@ -127,7 +129,7 @@ def say_once(kind: str, name: str | None, text: str | None) -> None:
 
 # module of the peer's settings -> its setting -> ours.  cache_size_limit is another name of the first
 FOLLOWED = {
-    "torch._dynamo.config": {name: name for name in (
+    "torch._dynamo.config": {"fail_on_recompile_limit_hit": "error_on_recompile_limit"} | {name: name for name in (
         "recompile_limit", "suppress_errors", "capture_scalar_outputs", "capture_dynamic_output_shape_ops", "assume_static_by_default",
         "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")},
     "torch._functorch.config": {"activation_memory_budget": "memory_budget"},

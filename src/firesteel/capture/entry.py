@@ -252,7 +252,7 @@ class Region:
             raise RecompileError(f"{self.name} would be compiled again: {why}", hint="Keep what the guard names unchanged, or allow recompiles.")
         if len(self.entries) < (self.root.recompile_limit or config.recompile_limit):
             return False
-        if self.root.fullgraph:
+        if self.root.fullgraph or config.error_on_recompile_limit:
             raise RecompileLimitExceeded(f"{self.name} has {len(self.entries)} variants already; the next is asked for because {why}",
                                          hint="Keep what the guard names unchanged, or raise fs.config.recompile_limit.")
         return self._at_limit(inputs)
