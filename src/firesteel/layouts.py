@@ -12,9 +12,11 @@ that holds one.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,6 +58,13 @@ def new_placement(name: str, arguments: list[Any]) -> Any:
     return getattr(sys.modules[HOME], name)(*arguments)
 
 
+def of_gradient(context: Any) -> Any:
+    """The context of a DTensor's gradient: each rank's term of a sum has the gradient of the sum."""
+    if Placement is not None and isinstance(context, Placement):
+        return new_placement("Replicate", []) if context.is_partial() else context
+    return tuple(map(of_gradient, context)) if type(context) is tuple else context
+
+
 def is_layout(obj: Any) -> bool:
     """A mesh, a placement, or both with a shape (`_spec` of a DTensor)?"""
     return DeviceMesh is not None and isinstance(obj, (DeviceMesh, Placement, spec_class() or ()))
@@ -63,6 +72,32 @@ def is_layout(obj: Any) -> bool:
 
 def spec_class() -> type | None:
     return getattr(sys.modules.get("torch.distributed.tensor._dtensor_spec"), "DTensorSpec", None)
+
+
+# -- loss_parallel: while it is entered, DTensors have other operators for cross entropy, forward and backward
+def loss_module() -> Any:
+    return sys.modules.get("torch.distributed.tensor.parallel.loss")
+
+
+def is_loss_parallel() -> bool:
+    module = loss_module()
+    return module is not None and module.customized_loss_ops.keys() <= module.DTensor._op_dispatcher._custom_op_handlers.keys()
+
+
+def set_loss_parallel(on: bool) -> None:
+    if on != is_loss_parallel():
+        loss_module()._enable_custom_loss_ops() if on else loss_module()._disable_custom_loss_ops()
+
+
+@contextlib.contextmanager
+def loss_parallel(on: bool) -> Iterator[None]:
+    """Entered where it is asked for, and left as it was."""
+    before = is_loss_parallel()
+    try:
+        set_loss_parallel(on or before)
+        yield
+    finally:
+        set_loss_parallel(before)
 
 
 def sharded_classes() -> dict[type, type]:

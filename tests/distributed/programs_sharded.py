@@ -1,20 +1,78 @@
 """DTensor, tensor parallelism, FSDP and DDP around compiled modules, and inside of them."""
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from ranks import compared
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import firesteel as fs
+from firesteel.artifacts import counters
+from firesteel.layouts import is_loss_parallel
 
 RANK = dist.get_rank()
 MESH = init_device_mesh("cpu", (2,))
 WHOLE = torch.arange(16.).reshape(4, 4) - 4
 PART = distribute_tensor(WHOLE, MESH, [Shard(0)])
+
+
+def compiled_backwards(fn, backward):
+    """Values, gradients and their placements, and how many programs were traced: one, where its own backward ran."""
+    def run(call):
+        def steps():
+            x = distribute_tensor(WHOLE.sin(), MESH, [Shard(0)]).requires_grad_()
+            out = call(x)
+            backward(out)
+            return out, x.grad, str(x.grad.placements)
+        return steps
+    counters["aot"].clear()
+    result = compared(run(fn), compiled=lambda eager: run(fs.compile(fn)), tolerance=1e-5)
+    return {**result, "traced": counters["aot"]["total"]}
+
+
+def program_backwards_of_dtensors():
+    results = [compiled_backwards(fn, backward) for fn, backward in [
+        (lambda x: (x * 2).sin().sum(), lambda out: out.backward()),        # each rank has a term
+        (lambda x: (x * 2).t().sin(), lambda out: (out * out).sum().backward()),
+        (lambda x: (x @ x.t()).sin(), lambda out: out.full_tensor().square().sum().backward()),
+        (lambda x: (x * 3).sin(), lambda out: out.to_local().sum().backward()),
+        (lambda x: (x * 3).redistribute(placements=[Replicate()]).sin(), lambda out: out.sum().backward())]]
+    replicated = compiled_backwards(lambda x: (x * 2).sin() * x, lambda out: out.sum().backward())       # the gradient is laid out in another way
+    return {"results": results, "of another layout": replicated}
+
+
+def loss_of_shards(x, target):
+    logits = DTensor.from_local(x, MESH, [Shard(1)], run_check=False)
+    with loss_parallel():
+        return F.cross_entropy(logits * 2, target)
+
+
+def program_loss_parallel():
+    def run(fn):
+        def steps():
+            x = WHOLE.sin()[:, 2 * RANK:2 * RANK + 2].clone().requires_grad_()
+            loss = fn(x, torch.tensor([0, 3, 2, 1]))
+            with loss_parallel():
+                loss.backward()
+            return loss, x.grad, is_loss_parallel()
+        return steps
+    return compared(run(loss_of_shards), compiled=lambda eager: run(fs.compile(loss_of_shards)), tolerance=1e-5)
+
+
+def program_loss_parallel_with_a_break():
+    def f(x, target):
+        logits = DTensor.from_local(x, MESH, [Shard(1)], run_check=False)
+        with loss_parallel():
+            logits = logits * 2
+            fs.graph_break()
+            loss = F.cross_entropy(logits, target)
+        return loss.full_tensor()
+    result = compared(f, WHOLE[:, :2].sin(), torch.tensor([0, 3, 2, 1]), tolerance=1e-5)
+    return {**result, "left": not is_loss_parallel()}
 
 
 class Block(nn.Module):

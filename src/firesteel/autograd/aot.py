@@ -48,6 +48,7 @@ from firesteel.graph.policies import OtherContexts
 from firesteel.graph.trace import interpret
 from firesteel.graph.tracing_context import GraphCompiler, with_tracing_context
 from firesteel.graph.wrappers import Pack, width
+from firesteel.layouts import set_loss_parallel
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
@@ -148,6 +149,7 @@ def putting_back(program: Program, states: Sequence[Node]) -> Program:
         finally:
             for node in states:
                 node.target(*node.args[:-1], node.meta["state"][1])     # type: ignore[operator]  # a function that sets a state
+    run.loss_parallel = any(node.target is set_loss_parallel for node in states)        # type: ignore[attr-defined]  # its backward needs it
     return run
 
 

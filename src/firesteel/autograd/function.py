@@ -311,7 +311,7 @@ def first_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[tor
     """Runs the backward graph on what was saved; what is freed by torch afterwards is let go before."""
     arrived, fitted = fit_tangents(graph, ctx, tangents)
     if fitted is None:
-        return second_order_gradients(graph, ctx, tangents, graph.unstored)
+        return second_order_gradients(graph, ctx, tangents)
     if not arrived:     # an edge from another compiled function that has no gradient for it: eager's engine would not come here
         return (None,) * len(graph.gradients)
     part, args = unpack_saved(graph, ctx, arrived)
@@ -468,7 +468,7 @@ def packed_forward(forward: Compiled, packing: Packing | None) -> Compiled:
     return run
 
 
-def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None], gradients: Callable | None = None) -> tuple:
+def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple:
     """Gradients that can be differentiated again.  Unpacking the saved tensors makes torch complain where it should:
     after they were freed, or after one was overwritten."""
     wanted = [tangents[t.value] for t in graph.tangents]
@@ -476,8 +476,7 @@ def second_order_gradients(graph: TrainingGraph, ctx: Any, tangents: Sequence[to
     if not arrived:
         return (None,) * len(graph.gradients)
     unpack_saved(graph, ctx, arrived)
-    if gradients is None:
-        gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
+    gradients = graph.second_order if all(t is None or has_storage(t) for t in wanted) else graph.unstored
     if not graph.draws_random:
         return tuple(gradients(ctx.inputs, wanted))
     with drawing_again(ctx.random_state):

@@ -41,6 +41,7 @@ from firesteel.graph.spec import Spec, contiguous_strides, dense_order, is_dense
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
 from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of
+from firesteel.layouts import loss_parallel, of_gradient
 from firesteel.sym.symint import SYMBOLIC
 from firesteel.torchstate import has_history
 
@@ -79,7 +80,7 @@ def trace_program(program: Program, inputs: Sequence[Any], *, decompositions: Ma
         reaches: list[int] = []
         severed: tuple[int, ...] = ()
         if wanted and any(v.differentiable for v in outcome.values):
-            with timed("trace_backward"):
+            with timed("trace_backward"), loss_parallel(getattr(program, "loss_parallel", False)):
                 try:
                     tangents, grads, reaches = _differentiate(world, outcome, [leaf if asks else None for leaf, asks in zip(leaves, asked)])
                 except UNTRACEABLE as error:
@@ -266,7 +267,9 @@ def _add_tangent(world: TraceWorld, output: Any, value: int, name: str) -> tuple
         return Tangent(value, strides), world.add_input(world.make(spec), name)
     specs = [tangent_spec(part.spec) for part in parts_of(output)]
     parts = [world.add_input(world.make(spec), f"{name}_{k}") for k, (spec, _) in enumerate(specs)]
-    return Tangent(value, None, pack, tuple(strides for _, strides in specs)), replace(pack, strides=None).build(iter(parts))
+    pack = replace(pack, strides=None, context=of_gradient(pack.context))
+    made = pack.build(iter(parts)).requires_grad_(False)        # some note in their context whether they require a gradient
+    return Tangent(value, None, pack_of(made), tuple(strides for _, strides in specs)), made
 
 
 def tangent_spec(output: Spec) -> tuple[Spec, tuple | Dense | None]:
@@ -318,7 +321,8 @@ def gradient_program(program: Program, joint: Joint, wanted: Sequence[int], pres
             passed = [_unwritten(t) if i in written else t for i, t in enumerate(inputs)]
             outputs = list(program(*passed))
             starts = [origin.find(passed, outputs) for origin in origins]
-            return list(engine_gradients(starts, tangents, [inputs[i] for i in wanted], True, True))
+            with loss_parallel(getattr(program, "loss_parallel", False)):
+                return list(engine_gradients(starts, tangents, [inputs[i] for i in wanted], True, True))
     return run
 
 

@@ -16,12 +16,15 @@ import torch
 from firesteel.capture.builder import BASES, WRAPPERS, guarded
 from firesteel.capture.meanings import BY_NAME
 from firesteel.capture.protocols import Machine
+from firesteel.capture.services import STATES, TorchState
 from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.const import NONE
+from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
-from firesteel.layouts import DeviceMesh, Placement, spec_class
+from firesteel.layouts import DeviceMesh, Placement, is_loss_parallel, loss_module, set_loss_parallel, spec_class
 from firesteel.records import dataclass
 
 HOME = "torch.distributed.tensor._api"
@@ -98,3 +101,19 @@ def conversion(name: str) -> Handler:
 
 for _name in ("from_local", "to_local", "redistribute", "full_tensor"):
     BY_NAME.add(f"{HOME}.DTensor.{_name}", conversion(_name))
+
+
+# -- loss_parallel entered inside ---------------------------------------------------------------------------------------
+STATES.add("loss_parallel", TorchState(is_loss_parallel, set_loss_parallel, True))
+
+
+class LossParallel(ContextValue):
+    """with loss_parallel():"""
+
+    def enter(self, m: Machine) -> tuple[Value, Value]:
+        return super().enter(m)[0], NONE
+
+
+@BY_NAME.row("torch.distributed.tensor.parallel.loss.loss_parallel")
+def call_loss_parallel(m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    return LossParallel(loss_module().loss_parallel, [], {}, [(("loss_parallel",), True)])

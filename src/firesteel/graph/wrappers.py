@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from firesteel.layouts import is_named_tuple
 from firesteel.records import dataclass
 
 
@@ -58,12 +59,19 @@ class Pack:
         return self.cls.__tensor_unflatten__({**made, **self.others}, self.context, self.size or first.shape, self.strides or first.stride())
 
     def like(self, other: Pack | None) -> bool:
-        """The same kind of wrapper, whatever its sizes?"""
+        """The same kind of wrapper, whatever its sizes and strides?"""
         return other is not None and self._make() == other._make() and all(
             mine is None and theirs is None or mine is not None and mine.like(theirs) for mine, theirs in zip(self.inner, other.inner))
 
     def _make(self) -> tuple[Any, ...]:
-        return self.cls, self.context, self.names, self.others
+        return self.cls, without_strides(self.context), self.names, self.others
+
+
+def without_strides(context: Any) -> Any:
+    """A context as it is compared: a DTensor's holds the strides of the whole, of which its part has its own."""
+    if is_named_tuple(context):
+        return context._replace(stride=None) if hasattr(context, "stride") else context
+    return tuple(map(without_strides, context)) if type(context) is tuple else context
 
 
 def pack_of(value: Any) -> Pack | None:
