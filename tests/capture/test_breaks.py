@@ -3,6 +3,7 @@
 import array
 import contextlib
 import re
+import weakref
 
 import pytest
 import torch
@@ -514,3 +515,57 @@ def test_a_bound_method_of_native_code_is_guarded_by_its_owner_and_name():
     for owner, name, recompiles in ((first, "tolist", 0), (first, "tolist", 0), (second, "tolist", 1), (first, "tolist", 1), (first, "reverse", 2)):
         assert torch.equal(compiled(torch.ones(3), getattr(owner, name)), torch.full((3,), 4.0))
         assert sum(counters["recompiles"].values()) - before == recompiles
+
+
+class Thing:
+    def __init__(self, data=None):
+        self.data = data
+
+
+class Noted:
+    log = []
+
+    def __del__(self):
+        self.log.append("gone")
+
+
+def referred(x):
+    thing = Thing(x * 2)
+    reference = weakref.ref(thing)
+    fs.graph_break()
+    y = x + 1
+    fs.graph_break()
+    return reference().data + y
+
+
+def referred_tensor(x):
+    y = x * 2
+    reference = weakref.ref(y)
+    fs.graph_break()
+    return reference() + 1
+
+
+def in_weak_containers(x):
+    things, names, thing = weakref.WeakSet(), weakref.WeakValueDictionary(), Thing(x * 2)
+    things.add(thing)
+    names["it"] = thing
+    fs.graph_break()
+    return sum(one.data for one in things) + len(things), names["it"].data
+
+
+def with_a_finalizer(x):
+    noted = Noted()     # noqa: F841  # lives until the function returns
+    fs.graph_break()
+    Noted.log.append("here")
+    return x + 1
+
+
+@pytest.mark.parametrize("program", [referred, referred_tensor, in_weak_containers, with_a_finalizer])
+def test_variables_keep_objects_alive_behind_a_break(program):
+    compiled = fs.compile(program)
+    for k in range(2):
+        found = []
+        for fn in (program, compiled):
+            Noted.log.clear()
+            found.append((fn(torch.ones(2) * k), [*Noted.log]))
+        assert str(found[0]) == str(found[1])

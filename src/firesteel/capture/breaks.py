@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any
@@ -33,6 +34,7 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import BoundMethodValue
 from firesteel.capture.values.generators import GeneratorValue
 from firesteel.capture.values.mappings import DictValue
+from firesteel.homes import is_library
 from firesteel.records import dataclass
 from firesteel.table import Table
 
@@ -222,7 +224,7 @@ def frame_state(e: Emitter, m: Machine, f: Frame, index: int, stack: list[Value]
 
 def written_values(e: Emitter, f: Frame, live: frozenset[str], stack: list[Value]) -> tuple[tuple[str, ...], list[str], list[str]]:
     """Names of the live slots, kinds of the stack items, and the texts of all these values."""
-    slots = tuple(name for name in f.slots if name in live)
+    slots = tuple(name for name in f.slots if name in live or is_watched(f.slots[name]))
     values = [e.expr(f.slots[name]) for name in slots]
     kinds = []
     for n, item in enumerate(stack):
@@ -230,6 +232,13 @@ def written_values(e: Emitter, f: Frame, live: frozenset[str], stack: list[Value
         kinds.append(kind)
         values += texts
     return slots, kinds, values
+
+
+def is_watched(value: Any) -> bool:
+    """May the program see when the object dies?  A variable keeps it alive that nothing reads any more."""
+    obj = value.obj
+    referred = obj is not None and not is_library(type(obj).__module__) and weakref.getweakrefcount(obj) > 0
+    return referred or value.watched or hasattr(value.cls, "__del__")
 
 
 # -- generators ---------------------------------------------------------------------------------------------------------

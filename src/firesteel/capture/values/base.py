@@ -59,6 +59,7 @@ class Value:
     form = ""                       # the Python that makes it, over its attributes
     source: Any = None
     holder: Value | None = None     # the object whose builtin part this is; see natives.py
+    watched = False                 # has the program taken a weak reference to it?
 
     # -- what it is ------------------------------------------------------------------------------------------------
     def python_type(self) -> type:

@@ -21,7 +21,7 @@ from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call
 from firesteel.capture.values.base import LazyValue, ObjectKey, UserRaise, Value
-from firesteel.capture.values.class_objects import ClassValue
+from firesteel.capture.values.class_objects import INSTANTIATE, ClassValue
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, fold
 from firesteel.capture.values.containers import METHODS, ListValue, TupleValue, gives_none, list_pop, sorted_items
 from firesteel.capture.values.exceptions import handled_exception
@@ -249,9 +249,18 @@ class WeakReference(Value):
 @CALLS.row(weakref.ref)
 def call_weakref(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     callback = args[1] if len(args) > 1 else NONE
+    m.look(args[0]).watched = True
     if callback is not NONE and m.look(args[0]).identity() is None:
         raise Break("introspection", name="weakref.ref with a callback, of an object made inside")      # it may be called inside
     return WeakReference(args[0], callback=callback)
+
+
+@INSTANTIATE.row("weak reference of another class")
+def new_reference(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    """weakref.KeyedRef(x, callback, key), which is made for real."""
+    if issubclass(cls, weakref.ref) and args:
+        m.look(args[0]).watched = True
+    return None
 
 
 @CALLS.row(sys.exc_info)
