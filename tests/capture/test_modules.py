@@ -567,3 +567,36 @@ def test_lazy_module_without_placeholders_for_its_parameters():
     for _ in range(2):
         torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 0.5))
     assert list(module.state_dict()) == ["weight"]
+
+
+class Doubled:
+    """A descriptor that is no property."""
+
+    def __set_name__(self, owner, name):
+        self.name = f"_{name}"
+
+    def __get__(self, obj, cls=None):
+        return getattr(obj, self.name) * 2
+
+    def __set__(self, obj, value):
+        setattr(obj, self.name, value + 1)
+
+
+class WithDescriptor(nn.Module):
+    scale = Doubled()
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 3
+
+    def forward(self, x):
+        self.scale = self.scale + 1
+        return x * self.scale
+
+
+def test_descriptors_of_a_module_are_set():
+    eager, module = WithDescriptor(), WithDescriptor()
+    compiled = fs.compile(module, fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(2)), eager(torch.ones(2)))
+    assert module.__dict__["_scale"] == eager.__dict__["_scale"] and "scale" not in module.__dict__

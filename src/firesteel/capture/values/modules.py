@@ -17,7 +17,7 @@ from firesteel.capture.effects import DELETED
 from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_HOOKS, MODULE_TABLES, OwnDict, Source
-from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
+from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup
 from firesteel.capture.values.base import ObjectKey, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
 from firesteel.capture.values.const import ConstValue
@@ -75,9 +75,9 @@ class ModuleValue(ObjectValue):
     def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         if mro_lookup(self.cls, "__setattr__") is not torch.nn.Module.__setattr__:
             return super().setattr(m, name, value)
-        if isinstance(mro_lookup(self.cls, name), property):
-            return self.plain_setattr(m, name, value)
         special = issubclass(value.python_type(), (torch.nn.Module, torch.nn.Parameter))
+        if is_data_descriptor(mro_lookup(self.cls, name)) and not special:
+            return self.plain_setattr(m, name, value)
         touched = any(m.same_object(self.obj.__dict__.get(table)) is not None for table in MODULE_TABLES)
         if special or touched or name in self.obj._parameters or name in self.obj._modules:
             return super().setattr(m, name, value)      # torch's own method decides
