@@ -341,6 +341,9 @@ sample(aten.mean.dim, t(0, 3), [0])
 sample(aten.any.dim, t(4, 5, dtype="bool"), -1, True)
 sample(aten.any.dims, t(2, 3, 4, dtype="bool"), [0, 2])
 sample(aten.all.dims, t(2, 3, 4, dtype="bool"), [0, 2])
+for _op in (aten._is_all_true.default, aten._is_any_true.default):
+    for _shape in ((3, 5), (), (0, 2)):
+        sample(_op, t(*_shape, dtype="bool"))
 sample(aten.amax.default, t(4, 5, dtype="bool"), [1])
 sample(aten.amax.default, t(3, 4, special=True), [1])
 sample(aten.argmax.default, t(3, 4, special=True), 1)

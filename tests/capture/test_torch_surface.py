@@ -270,3 +270,28 @@ def test_marks_on_builtins() -> None:
             fs.compile(lambda x: torch.hypot(x, x), fullgraph=True, backend="eager")(torch.ones(2))
     finally:
         marks.NOTED.clear()
+
+
+def checked_distributions(x: torch.Tensor) -> Any:
+    """With their checks, and with properties that they make of others."""
+    words = distributions.Categorical(logits=x)
+    points = distributions.MultivariateNormal(x, scale_tril=torch.eye(3))
+    return (words.log_prob(torch.zeros(x.shape[0])), words.probs, distributions.kl_divergence(words, distributions.Categorical(logits=x * 2)),
+            points.log_prob(x + 1), points.precision_matrix, points.rsample(), distributions.Normal(x, x.exp()).log_prob(x),
+            isinstance(distributions.Categorical.logits, property))
+
+
+def test_distributions_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)     # the peer switches it off once it is loaded
+    fs.reset()
+    fs.counters.clear()
+    compiled = fs.compile(checked_distributions, fullgraph=True)
+    for count in (2, 4, 5, 6):
+        x = torch.randn(count, 3)
+        torch.manual_seed(0)
+        ours = compiled(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(ours, checked_distributions(x))
+    assert fs.counters["stats"]["unique_graphs"] == 2
+    with pytest.raises(ValueError, match="Expected parameter"):
+        compiled(torch.full((2, 3), float("nan")))

@@ -565,6 +565,19 @@ def group_tensors_by_device_and_dtype(tensorlistlist: list[list[Any]], with_indi
     return groups
 
 
+def infer_size(first: Any, second: Any) -> Any:
+    """torch._C._infer_size: two shapes, broadcast."""
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    start, sizes = len(longer) - len(shorter), list(longer)
+    for d, size in enumerate(shorter):
+        if sizes[start + d] == 1:
+            sizes[start + d] = size
+        elif size != 1 and size != sizes[start + d]:
+            a, b = first[d - len(shorter)], second[d - len(shorter)]
+            raise RuntimeError(f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension {start + d}")
+    return torch.Size(sizes)
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain: chain, itertools.chain.from_iterable: from_iterable, itertools.count: count, itertools.cycle: cycle, itertools.repeat: repeat,
     itertools.accumulate: accumulate, itertools.islice: islice, itertools.starmap: starmap, itertools.takewhile: takewhile,
@@ -573,4 +586,5 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     **IN_PYTHON,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
     **polyfills_optim.STEPS, operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
+    torch._C._infer_size: infer_size,
 }

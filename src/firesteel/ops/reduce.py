@@ -307,7 +307,8 @@ def _lower_truth(op: str, b: Builder, out: Any, x: Operand, dims: Any = None, ke
 
 
 for _op in ("any", "all"):
-    lowering(f"{_op} {_op}.dim {_op}.dims")(functools.partial(_lower_truth, _op))
+    probed_rule(f"_is_{_op}_true")(lambda x: reduced(x, None, False, torch.bool))
+    lowering(f"{_op} {_op}.dim {_op}.dims _is_{_op}_true")(functools.partial(_lower_truth, _op))
 
 
 # ---------------------------------------------------------------- ranks

@@ -263,6 +263,21 @@ def new_reference(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | N
     return None
 
 
+class LazyProperty(Value):
+    """Categorical.logits, asked of the class: a distribution looks at the type alone, to know what it need not check."""
+
+    form = "{cls}({wrapped})"
+
+    def __init__(self, cls: type, wrapped: Value):
+        self.cls, self.wrapped = cls, wrapped
+
+
+@INSTANTIATE.row("lazy property of a distribution")
+def new_lazy_property(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None:
+    is_one = cls.__module__ == "torch.distributions.utils" and issubclass(cls, property) and len(args) == 1 and not kwargs
+    return LazyProperty(cls, args[0]) if is_one else None
+
+
 @CALLS.row(sys.exc_info)
 def call_exc_info(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if handled_exception(m, "sys.exc_info") is not NONE:
