@@ -14,10 +14,11 @@ from harness import member
 
 import firesteel as fs
 from firesteel.capture import guards as G
+from firesteel.capture.class_reads import MISSING, ClassFacts
 from firesteel.capture.guard_function import GuardFunction, build_guards
 from firesteel.capture.guards import KINDS, GlobalState, Guard, SizeQuestion, TensorFacts, state_guard
 from firesteel.capture.overlap import Overlap
-from firesteel.capture.source import Local, global_source
+from firesteel.capture.source import Fixed, Local, global_source
 from firesteel.sym import expr as E
 
 x, y = Local("x"), Local("y")
@@ -104,6 +105,7 @@ CASES = [
     ("overlap", Overlap((x.item(0), x.item(1)), frozenset({(0, 1)})), [TENSOR[0], TENSOR], [[TENSOR[0], TENSOR[1]], [TENSOR, TENSOR.clone()]],
      "which of x[0], x[1] share memory has changed; the code, which writes one of them, is for x[0] with x[1]"),
     ("state", GlobalState.now(), None, [], ""),
+    ("class", ClassFacts(Flattened, {"__len__": MISSING}), None, [], ""),
 ]
 
 
@@ -119,6 +121,21 @@ def test_kinds(kind, data, good, bad, sentence):
 
 def test_every_kind_has_a_case():
     assert {case[0] for case in CASES} == set(KINDS)
+
+
+def test_a_class_that_has_changed():
+    class Thing:
+        def one(self):
+            pass
+
+        def two(self):
+            pass
+    check = build_guards([Guard(Fixed(Thing), "class", ClassFacts(Thing, {**vars(Thing), "three": MISSING}))], ["x"])
+    assert check.check(None)
+    for change, said in [(lambda: setattr(Thing, "three", 3), "Thing.three is new"), (lambda: setattr(Thing, "two", Thing.one), "Thing.two is another object"),
+                         (lambda: delattr(Thing, "one"), "Thing.one is gone")]:
+        change()
+        assert not check.check(None) and said in check.explain([None])
 
 
 @pytest.mark.parametrize("python_only", [False, True])

@@ -11,6 +11,7 @@ from harness import member
 from torch import nn
 
 from firesteel.capture import native_guards
+from firesteel.capture.class_reads import MISSING, ClassFacts
 from firesteel.capture.guard_function import MachineCode, build_guards
 from firesteel.capture.guards import Guard, TensorFacts
 from firesteel.capture.source import Attr, CellContents, Fixed, HiddenDict, Item, Local, Nth, OwnDict, Type
@@ -108,7 +109,25 @@ def test_keys_in_their_order():
 
 
 def test_every_check_is_of_a_kind_that_is_tested_here():
-    assert set(native_guards.CHECKS) == {*KINDS, "same", "no_hooks", "has_object"}
+    assert set(native_guards.CHECKS) == {*KINDS, "same", "no_hooks", "has_object", "class"}
+
+
+def test_a_class_that_changes():
+    class Thing:
+        def method(self):
+            return 1
+    facts = ClassFacts(Thing, {"method": vars(Thing)["method"], "__len__": MISSING, "plain": MISSING})
+    machine, python = both([Guard(Fixed(Thing), "class", facts)], box={})
+    kept = Thing.method
+    for name, value, holds in [("other", 1, True), ("plain", 1, False), ("other", 2, False), ("method", kept, False)]:
+        setattr(Thing, name, value)
+        assert (machine({}) == ()) == (python({}) == ()) == holds, name
+    del Thing.plain
+    assert machine({}) == python({}) == ()
+    Thing.method = lambda self: 2
+    assert machine({}) is python({}) is None
+    Thing.method = kept
+    assert machine({}) == python({}) == ()
 
 
 class Plain:

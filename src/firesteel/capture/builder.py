@@ -91,9 +91,14 @@ def wrapper_of(obj: Any) -> Wrapper:
     if row is not None:
         return row
     for base, wrapper in BASES.items():
-        if isinstance(obj, base):
+        if is_of(obj, base):
             return wrapper
     return wrap_object
+
+
+def is_of(obj: Any, base: type) -> bool:
+    """isinstance would ask the object for its class, and may be told another one.  Tensors are asked: a mark makes them buffers."""
+    return issubclass(type(obj), base) or (issubclass(type(obj), torch.Tensor) and isinstance(obj, base))
 
 
 def is_fixed(source: Source) -> bool:

@@ -178,6 +178,9 @@ KINDS.add("all_distinct", Kind(RELATION, lambda x, data, w: f"len({{{', '.join(f
                                lambda name, data, now: f"two of {', '.join(source.name for source in data)} have become the same object",
                                sources=lambda data: data))
 
+KINDS.add("class", Kind(STRUCTURE, lambda x, data, w: f"{w.bind(data.hold)}()", lambda name, data, now: data.difference(), uses=0))
+
+
 def _hooks_of(attributes: Mapping[str, Any]) -> str:
     return ", ".join(name.strip("_").replace("_", " ") for name in MODULE_HOOKS if attributes[name])
 

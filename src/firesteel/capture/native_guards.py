@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from firesteel.capture.class_reads import VERSION_AT, ClassFacts
 from firesteel.capture.guards import Guard
 from firesteel.capture.source import MODULE_HOOKS, Attr, CellContents, Fixed, HiddenDict, Item, Local, Nth, OwnDict, Source, Type, literal
 from firesteel.native_method import CompileText, native_method, spelled_out
@@ -42,10 +43,11 @@ WORTH_IT = 12           # fewer guards than this are quicker as Python text
 MOST = 1 << 14          # slots: they live on the C stack, and a step has 16 bits for one; what comes behind is Python text
 
 # the walk is written for objects that begin with a count and their type, and for one thread at a time
+assert VERSION_AT == 384, VERSION_AT
 POSSIBLE = ((object.__basicsize__, tuple.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) == (16, 24, 8)
             and getattr(sys, "_is_gil_enabled", lambda: True)())
 
-END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR, NEXT, MEETS, GET = range(17)
+END, READ, ASK, TYPE, IS, SAME, EQUAL, WORD, EMPTY, OWN, MEMBER, PUT, KEYS, ATTR, NEXT, MEETS, GET, VERSION = range(18)
 # offsets in an object: its type; a cell's content, a float's value, the length of a tuple, list or dict, a method's function; a method's object
 TYPE_AT, CONTENT_AT, SECOND_AT = 8, 16, 24
 
@@ -129,7 +131,8 @@ do:
                                i8 13, label %attr
                                i8 14, label %next_entry
                                i8 15, label %meets
-                               i8 16, label %get ]
+                               i8 16, label %get
+                               i8 17, label %version ]
 go_on:
   br label %step
 
@@ -209,6 +212,10 @@ differs:
 word:
   %w_bits = fetch ptr, i8, ptr %x, i64 16
   if eq ptr %w_bits, %operand then %go_on else %fails
+version:
+  %v_now = fetch i32, i8, ptr %x, i64 384
+  %v_then = load i32, ptr %operand
+  if eq i32 %v_now, %v_then then %go_on else %unsure
 empty:
   %n_value = call ptr @PyDict_GetItemWithError(ptr %x, ptr %operand)
   if eq ptr %n_value, null then %trouble else %counting
@@ -455,6 +462,12 @@ CHECKS.row("has_key")(lambda steps, slot, data, now: _contains(steps, slot, data
 CHECKS.row("no_key")(lambda steps, slot, data, now: _contains(steps, slot, data, now, 0))
 
 
+@CHECKS.row("class")
+def _check_class(steps: Steps, slot: int, data: ClassFacts, now: Any) -> bool:
+    steps.keep(data)
+    return steps.add(VERSION, slot, ctypes.c_void_p(ctypes.addressof(data.seen)))
+
+
 @CHECKS.row("same")
 def _check_same(steps: Steps, slot: int, data: Any, now: Any) -> bool:
     other = steps.reads(data)
@@ -584,6 +597,10 @@ class Steps:
         number = self.type_number(of) if of is not None else -1
         self.steps.append(_Step(op, FUNCTIONS.index(function) if function else 0, number, x, out, word))
         return True
+
+    def keep(self, obj: Any) -> None:
+        """As long as the walk, which points into it."""
+        self._keep.append(obj)
 
     def build(self, exports: Sequence[Source], compile_text: CompileText) -> GuardWalk:
         """The walk, which hands out the values of these sources."""

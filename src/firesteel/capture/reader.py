@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from firesteel.capture import builder
+from firesteel.capture.class_reads import MISSING, ClassFacts, mro_lookup
 from firesteel.capture.effects import DELETED, Effects
 from firesteel.capture.guards import Guard, SizeQuestion, state_guard
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_TABLES, Attr, CellContents, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
-from firesteel.capture.values.attributes import MISSING, instance_dict, mro_lookup
+from firesteel.capture.values.attributes import instance_dict
 from firesteel.capture.values.base import LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.classes import LocalClass, stand_in
 from firesteel.capture.values.const import ConstValue, fresh, is_constant_object, run_for_program
@@ -46,6 +47,7 @@ class Reader(Machine):
         self.guards: list[Guard] = [state_guard()]
         self.effects = Effects()
         self._guard_keys: set[Any] = set()
+        self.class_reads: dict[type, dict[str, Any]] = {}       # what was found in classes, by name
         self._objects: dict[int, tuple[Any, Value]] = {}
         self._size_sources: dict[str, Source] = {}
         self.number_symbols: dict[Source, Any] = {}     # numbers that are symbols, each met once or more
@@ -91,9 +93,8 @@ class Reader(Machine):
         return builder.build(self, obj, Attr(Fixed(cls), name))
 
     def class_constant(self, cls: type, name: str, obj: Any) -> Value:
-        """A class attribute as an instance sees it; classes of torch and of the standard library are taken as fixed."""
-        trusted = builder.is_trusted_scope({"__name__": cls.__module__})
-        return self.constant_object(obj) if trusted else self.read_class_attribute(cls, name, obj)
+        """A class attribute as an instance sees it."""
+        return self.constant_object(obj) if is_of_torch(cls) else self.read_class_attribute(cls, name, obj)
 
     def static_attribute(self, obj: Any, name: str) -> Value:
         """An attribute of a fixed object."""
@@ -253,23 +254,17 @@ class Reader(Machine):
         if mro_lookup(cls, name) is not attribute:
             cls = next(c for c in cls.__mro__ if vars(c).get(name) is attribute)
         base = next((c for c in cls.__mro__ if name in vars(c)), cls)
-        fixed = builder.is_trusted_scope({"__name__": cls.__module__}) and not is_in_package(cls.__module__, *REPLACED)
-        if not isinstance(self.same_object(base), LocalClass) and not fixed:
+        if not isinstance(self.same_object(base), LocalClass) and not is_of_torch(cls):
             source: Source = Attr(Fixed(base if isinstance(self.same_object(cls), LocalClass) else cls), name)
             if isinstance(attribute, classmethod):          # a read makes a new bound method
                 source = Attr(source, "__func__")
             found = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
             self.guard(Guard(source, "identity", found))
 
-    def guard_no_method(self, cls: type, name: str, found: Any) -> None:
-        """A special method that the class has not, or has of `object` alone: nobody has put one there."""
-        if builder.is_trusted_scope({"__name__": cls.__module__}) or isinstance(self.same_object(cls), LocalClass):
-            return
-        seen = getattr(cls, name, MISSING)      # of a class that has none, it may be the class's class's
-        if seen is MISSING:
-            self.guard(Guard(Fixed(cls), "no_attr", name))
-        elif seen is found:
-            self.guard(Guard(Attr(Fixed(cls), name), "identity", found))
+    def guard_class_names(self, cls: type) -> None:
+        """All attributes of a class were asked for."""
+        for base in filter(self._is_changeable, cls.__mro__):
+            self.guard(Guard(Attr(Fixed(base), "__dict__"), "keys", tuple(vars(base))))
 
     def guard_descriptor(self, cls: type, name: str, attribute: Any) -> None:
         """The same of an object with a `__get__` of the user's, which a read through the class would call."""
@@ -286,7 +281,14 @@ class Reader(Machine):
         """The guards, and the questions about sizes that were answered with this call's sizes."""
         exact = {guard.source for guard in self.guards if guard.kind == "equals"}       # of these the type needs no look
         own = [guard for guard in self.guards if guard.kind != "type" or guard.source not in exact]
-        return own + self._distinct_guards() + self._questions()
+        return own + self._class_guards() + self._distinct_guards() + self._questions()
+
+    def _class_guards(self) -> list[Guard]:
+        """What was found in the program's classes is still there."""
+        return [Guard(Fixed(cls), "class", ClassFacts(cls, found)) for cls, found in self.class_reads.items() if self._is_changeable(cls)]
+
+    def _is_changeable(self, cls: type) -> bool:
+        return not is_of_torch(cls) and not isinstance(self.same_object(cls), LocalClass)
 
     def _distinct_guards(self) -> list[Guard]:
         """An object that the program changed is none of the other objects of its type that it read."""
@@ -403,6 +405,11 @@ class Reader(Machine):
         if not hasattr(known, "__index__"):
             raise Break("operator", name="[]", value=value.describe())
         return known.__index__()
+
+
+def is_of_torch(cls: type) -> bool:
+    """Classes of torch and the standard library are taken as fixed, but for modules and distributions."""
+    return builder.is_trusted_scope({"__name__": cls.__module__}) and not is_in_package(cls.__module__, *REPLACED)
 
 
 def has_custom_getattribute(cls: type) -> bool:

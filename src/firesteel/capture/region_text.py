@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from firesteel.capture import source as sources
+from firesteel.capture.class_reads import ClassFacts, lookup
 from firesteel.capture.guards import GlobalState, Guard, SizeQuestion, StateQuery, TensorFacts
 from firesteel.capture.marks import dimension_wishes
 from firesteel.capture.overlap import Overlap
@@ -85,6 +86,8 @@ class RegionWriter:
         place = None if guard.source is None else self.source(guard.source)
         if guard.kind in OF_TENSORS:
             return [place, guard.kind, self._facts(guard)]
+        if guard.kind == "class":
+            return [place, guard.kind, guard.data.sorts()]
         data = [list(row) for row in guard.data.values] if guard.kind == "state" else guard.data
         return [place, guard.kind, self.value(data)]
 
@@ -277,6 +280,9 @@ class RegionReader:
         if kind in OF_TENSORS:
             assert source is not None
             return Guard(source, kind, self._facts(source, data))
+        if kind == "class":
+            assert source is not None
+            return Guard(source, kind, self._class_facts(self.fetch(source), data))
         return Guard(source, kind, self._state(self.value(data)) if kind == "state" else self.value(data))
 
     def _state(self, then: list[list[Any]]) -> GlobalState:
@@ -297,6 +303,13 @@ class RegionReader:
         if wishes_of(now) != wishes:
             raise Changed(f"the marks on sizes of {source.name} are others")
         return made
+
+    def _class_facts(self, cls: type, then: dict[str, str]) -> ClassFacts:
+        """The class itself was compared by its print."""
+        facts = ClassFacts(cls, {name: lookup(cls, name) for name in then})
+        if facts.sorts() != then:
+            raise Changed(f"{cls.__qualname__} has other attributes")
+        return facts
 
     def fetch(self, source: Source) -> Any:
         """The value there is now."""

@@ -17,6 +17,7 @@ from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
 from firesteel.autograd.ranks import RankPlace, compare_ranks, follow
 from firesteel.autograd.seams import runs_users_code
+from firesteel.capture import class_reads
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.collectives import HAND_ON
 from firesteel.capture.eager_errors import eager_error
@@ -97,7 +98,7 @@ def translate(region: Captures, inputs: tuple[Any, ...]) -> RegionCode:
         m.unjoined, m.exit = unjoined, exit_writer(region, m)
         transaction.on_failure(m.close)
         try:
-            with torchstate.outside_inference(), outside_transforms():
+            with torchstate.outside_inference(), outside_transforms(), class_reads.recording(m.class_reads):
                 outcome = _execute(region, m, inputs)
             e = RunEmitter(m)
             _write(region, m, e, outcome)

@@ -10,6 +10,7 @@ import threading
 import types
 from typing import Any
 
+from firesteel.capture.class_reads import MISSING, mro_lookup
 from firesteel.capture.effects import DELETED
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Fixed
@@ -18,18 +19,8 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import BoundMethodValue, FunctionValue
 from firesteel.errors import Break
 
-MISSING: Any = object()
 # class attributes that programs replace at run time
 REPLACEABLE = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
-
-
-def mro_lookup(cls: type, name: str) -> Any:
-    """What type(x) has under a name, unbound; MISSING where nothing."""
-    for base in cls.__mro__:
-        found = base.__dict__.get(name, MISSING)
-        if found is not MISSING:
-            return found
-    return MISSING
 
 
 def written_in_class(m: Machine, cls: type, name: str) -> Value | None:
@@ -66,7 +57,7 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
 
 
 def is_data_descriptor(attribute: Any) -> bool:
-    return hasattr(type(attribute), "__set__") or hasattr(type(attribute), "__delete__")
+    return any(mro_lookup(type(attribute), name) is not MISSING for name in ("__set__", "__delete__"))
 
 
 def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:

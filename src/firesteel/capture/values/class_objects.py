@@ -29,6 +29,9 @@ from firesteel.errors import Break
 from firesteel.homes import is_library
 from firesteel.table import Table
 
+# attributes of `type` that may change
+CLASS_NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__dict__", "__annotations__"})
+
 
 class ClassValue(Value):
     """A class."""
@@ -68,17 +71,27 @@ class ClassValue(Value):
         if isinstance(meta, property) and is_untrusted(type(self.cls)):
             return bind(m, meta, self, type(self.cls), name)
         if meta is not MISSING and is_data_descriptor(meta):
-            return m.static_attribute(self.cls, name)
+            return m.read_attribute(self, name) if self._may_change(name) else m.static_attribute(self.cls, name)
         found = mro_lookup(self.cls, name)
         if found is MISSING:
             if isinstance(meta, types.FunctionType):
                 return BoundMethodValue(m.constant_object(meta), self, name=name)
             if meta is not MISSING and is_untrusted(type(self.cls)):
                 return bind(m, meta, self, type(self.cls), name)
-            return m.static_attribute(self.cls, name)
+            return self._missing(m, name)
         if is_changeable(found):
             return m.read_class_attribute(self.cls, name, found)
         return bind(m, found, None, self.cls, name)
+
+    def _may_change(self, name: str) -> bool:
+        """Is it one of those, of a class of the program's?"""
+        return self.source is not None and is_untrusted(self.cls) and name in CLASS_NAMES
+
+    def _missing(self, m: Machine, name: str) -> Value:
+        fallback = mro_lookup(type(self.cls), "__getattr__")
+        if isinstance(fallback, types.FunctionType) and is_untrusted(type(self.cls)):
+            return m.constant_object(fallback).call(m, [self, ConstValue(name)], {})
+        return m.static_attribute(self.cls, name)
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:
         if type(self.cls).__setattr__ is not type.__setattr__ or self.source is None:
@@ -185,27 +198,34 @@ def call_type_call(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return new_instance(m, args[0].constant(), args[1:], kwargs)
 
 
+def maker_of(cls: type) -> Any:
+    """cls.__new__"""
+    maker = mro_lookup(cls, "__new__")
+    return maker.__func__ if isinstance(maker, staticmethod) else maker
+
+
 def new_instance(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """type.__call__ for classes written in Python"""
     if not is_plain(cls):
         raise Break("instance", name=cls.__qualname__)
     if getattr(cls, "__abstractmethods__", None):
         raise m.raise_real(TypeError(f"Can't instantiate abstract class {cls.__name__}"))
-    if isinstance(cls.__new__, types.FunctionType):
+    maker = maker_of(cls)
+    if isinstance(maker, types.FunctionType):
         return new_then_init(m, cls, args, kwargs)
     if cls is types.SimpleNamespace and not args:
         made = ObjectValue(cls)
         for name, value in kwargs.items():
             m.effects.store_attr(made, name, value)
         return made
-    if cls.__new__ is not object.__new__:
+    if maker is not object.__new__:
         raise Break("instance", name=cls.__qualname__)
     return initialised(m, ObjectValue(cls), cls, args, kwargs)
 
 
 def new_then_init(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """A class with a __new__ of its own."""
-    made = m.call_now(m.constant_object(cls.__new__), [m.constant_object(cls), *args], kwargs)
+    made = m.call_now(m.constant_object(maker_of(cls)), [m.constant_object(cls), *args], kwargs)
     if not issubclass(made.python_type(), cls) or mro_lookup(cls, "__init__") is object.__init__:
         return made
     return initialised(m, made, cls, args, kwargs)

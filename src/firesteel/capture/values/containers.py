@@ -202,7 +202,8 @@ class NamedTupleValue(TupleValue):
         return self.cls(*items) if hasattr(self.cls, "_fields") else self.cls(items)
 
     def getattr(self, m: Machine, name: str) -> Value:
-        if name in self.fields:
+        found = m.class_attribute(self.cls, name)
+        if found is None and name in self.fields:       # a class over it may have a property of that name
             return self.at(m, self.fields.index(name))
         if name == "_fields":
             return fresh(m, self.cls._fields)       # type: ignore[attr-defined]  # of every named tuple
@@ -211,7 +212,6 @@ class NamedTupleValue(TupleValue):
             return written
         if name in getattr(self.obj, "__dict__", ()):
             return m.read_attribute(self, name)
-        found = m.class_attribute(self.cls, name)
         return super().getattr(m, name) if found is None else m.bind(found, self, self.cls, name)
 
     def setattr(self, m: Machine, name: str, value: Value) -> None:

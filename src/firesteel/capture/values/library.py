@@ -209,7 +209,10 @@ def call_dir(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return m.fresh(sorted(m.local_variables()))
     if isinstance(args[0], ObjectValue) and args[0].cls.__dir__ is object.__dir__:
         own = [key.constant() for key, _ in InstanceDict(args[0]).know_all(m).values()]
+        m.guard_class_names(args[0].cls)
         return m.fresh(sorted({*dir(args[0].cls), *own}))
+    if isinstance(args[0], ClassValue):
+        m.guard_class_names(args[0].cls)
     if isinstance(args[0], ClassValue) or args[0].is_constant():
         return m.fresh(dir(args[0].constant()))
     raise Break("introspection", name="dir")

@@ -19,7 +19,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_HOOKS, MODULE_TABLES, OwnDict, Source
 from firesteel.capture.values.attributes import MISSING, bind, is_data_descriptor, mro_lookup
 from firesteel.capture.values.base import ObjectKey, Value
-from firesteel.capture.values.class_objects import INSTANTIATE
+from firesteel.capture.values.class_objects import INSTANTIATE, maker_of
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import Args, BoundMethodValue, Kwargs
 from firesteel.capture.values.hooks import FLAG_TABLES, has_hooks_from_here, hook_table
@@ -73,7 +73,7 @@ class ModuleValue(ObjectValue):
         raise m.raise_real(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
 
     def setattr(self, m: Machine, name: str, value: Value) -> Value | None:
-        if mro_lookup(self.cls, "__setattr__") is not torch.nn.Module.__setattr__:
+        if not is_of_torch_modules(mro_lookup(self.cls, "__setattr__")):
             return super().setattr(m, name, value)
         special = issubclass(value.python_type(), (torch.nn.Module, torch.nn.Parameter))
         if is_data_descriptor(mro_lookup(self.cls, name)) and not special:
@@ -143,7 +143,7 @@ def has_legacy_hooks(module: torch.nn.Module) -> bool:
 def new_module(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
     """A module made inside (a loss, a layer).  One whose __init__ breaks is made for real as a whole."""
     init = mro_lookup(cls, "__init__")
-    if not issubclass(cls, torch.nn.Module) or cls.__new__ is not object.__new__ or not isinstance(init, types.FunctionType):
+    if not issubclass(cls, torch.nn.Module) or maker_of(cls) is not object.__new__ or not isinstance(init, types.FunctionType):
         return None
     made = ObjectValue(cls)
     m.call_now(m.constant_object(init), [made, *args], kwargs)

@@ -1,7 +1,7 @@
 """Instances of user classes, and their `__dict__`.
 
 Attribute access follows Python's own algorithm: data descriptors of the class, the instance's dict, other class attributes,
-`__getattr__`.  Classes are taken as fixed; instances are read through sources and guarded by what is read.
+`__getattr__`.  What classes were asked for is guarded by class (class_reads.py); instances are read through sources and guarded by what is read.
 """
 from __future__ import annotations
 
@@ -164,7 +164,6 @@ class ObjectValue(Value):
         """A special method, bound; None where the class has none (or only object's)."""
         found = mro_lookup(self.cls, name)
         if found is MISSING or found is None or isinstance(found, (types.WrapperDescriptorType, types.MethodDescriptorType)):
-            m.guard_no_method(self.cls, name, found)
             return None
         return bind(m, found, self, self.cls, name)
 
