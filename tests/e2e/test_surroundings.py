@@ -110,6 +110,9 @@ CASES = {
     "pseudo-inverse": ("autocast bfloat16", torch.linalg.pinv, t(4, 4) + torch.eye(4)),
     "pseudo-inverse, symmetric": ("autocast float16", lambda x: torch.linalg.pinv(x + x.mT, hermitian=True), t(4, 4) + torch.eye(4)),
     "pseudo-inverse in float64": ("autocast bfloat16", torch.linalg.pinv, t(4, 4, dtype=torch.float64) + torch.eye(4)),
+    "rolled halves": ("autocast bfloat16", lambda x: torch.roll(x, 1, 0), t(4, 4, dtype=torch.float16)),
+    "rolled halves of the dtype": ("autocast bfloat16", lambda x: torch.roll(x, 1, 0), t(4, 4, dtype=torch.bfloat16)),
+    "shifted halves": ("autocast float16", torch.fft.fftshift, t(4, 4, dtype=torch.bfloat16)),
     "group norm of a row": ("no_grad", lambda x, w: torch.native_group_norm(x, w, w, 2, 4, 9, 2, 1e-5), t(72), t(4)),
     "group norm of other ranks": ("no_grad", lambda x, w: torch.native_group_norm(x, w, w, 2, 4, 9, 2, 1e-5), t(8, 3, 3), t(4)),
 }

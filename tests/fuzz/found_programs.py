@@ -571,3 +571,8 @@ def _written_behind_a_checkpoint(x):
     z = torch.reciprocal(y)
     y[1:].add_(1.5)
     return w.grad + x, z
+
+
+@found("layout of a conjugate's part with a dimension of one", (((4, 1, 8, 8), (3, 1, 6, 6)), torch.complex64, "channels_last", "leaf"))
+def _conjugate_with_one(x):
+    return x.conj()[0] * 2, x.conj()[0].clone(), x.conj()[0].resolve_conj(), x.conj_physical()

@@ -169,10 +169,15 @@ def roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> Spec:
     return like(x, memory_format=torch.channels_last if len(x.shape) == 4 else torch.channels_last_3d) if joined else fresh(x)
 
 
+HALVES = (torch.float16, torch.bfloat16)
+
+
 @refuses("roll")
 def refuse_roll(x: Spec, shifts: Any, dims: Sequence[int] = ()) -> None:
     shifts, dims = each(shifts, 1), each(dims, 1)
     check(len(shifts) > 0, "`shifts` required")
+    casts = x.dtype in HALVES and on_host(x) and torch.is_autocast_enabled(x.device.type)      # eager's kernel for the host calls cat
+    check(not casts or x.dtype is torch.get_autocast_dtype(x.device.type), "Unexpected floating ScalarType in at::autocast::prioritize")
     if not dims and len(shifts) == 1:
         return
     check(len(shifts) == len(dims), f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")

@@ -87,7 +87,7 @@ probed_rule("special_erfcx special_i0e special_i1 special_i1e special_ndtri spec
             "special_bessel_y0 special_bessel_y1 special_airy_ai special_modified_bessel_i0 special_modified_bessel_i1 "
             "special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
             "special_spherical_bessel_j0")(unary(floating))
-probed_rule("conj_physical")(unary(same_dtype))
+probed_rule("conj_physical")(like)
 probed_rule("nan_to_num")(into_empty_like)
 shape("mvlgamma")(as_first)
 probed_rule("polygamma")(lambda n, x: elementwise([x], floating(x.dtype)))
