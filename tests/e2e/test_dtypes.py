@@ -1,6 +1,7 @@
 """Operators whose results depend on the exact dtype they are computed in, compiled natively, against eager."""
 import pytest
 import torch
+import torch.nn.functional as F
 
 import firesteel as fs
 
@@ -18,3 +19,33 @@ def test_equals_eager(name, dtype):
     x = torch.linspace(-40, 40, 25).reshape(5, 5).to(dtype)
     got, want = fs.compile(fn, fullgraph=True)(x), fn(x)
     assert got.dtype is want.dtype and torch.equal(got, want)
+
+
+NEAR = 2.0003       # is 2 in float16 and in bfloat16
+ROUNDED = {         # of a half tensor with twos in it, and a number or a tensor without dimensions
+    "comparisons": lambda x, c: (x == c, x != c, x < c, x >= c, c > x, torch.le(x, c)),
+    "sums": lambda x, c: (x + c, c + x, x - c, c - x, torch.sub(x, c, alpha=3), x.clone().add_(c)),
+    "products": lambda x, c: (x * c, c * x, x / c, x.clone().mul_(c), torch.div(x, c, rounding_mode="trunc"), x // c, torch.floor_divide(x, c)),
+    "remainders": lambda x, c: (x % c, c % x, torch.fmod(x, c), torch.remainder(x, c)),
+    "powers": lambda x, c: (x.abs() ** c, c ** x),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_numbers_beside_halves_are_rounded_as_eager_does(name, dtype):
+    """Decisions see it: x == 2.0003 is true of 2 in float16."""
+    x = torch.cat([torch.full((40,), 2.0), torch.linspace(-9, 9, 61)]).to(dtype)
+    for number in (NEAR, torch.tensor(NEAR), torch.tensor(NEAR, dtype=torch.float64)):
+        for ours, eager in zip(fs.compile(ROUNDED[name])(x, number), ROUNDED[name](x, number), strict=True):
+            assert ours.dtype is eager.dtype and torch.equal(ours.nan_to_num(7), eager.nan_to_num(7)), (number, ours, eager)
+
+
+def test_shrinking_by_a_number_that_rounds_up():
+    x = torch.tensor([2.0, -2.0, 1.5, 3.0], dtype=torch.float16, requires_grad=True)
+
+    def shrunk(x):
+        y = F.hardshrink(x, 1.9997)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+    for ours, eager in zip(fs.compile(shrunk)(x), shrunk(x), strict=True):
+        assert torch.equal(ours, eager)

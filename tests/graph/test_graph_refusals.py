@@ -230,3 +230,12 @@ def test_memory_that_may_be_shared(name, dynamic):
     compiled = fs.compile(SHARED[name], dynamic=dynamic)
     one, two = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
     assert torch.equal(compiled(two), SHARED[name](one)) and torch.equal(one, two)
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.empty(2**40, 2**10).sum() + x, lambda x: (x.expand(2**50, 3) * 1).sum(), lambda x: torch.arange(2**55).sum() + x])
+def test_what_no_memory_holds_is_refused(fn):
+    """A kernel that needs no memory for it would run for years."""
+    with pytest.raises(RuntimeError, match="allocate|memory"):
+        fn(torch.ones(3))
+    with pytest.raises(RuntimeError, match="allocate|memory"):
+        fs.compile(fn)(torch.ones(3))

@@ -289,7 +289,23 @@ OperatorHandler = Callable[[Any, Facts, tuple, dict[str, Any]], Any]        # th
 
 def _run_pure(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:
     specs = call_rule(fact, args, kwargs)
-    return world.make(specs) if type(specs) is Spec else world.from_specs(specs)
+    if type(specs) is not Spec:
+        return world.from_specs(specs)
+    for size in specs.shape:
+        if type(size) is int and size > LARGE:
+            refuse_unallocatable(specs)
+    return world.make(specs)
+
+
+LARGE = 1 << 20
+MOST_BYTES = 1 << 47        # what a process has addresses for
+
+
+def refuse_unallocatable(spec: Spec) -> None:
+    """Eager allocates each result.  Where that must fail, a kernel that needs no memory for it would run for years instead."""
+    least = product([size for size in spec.shape if type(size) is int]) * spec.dtype.itemsize
+    if least >= MOST_BYTES and spec.device.type != "meta":
+        raise RuntimeError(f"{spec} is too large for any memory")
 
 
 def _run_view(world: AbstractWorld, fact: Facts, args: tuple, kwargs: dict) -> Any:

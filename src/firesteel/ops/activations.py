@@ -66,12 +66,12 @@ device_rule("rrelu_with_noise")(lambda x, noise, *args, **kwargs: like(x))
 device_rule("rrelu_with_noise_functional")(lambda x, noise, *args, **kwargs: (like(x), like(noise)))
 operator("rrelu_with_noise_functional.*", library=True)
 shape("rrelu_with_noise_backward")(as_second)
-pointwise("hardshrink", unary(same_dtype), decides=True)(lambda x, lambd=0.5: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, x))
+pointwise("hardshrink", unary(same_dtype), decides=True, rounds=(1,))(lambda x, lambd=0.5: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, x))
 refuses("softshrink")(
     lambda x, lambd=0.5: check(not known(lambd) or lambd >= 0, f"lambda must be greater or equal to 0, but found to be {lambd}."))
 pointwise("softshrink", unary(same_dtype))(
     lambda x, lambd=0.5: S.where(S.gt(x, lambd), S.sub(x, lambd), S.where(S.lt(x, -lambd), S.add(x, lambd), S.where(S.isnan(x), x, 0))))
-pointwise("softshrink_backward hardshrink_backward", activation_backward, decides=True)(
+pointwise("softshrink_backward hardshrink_backward", activation_backward, decides=True, rounds=(2,))(
     lambda grad, x, lambd: S.where(S.and_(S.ge(x, -lambd), S.le(x, lambd)), 0, grad))
 
 

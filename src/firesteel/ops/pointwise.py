@@ -98,15 +98,16 @@ probed_rule("polar")(lambda length, angle: elementwise([length, angle], torch.pr
 
 # ---------------------------------------------------------------- arithmetic
 
-@pointwise("add.Tensor add.Scalar", binary(same_dtype))
+@pointwise("add.Tensor add.Scalar", binary(same_dtype), rounds=(0, 1, "alpha"))
 def compute_add(x, y, alpha=1):
     if _is_bool(x, y):
         return S.or_(x, S.and_(y, bool(alpha))) if alpha != 1 else S.or_(x, y)
     return S.add(x, times(y, alpha))
 
 
-pointwise("sub.Tensor sub.Scalar", binary(same_dtype))(lambda x, y, alpha=1: S.sub(x, times(y, alpha)))
-pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha=1: binary(same_dtype)(y, x))(lambda x, y, alpha=1: S.sub(y, times(x, alpha)))
+pointwise("sub.Tensor sub.Scalar", binary(same_dtype), rounds=(0, 1, "alpha"))(lambda x, y, alpha=1: S.sub(x, times(y, alpha)))
+pointwise("rsub.Tensor rsub.Scalar", lambda x, y, alpha=1: binary(same_dtype)(y, x), rounds=(0, 1, 2, "alpha"))(
+    lambda x, y, alpha=1: S.sub(y, times(x, alpha)))
 
 
 @decomposition("rsub.Tensor rsub.Scalar", core=False)
@@ -115,7 +116,8 @@ def decompose_rsub(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
     return aten.sub.Tensor(other, scaled) if isinstance(other, Tensor) else aten.add.Tensor(aten.neg.default(scaled), other)
 
 
-pointwise("mul.Tensor mul.Scalar", binary(same_dtype))(lambda x, y: S.and_(x, y) if _is_bool(x, y) else S.mul(x, y))
+# eager multiplies by a second number, and divides by one, unrounded
+pointwise("mul.Tensor mul.Scalar", binary(same_dtype), rounds=(0,))(lambda x, y: S.and_(x, y) if _is_bool(x, y) else S.mul(x, y))
 
 
 def _is_bool(*values: Any) -> bool:
@@ -123,7 +125,7 @@ def _is_bool(*values: Any) -> bool:
 
 
 probed_rule("div.Tensor div.Scalar special_zeta special_zeta.other_scalar special_zeta.self_scalar")(binary(floating))
-pointwise("div.Tensor div.Scalar true_divide.Tensor")(S.div)
+pointwise("div.Tensor div.Scalar true_divide.Tensor", rounds=(0,))(S.div)
 
 
 @probed_rule("div.Tensor_mode div.Scalar_mode")
@@ -132,7 +134,7 @@ def div_mode(a: Spec, b: Any, rounding_mode: str | None = None) -> Spec:
     return elementwise(tensors_of(a, b), dtype if rounding_mode else floating(dtype))
 
 
-@pointwise("div.Tensor_mode div.Scalar_mode")
+@pointwise("div.Tensor_mode div.Scalar_mode", rounds=(0,))
 def compute_div_mode(x, y, rounding_mode=None):
     if rounding_mode is None:
         return S.div(x, y)
@@ -147,8 +149,8 @@ def compute_div_mode(x, y, rounding_mode=None):
 
 @decomposition("div.Tensor_mode div.Scalar_mode")
 def decompose_div_mode(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Any:
-    """Eager rounds the quotient of 16-bit floats before it is truncated."""
-    if rounding_mode != "trunc" or torch.result_type(x, y) not in (torch.float16, torch.bfloat16):
+    """Eager rounds the quotient of 16-bit floats before it is truncated, but for a divisor that is one number."""
+    if rounding_mode != "trunc" or not isinstance(y, Tensor) or not y.dim() or torch.result_type(x, y) not in (torch.float16, torch.bfloat16):
         return NotImplemented
     return aten.trunc.default(x / y)
 
@@ -167,7 +169,7 @@ def _divided(op: Callable[[Any, Any], Expr], x: Any, y: Any) -> Expr:
 
 for _names, _op in (("floor_divide floor_divide.Scalar", S.floordiv), ("fmod.Tensor fmod.Scalar", S.fmod),
                     ("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", S.mod)):
-    pointwise(_names, binary(same_dtype), decides=True)(functools.partial(_divided, _op))
+    pointwise(_names, binary(same_dtype), decides=True, rounds=(0,) if _op is S.floordiv else (0, 1))(functools.partial(_divided, _op))
 
 
 probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: joined(x, a, b))
@@ -205,8 +207,8 @@ def compute_lerp(x, end, weight):
 
 # ---------------------------------------------------------------- functions of two numbers
 
-pointwise("atan2", binary(floating))(S.atan2)
-pointwise("hypot", binary(same_dtype))(S.hypot)
+pointwise("atan2", binary(floating), rounds=(0, 1))(S.atan2)
+pointwise("hypot", binary(same_dtype), rounds=(0, 1))(S.hypot)
 
 
 @lowering("nextafter")
@@ -237,8 +239,9 @@ def _times_log(log: Callable[[Any], Expr], x: Any, y: Any) -> Expr:
     return S.where(S.isnan(y), y, S.where(S.eq(x, 0), 0, S.mul(x, log(y))))
 
 
-pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", binary(floating))(functools.partial(_times_log, S.log))
-pointwise("special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", binary(floating))(functools.partial(_times_log, S.log1p))
+pointwise("xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other", binary(floating), rounds=(0, 1))(functools.partial(_times_log, S.log))
+pointwise("special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", binary(floating), rounds=(0, 1))(
+    functools.partial(_times_log, S.log1p))
 
 
 POLYNOMIALS = ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h",
@@ -249,7 +252,7 @@ probed_rule(" ".join(f"special_{name}{overload}" for name in POLYNOMIALS for ove
 
 # ---------------------------------------------------------------- powers
 
-@pointwise("pow.Tensor_Scalar", binary(same_dtype, numbers=False))
+@pointwise("pow.Tensor_Scalar", binary(same_dtype, numbers=False), rounds=(1,))
 def compute_pow_scalar(x, exponent):
     if isinstance(exponent, Expr):
         if is_float(x.dtype):
@@ -289,8 +292,8 @@ def _whole_power(x: Expr, exponent: int) -> Expr:
 probed_rule("pow.Scalar")(lambda base, exponent: fresh(exponent, dtype=result_dtype((base, exponent))))
 
 
-@pointwise("pow.Tensor_Tensor", binary(same_dtype))
-@pointwise("pow.Scalar")
+@pointwise("pow.Tensor_Tensor", binary(same_dtype), rounds=(0, 1))
+@pointwise("pow.Scalar", rounds=(0,))
 def compute_pow_tensor(x, exponent):
     if not is_float(exponent.dtype):
         raise Impossible
@@ -356,7 +359,7 @@ pointwise("frac", unary(same_dtype), decides=True)(lambda x: S.sub(x, S.trunc(x)
 # ---------------------------------------------------------------- comparisons, logic, bits
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    pointwise(f"{_name}.Tensor {_name}.Scalar", binary(to_bool), convert="common")(getattr(S, _name))
+    pointwise(f"{_name}.Tensor {_name}.Scalar", binary(to_bool), convert="common", rounds=(0, 1))(getattr(S, _name))
 for _name in ("and", "or", "xor"):
     pointwise(f"logical_{_name}", binary(to_bool), convert="bool")(getattr(S, _name))
     pointwise(f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar bitwise_{_name}.Scalar_Tensor", binary(same_dtype))(getattr(S, _name))

@@ -9,7 +9,9 @@ How arguments are converted (`to`):
     "common"   to the compute dtype of the arguments' common dtype: comparisons
     "bool"     to truth values: logical operators
     "own"      to the compute dtype of each argument itself
-`raw` names argument positions that are handed over without conversion (the condition of `where`).
+`raw` names argument positions that are handed over without conversion (the condition of `where`).  `rounds` names positions and keywords at
+which eager's kernels for the host round a number, or a tensor without dimensions, to bf16 or f16 before they compute: `x > 0.1` compares with
+what 0.1 is in bf16.
 """
 from __future__ import annotations
 
@@ -27,18 +29,20 @@ from firesteel.targets import on_gpu
 
 # ---------------------------------------------------------------- the machinery
 
-def pointwise(names: str, *, convert: str = "result", raw: tuple[int, ...] = (), cuda: Callable[..., Expr] | None = None) -> Callable:
+def pointwise(names: str, *, convert: str = "result", raw: tuple[int, ...] = (), rounds: tuple[int | str, ...] = (),
+              cuda: Callable[..., Expr] | None = None) -> Callable:
     """Decorator: a scalar body, as the lowering of the operators named; `cuda` is that of a GPU, where eager's kernel there has other constants."""
     def register(body: Callable[..., Expr]) -> Callable[..., Expr]:
         def lower(b: Builder, out: Any, *args: Any, **kwargs: Any) -> Any:
             chosen = cuda if cuda is not None and on_gpu(out) else body
-            return lower_pointwise(b, out, chosen, convert, raw, args, kwargs)
+            return lower_pointwise(b, out, chosen, convert, raw, args, kwargs, () if on_gpu(out) else rounds)
         lowering(names)(lower)
         return body
     return register
 
 
-def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tuple[int, ...], args: tuple, kwargs: dict) -> Any:
+def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tuple[int, ...], args: tuple, kwargs: dict,
+                    rounds: tuple[int | str, ...] = ()) -> Any:
     result = SHORT.get(out.dtype, "")
     tensors = [a for a in args if type(a) is Operand] + [a for a in kwargs.values() if type(a) is Operand]
     if any(t.spec.device != out.device for t in tensors):
@@ -50,8 +54,8 @@ def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tup
     options = {k: b.readable(v) if type(v) is Operand else v for k, v in kwargs.items()}
 
     def element(index: Index) -> Expr:
-        values = [_scalar(a, index, None if n in raw else dtype) for n, a in enumerate(sources)]
-        named = {k: _scalar(v, index, dtype) for k, v in options.items()}
+        values = [_scalar(a, index, None if n in raw else dtype, n in rounds) for n, a in enumerate(sources)]
+        named = {k: _scalar(v, index, dtype, k in rounds) for k, v in options.items()}
         return body(*values, **named)
     try:
         return b.map(out, element)
@@ -63,13 +67,26 @@ class Impossible(Exception):
     """Raised by a body for which no loop nest will do; nothing has been emitted by then."""
 
 
-def _scalar(value: Any, index: Index, dtype: str | None) -> Any:
+def _scalar(value: Any, index: Index, dtype: str | None, rounds: bool = False) -> Any:
+    if rounds and dtype in STORAGE_FLOATS and not getattr(value, "shape", ()):
+        return _rounded(value, dtype)
     if type(value) is Operand:
         loaded = value.load(broadcast_index(index, value.shape))
         return loaded if dtype is None else truth(loaded) if dtype == "truth" else _operand(loaded, dtype or value.dtype)
     if isinstance(value, Expr) and dtype is not None:
         return number(value, compute_dtype(dtype or value.dtype)) if dtype != "truth" else truth(from_size(value))
     return value
+
+
+def _rounded(value: Any, dtype: str) -> Any:
+    """A number, a size or a tensor without dimensions, in the dtype in which values of `dtype` are computed."""
+    if type(value) in (int, float):
+        return literal(value, dtype).attr
+    if type(value) is Operand:
+        value = value.load(())
+    elif isinstance(value, Expr):
+        value = number(value, compute_dtype(dtype))
+    return to(to(value, dtype), compute_dtype(dtype)) if isinstance(value, Expr) else value
 
 
 def _operand(value: Expr, dtype: str) -> Expr:
