@@ -9,6 +9,10 @@ CASES = {
     "nextafter": (lambda x: torch.nextafter(x, torch.zeros_like(x)), (torch.float16, torch.bfloat16, torch.float32, torch.float64)),
     "addmv with a number": (lambda x: torch.addmv(x[0], x, x[0], beta=2, alpha=3), (torch.int64, torch.int32, torch.float64)),
     "a mask of truths": (lambda x: (x.float() + torch.where(torch.ones(5, 5, dtype=torch.bool).tril(), 0.0, -1.0)).sum(-1) == 1, (torch.float64, torch.int64)),
+    "shifts by what does not fit": (lambda x: torch.stack([x << n for n in (1, 257, 300, -1, 2**40)] + [x >> n for n in (1, 257, -1, 2**40)]),
+                                    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)),
+    "lerp by one number": (lambda x: torch.lerp(x, x * 3, torch.tensor(0.25)), (torch.int64, torch.int32, torch.float32, torch.float64)),
+    "a product with a large whole number": (lambda x: x * torch.tensor(2**40) + x / torch.tensor(2**40), (torch.float16, torch.bfloat16)),
     "addr": (lambda x: torch.addr(x, x[0], x[1], beta=2, alpha=3), (torch.int64, torch.int32, torch.float64)),
 }
 
@@ -28,6 +32,7 @@ ROUNDED = {         # of a half tensor with twos in it, and a number or a tensor
     "products": lambda x, c: (x * c, c * x, x / c, x.clone().mul_(c), torch.div(x, c, rounding_mode="trunc"), x // c, torch.floor_divide(x, c)),
     "remainders": lambda x, c: (x % c, c % x, torch.fmod(x, c), torch.remainder(x, c)),
     "powers": lambda x, c: (x.abs() ** c, c ** x),
+    "of three": lambda x, c: (torch.addcmul(x, x, c), torch.addcdiv(x, x, c)) if isinstance(c, torch.Tensor) else (),
 }
 
 

@@ -174,15 +174,15 @@ for _names, _op in (("floor_divide floor_divide.Scalar", S.floordiv), ("fmod.Ten
 
 probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: joined(x, a, b))
 decomposition("addcmul", core=False)(lambda x, a, b, value=1: x + (a * b if value == 1 else a * b * value))
-pointwise("addcmul")(lambda x, t1, t2, value=1: S.add(x, S.mul(times(t1, value), t2)))
+pointwise("addcmul", rounds=(0, 1, 2))(lambda x, t1, t2, value=1: S.add(x, S.mul(times(t1, value), t2)))
 decomposition("addcdiv", core=False)(lambda x, a, b, value=1: x + (a / b if value == 1 else (a / b) * value))
-pointwise("addcdiv")(lambda x, t1, t2, value=1: S.add(x, S.div(times(t1, value), t2)))
+pointwise("addcdiv", rounds=(0, 1, 2))(lambda x, t1, t2, value=1: S.add(x, S.div(times(t1, value), t2)))
 
 
 @probed_rule("lerp.Scalar lerp.Tensor")
 def lerp(x: Spec, end: Spec, weight: Any) -> Spec:
     check(x.dtype is end.dtype, f"expected dtype {x.dtype} for `end` but got dtype {end.dtype}")
-    return elementwise(tensors_of(x, end, weight), x.dtype)
+    return elementwise(tensors_of(x, end, weight), result_dtype((x, end, weight)) if type(weight) is Spec else x.dtype)
 
 
 @decomposition("lerp.Scalar", core=False)
@@ -195,7 +195,8 @@ decomposition("lerp.Tensor", core=False)(
     lambda x, end, weight: aten.where.self(aten.abs.default(weight) < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight)))
 
 
-@pointwise("lerp.Scalar lerp.Tensor")
+@pointwise("lerp.Scalar")
+@pointwise("lerp.Tensor", rounds=(0, 1, 2))
 def compute_lerp(x, end, weight):
     """Eager starts from the nearer end."""
     distance = S.sub(end, x)
@@ -377,8 +378,10 @@ def _shift(x: Expr, y: Any, shift: Callable, beyond: Callable[[Expr], Expr]) -> 
     x = as_element(x, y)
     if x.dtype == "bool" or is_float(x.dtype):
         raise Impossible
-    bits = torch.iinfo(DTYPES[x.dtype]).bits
+    limits = torch.iinfo(DTYPES[x.dtype])
+    bits = limits.bits
     if not isinstance(y, Expr):
+        y = (int(y) - limits.min) % (1 << bits) + limits.min        # eager converts the number first
         return shift(x, y) if 0 <= y < bits else beyond(x)
     inside = S.lt(y, bits) if x.dtype == "u8" else S.and_(S.ge(y, 0), S.lt(y, bits))
     return S.where(inside, shift(x, S.where(inside, y, 0)), beyond(x))

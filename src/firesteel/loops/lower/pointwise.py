@@ -54,8 +54,8 @@ def lower_pointwise(b: Builder, out: Any, body: Callable, convert: str, raw: tup
     options = {k: b.readable(v) if type(v) is Operand else v for k, v in kwargs.items()}
 
     def element(index: Index) -> Expr:
-        values = [_scalar(a, index, None if n in raw else dtype, n in rounds) for n, a in enumerate(sources)]
-        named = {k: _scalar(v, index, dtype, k in rounds) for k, v in options.items()}
+        values = [_scalar(a, index, None if n in raw else dtype, n in rounds if rounds else None) for n, a in enumerate(sources)]
+        named = {k: _scalar(v, index, dtype, k in rounds if rounds else None) for k, v in options.items()}
         return body(*values, **named)
     try:
         return b.map(out, element)
@@ -67,9 +67,10 @@ class Impossible(Exception):
     """Raised by a body for which no loop nest will do; nothing has been emitted by then."""
 
 
-def _scalar(value: Any, index: Index, dtype: str | None, rounds: bool = False) -> Any:
-    if rounds and dtype in STORAGE_FLOATS and not getattr(value, "shape", ()):
-        return _rounded(value, dtype)
+def _scalar(value: Any, index: Index, dtype: str | None, rounds: bool | None = None) -> Any:
+    """Of a number or a tensor without dimensions, `rounds` says what eager's kernel does with it; None where that is not known."""
+    if rounds is not None and dtype in STORAGE_FLOATS and not getattr(value, "shape", ()):
+        return _one_number(value, dtype, rounds)
     if type(value) is Operand:
         loaded = value.load(broadcast_index(index, value.shape))
         return loaded if dtype is None else truth(loaded) if dtype == "truth" else _operand(loaded, dtype or value.dtype)
@@ -78,15 +79,17 @@ def _scalar(value: Any, index: Index, dtype: str | None, rounds: bool = False) -
     return value
 
 
-def _rounded(value: Any, dtype: str) -> Any:
+def _one_number(value: Any, dtype: str, rounds: bool) -> Any:
     """A number, a size or a tensor without dimensions, in the dtype in which values of `dtype` are computed."""
     if type(value) in (int, float):
-        return literal(value, dtype).attr
+        return literal(value, dtype).attr if rounds else value
     if type(value) is Operand:
         value = value.load(())
     elif isinstance(value, Expr):
         value = number(value, compute_dtype(dtype))
-    return to(to(value, dtype), compute_dtype(dtype)) if isinstance(value, Expr) else value
+    if not isinstance(value, Expr):
+        return value
+    return to(to(value, dtype) if rounds else value, compute_dtype(dtype))
 
 
 def _operand(value: Expr, dtype: str) -> Expr:
