@@ -239,3 +239,17 @@ def test_what_no_memory_holds_is_refused(fn):
         fn(torch.ones(3))
     with pytest.raises(RuntimeError, match="allocate|memory"):
         fs.compile(fn)(torch.ones(3))
+
+
+@pytest.mark.parametrize("good, bad", [
+    (lambda x: x.clamp(max=2.0), lambda x: x.clamp(max=1e39)), (lambda x: torch.add(x, x, alpha=2.0), lambda x: torch.add(x, x, alpha=1e39)),
+    (lambda x: torch.add(x, True), lambda x: torch.add(x, x, alpha=True)), (lambda x: F.threshold(x, 1.0, 2.0), lambda x: F.threshold(x, 1.0, 1e39)),
+    (lambda x: torch.addcmul(x, x, x, value=2.0), lambda x: torch.addcmul(x, x, x, value=1e39))])
+def test_a_good_call_before_says_nothing_of_numbers_that_do_not_fit(good, bad):
+    x = torch.ones(3)
+    assert torch.equal(fs.compile(good)(x), good(x))
+    with pytest.raises(RuntimeError) as eager:
+        bad(x)
+    with pytest.raises(RuntimeError) as ours:
+        fs.compile(bad)(x)
+    assert str(ours.value).split("\n")[0] == str(eager.value).split("\n")[0]

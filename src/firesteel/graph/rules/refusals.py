@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -89,8 +90,10 @@ def must_be_float(x: Spec, name: str, *others: torch.dtype) -> None:
 # ---------------------------------------------------------------- dtypes that a kernel does not know
 
 COMMON = (torch.float32, torch.float64)
-SPECIAL: dict[type, Callable[[Any], Any]] = {str: str, torch.dtype: lambda d: d, bool: type, complex: type}       # what some kernels do not take
-_fine: set[tuple] = set()       # (operator, dtype, what is special) of calls with tensors of one common dtype, whatever the numbers beside them
+# what some kernels do not take, and numbers that do not fit
+SPECIAL: dict[type, Callable[[Any], Any]] = {str: str, torch.dtype: lambda d: d, bool: type, complex: type, int: lambda n: not -2**63 <= n < 2**63,
+                                             float: lambda x: torch.finfo(torch.float32).max < abs(x) < math.inf}
+_fine: set[tuple] = set()       # (operator, dtype, what is special and where) of calls with tensors of one common dtype
 
 
 def ask_kernel(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -98,7 +101,8 @@ def ask_kernel(op: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     operands = [a for a in (*args, *kwargs.values()) if type(a) is Spec]
     first = operands[0].dtype if operands else torch.float32
     common = first in COMMON and all(x.dtype is first for x in operands)
-    key = (id(op), first, *[SPECIAL[type(a)](a) for a in (*args, *kwargs.values()) if type(a) in SPECIAL])
+    places = (*enumerate(args), *kwargs.items())
+    key = (id(op), first, *[(place, SPECIAL[type(a)](a)) for place, a in places if type(a) in SPECIAL])
     if common and key in _fine or any(not on_host(x) for x in operands):
         return
     for number in (a for a in args if type(a) is Expr and operands):
