@@ -104,3 +104,74 @@ def test_memory_that_moves_is_seen():
     assert not check(a, b)
     b.set_(torch.randn(8).untyped_storage(), 0, (8,), (1,))
     assert check(a, b)
+
+
+@pytest.fixture(params=["read", "asked"])
+def unchanged(request, monkeypatch):
+    """With machine code, and without."""
+    if request.param == "asked":
+        monkeypatch.setattr(native_tensors, "_has_counters", lambda: False)
+    else:
+        assert native_tensors._has_counters()
+    return native_tensors.unchanged
+
+
+def test_tensors_are_as_they_were(unchanged):
+    a, b, c = torch.randn(3, 4), torch.nn.Parameter(torch.randn(5)), torch.randn(6)
+    same = unchanged([a, b, c])
+    assert same(a, b, c) and not same(a, b) and not same(b, a, c) and not same(a, b, c, c)
+    assert not same(a.clone(), b, c)
+    for write in (lambda: a.add_(0), lambda: a[0].zero_(), lambda: a.set_(torch.randn(3, 4)), lambda: b.detach().mul_(2)):
+        same = unchanged([a, b, c])
+        with torch.no_grad():
+            write()
+        assert not same(a, b, c)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_another_memory_is_seen_wherever_it_lies(unchanged, times):
+    a = torch.nn.Parameter(torch.randn(300))
+    same = unchanged([a])
+    for _ in range(times):
+        a.data = a.data * 2
+    assert not same(a)
+
+
+def test_another_tensor_in_the_same_memory_is_another(unchanged):
+    """It counts its own writes: as many as the first had."""
+    a = torch.nn.Parameter(torch.randn(30))
+    with torch.no_grad():
+        a.mul_(2)
+    same = unchanged([a])
+    b = torch.nn.Parameter(a.data)
+    del a
+    with torch.no_grad():
+        b.mul_(2)
+    assert b._version == 1 and not same(b)
+
+
+def test_statistics_are_compared_themselves(unchanged):
+    """Eager writes them without a version."""
+    norm = torch.nn.BatchNorm2d(3)
+    same = unchanged([norm.running_mean, norm.running_var])
+    version = norm.running_mean._version
+    norm(torch.randn(2, 3, 4, 4))
+    assert norm.running_mean._version == version and not same(norm.running_mean, norm.running_var)
+    norm.running_var[0] = torch.nan
+    scalar = torch.tensor(2.0)
+    same = unchanged([norm.running_var, scalar])
+    assert same(norm.running_var, scalar)       # NaN for NaN
+    scalar.data.fill_(3)
+    assert not same(norm.running_var, scalar)
+
+
+def test_of_what_inference_mode_made_nothing_is_said(unchanged):
+    with torch.inference_mode():
+        a = torch.randn(3)
+    assert not unchanged([a])(a)
+    b = torch.randn(3)
+    with torch.inference_mode():
+        same = unchanged([b])
+        assert same(b)
+        b.add_(1)
+    assert not same(b)

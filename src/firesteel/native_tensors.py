@@ -6,6 +6,7 @@ looks).  Where it is elsewhere, and for subclasses, machine code calls the metho
     words()         what such code needs, as an array of addresses that lives as long as the process: the places are `TENSOR`, `PARAMETER` and so on
     ADDRESS_OF      LLVM text of `i64 @firesteel_address(ptr %words, ptr %object)`: of a tensor's data, or the value of an int; -1 with an error set
     apart(most)     a function that says of tensors whether they lie apart from each other in memory
+    unchanged(ts)   a function that says of tensors whether they are these, as they were when it was made
 """
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -247,3 +250,147 @@ def apart(most: int) -> Callable[..., bool] | None:
     own = Known(ctypes.addressof(head))
     own.own, own.spans = head, spans
     return native_method.native_method("firesteel_apart", LIE_APART, compile_text, own)
+
+
+# ---------------------------------------------------------------- versions
+
+# For what is read here torch exports no function: where a tensor has the address of its version counter, which views share, and where that has the
+# count.  `_has_counters` looks whether it is so in this torch.
+COUNTER_AT, COUNT_AT = 40, 16
+
+# own: the words above, (version counter, version, address of its data, bytes of it to compare, address of their copy) of each tensor, how many,
+# True, False
+AS_BEFORE = spelled_out(r"""
+%fact = type { i64, i64, i64, i64, ptr }
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare void @Py_IncRef(ptr)
+declare i32 @memcmp(ptr, ptr, i64)
+
+define ptr @firesteel_unchanged(ptr %self, ptr %objects, i64 %count) {
+entry:
+  %own = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %words = load ptr, ptr %own
+  %known = fetch ptr, ptr, ptr %own, i64 1
+  %known_count = fetch i64, i64, ptr %own, i64 2
+  %tensor = fetch ptr, ptr, ptr %words, i64 1
+  %parameter = fetch ptr, ptr, ptr %words, i64 2
+  %data_of = fetch ptr, ptr, ptr %words, i64 4
+  %word = alloca i64
+  if eq i64 %count, %known_count then %next else %no
+next:
+  %i = phi i64 [0, %entry], [%i_next, %same]
+  if slt i64 %i, %count then %look else %yes
+look:
+  %object = fetch ptr, ptr, ptr %objects, i64 %i
+  %type = fetch ptr, i8, ptr %object, i64 8
+  %is_tensor = icmp eq ptr %type, %tensor
+  %is_parameter = icmp eq ptr %type, %parameter
+  %is_plain = or i1 %is_tensor, %is_parameter
+  br i1 %is_plain, label %read, label %no
+read:
+  %handle = getelementptr i8, ptr %object, i64 16
+  %impl = load ptr, ptr %handle
+  %counter = fetch i64, i8, ptr %impl, i64 COUNTER
+  %was_counter = fetch i64, %fact, ptr %known, i64 %i, i32 0
+  if eq i64 %counter, %was_counter then %counted else %no
+counted:
+  %counter_at = inttoptr i64 %counter to ptr
+  %version = fetch i32, i8, ptr %counter_at, i64 COUNT
+  %wide = zext i32 %version to i64
+  %was_version = fetch i64, %fact, ptr %known, i64 %i, i32 1
+  if eq i64 %wide, %was_version then %placed else %no
+placed:
+  store i64 0, ptr %word
+  %failed = call i32 %data_of(ptr %handle, ptr %word)
+  %data = load i64, ptr %word
+  %was_data = fetch i64, %fact, ptr %known, i64 %i, i32 2
+  %as_was = icmp eq i64 %data, %was_data
+  %ok = icmp eq i32 %failed, 0
+  %both = and i1 %as_was, %ok
+  br i1 %both, label %here, label %no
+here:
+  %size = fetch i64, %fact, ptr %known, i64 %i, i32 3
+  if eq i64 %size, 0 then %same else %compare
+compare:
+  %data_at = inttoptr i64 %data to ptr
+  %copy = fetch ptr, %fact, ptr %known, i64 %i, i32 4
+  %order = call i32 @memcmp(ptr %data_at, ptr %copy, i64 %size)
+  if eq i32 %order, 0 then %same else %no
+same:
+  %i_next = add i64 %i, 1
+  br label %next
+yes:
+  %yes_at = getelementptr ptr, ptr %own, i64 3
+  br label %answer
+no:
+  %no_at = getelementptr ptr, ptr %own, i64 4
+  br label %answer
+answer:
+  %answer_at = phi ptr [%yes_at, %yes], [%no_at, %no]
+  %said = load ptr, ptr %answer_at
+  call void @Py_IncRef(ptr %said)
+  ret ptr %said
+}
+""".replace("COUNTER", str(COUNTER_AT)).replace("COUNT", str(COUNT_AT)))
+
+
+class SeenTensors(int):
+    """The address of `own`.  `tensors` share memory and version counter with those that were seen: neither's place is another's meanwhile."""
+
+    own: ctypes.Array
+    facts: ctypes.Array
+    tensors: list[torch.Tensor]
+    copies: list[torch.Tensor | None]
+
+
+def unchanged(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function of as many tensors: are they these, with the data that they have now?  Vectors that are no parameters are compared themselves:
+    eager's batch normalisation writes its statistics without a version.  Of others, writes to `.data` cannot be seen.  What inference mode made has
+    no version: of that it is never said."""
+    with torch.inference_mode(False):
+        kept = [tensor.detach() for tensor in tensors]
+    copies = [tensor.detach().clone() if tensor.dim() <= 1 and not isinstance(tensor, torch.nn.Parameter) else None for tensor in tensors]
+    if any(tensor.is_inference() for tensor in tensors) or not all(tensor.is_contiguous() for tensor, copy in zip(kept, copies) if copy is not None):
+        return lambda *now: False
+    compile_text = native_method.compiler_at_hand()
+    versions, places = [tensor._version for tensor in kept], [tensor.data_ptr() for tensor in kept]
+    plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    if compile_text is None or not words()[1] or not plain or not _has_counters():
+        return _unchanged_by_python(list(zip(map(weakref.ref, tensors), kept, versions, places, copies)))
+    compared = [(0, 0) if copy is None else (copy.nbytes, copy.data_ptr()) for copy in copies]
+    rows = [(_counter_of(tensor), version, place, *more) for tensor, version, place, more in zip(kept, versions, places, compared)]
+    facts = (ctypes.c_int64 * (5 * len(kept)))(*(fact for row in rows for fact in row))
+    head = (ctypes.c_int64 * 5)(ctypes.addressof(words()), ctypes.addressof(facts), len(kept), id(True), id(False))
+    own = SeenTensors(ctypes.addressof(head))
+    own.own, own.facts, own.tensors, own.copies = head, facts, kept, copies
+    return native_method.native_method("firesteel_unchanged", AS_BEFORE, compile_text, own)
+
+
+def _unchanged_by_python(rows: list[tuple[Any, torch.Tensor, int, int, torch.Tensor | None]]) -> Callable[..., bool]:
+    def same(*now: torch.Tensor) -> bool:
+        return len(rows) == len(now) and all(
+            ref() is tensor and tensor._version == version and tensor.data_ptr() == place
+            and (copy is None or torch.equal(*(one.detach().reshape(-1).view(torch.uint8) for one in (copy, tensor))))
+            for tensor, (ref, _, version, place, copy) in zip(now, rows))
+    return same
+
+
+def _counter_of(tensor: torch.Tensor) -> int:
+    return ctypes.c_int64.from_address(tensor._cdata + COUNTER_AT).value
+
+
+@functools.cache
+def _has_counters() -> bool:
+    """Is what is read there shared by a tensor and its views, another for other tensors and for `.data`, and a count of writes?"""
+    a, b = torch.zeros(3), torch.nn.Parameter(torch.zeros(3))
+    for tensor in (a, b):
+        shared, others = _counter_of(tensor), (_counter_of(tensor.data), _counter_of(b if tensor is a else a))
+        if not shared or shared in others or shared != _counter_of(tensor.detach()) or _counter_of(torch.ones(2)) == shared:
+            return False
+    counts = []
+    for _ in range(3):
+        counts.append([ctypes.c_uint32.from_address(_counter_of(tensor) + COUNT_AT).value == tensor._version for tensor in (a, b)])
+        with torch.no_grad():
+            a.add_(1)
+            b.mul_(2).add_(1)
+    return all(map(all, counts))
