@@ -182,6 +182,26 @@ def test_batch_norm_in_training(cache):
     assert counters["native"]["program_hits"] == 2
 
 
+def test_frozen_parameters(cache):
+    """The cache has how values are computed of them: another process computes its own, of its own parameters."""
+    def run(seed):
+        fs.reset()
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 300, 3), torch.nn.Flatten(),
+                                    torch.nn.Linear(4800, 100)).eval()
+        compiled, x = fs.compile(model), torch.randn(64, 3, 8, 8)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+                model[0].weight.mul_(2)
+        return counters["native"]["program_hits"], counters["native"]["library_calls"]
+    with fs.config.patch(freeze=True):
+        (none, calls), (found, same_calls) = run(0), run(1)
+    assert none == 0 and found == 1 and calls == same_calls
+    assert sum(path.stat().st_size for path in entries(cache)) < 4800 * 100 * 4
+    assert run(0)[0] == 0       # without freezing it is another program
+
+
 def entries(cache):
     return sorted(cache.rglob("*.program"))
 

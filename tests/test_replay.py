@@ -167,6 +167,17 @@ def test_products_are_kept_where_they_are_asked_for():
     assert all(entry.stages == [] for region in plain.__firesteel_root__.all_regions() for entry in region.variants())
 
 
+@pytest.mark.parametrize("start", ["graph", "joint", "forward", "program", "plan"])
+def test_frozen_programs(tmp_path, start):
+    """What is kept of parameters is an input of the forward graph."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Hardswish(), torch.nn.Conv2d(8, 8, 1), torch.nn.ReLU()).eval()
+    with torch.no_grad(), fs.config.patch(freeze=True):
+        folder = dumped(tmp_path, model, torch.randn(2, 3, 8, 8))
+    assert "frozen_" in next(folder.rglob("*forward*")).read_text()
+    good, text = replayed(folder, start)
+    assert good, text
+
+
 def test_every_stage_says_what_it_takes_and_gives():
     assert list(STAGES) == ["captured", "graph", "joint", "forward", "backward", "program", "simplify", "fuse", "plan", "kernels", "host"]
     assert all(stage.takes and stage.gives and callable(stage.run) for stage in STAGES.values())

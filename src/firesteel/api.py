@@ -22,10 +22,11 @@ from firesteel import artifacts, stages
 from firesteel.backends import (
     BACKENDS,
     FOR_GPU,
+    FREEZING,
     BudgetBackend,
-    GpuBackend,
     checked,
     expect_kernels,
+    is_native,
     is_ours,
     lookup_backend,
     native,
@@ -35,7 +36,7 @@ from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.homes import LaterModule
-from firesteel.options import check_keywords, say_once, wants_recording, wants_tuning
+from firesteel.options import check_keywords, say_once, wants_freezing, wants_recording, wants_tuning
 from firesteel.runtime import cpu
 from firesteel.targets import CUDA, in_use
 
@@ -72,7 +73,10 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         return model
     wanted = wants_recording(mode, options), wants_tuning(mode, options)
     if chosen is native:
-        chosen = FOR_GPU[wanted] if wanted != (None, False) and CUDA in in_use() else native
+        for_gpu, freezing = wanted != (None, False) and CUDA in in_use(), wants_freezing(options)
+        chosen = FOR_GPU[wanted] if for_gpu else native if freezing is None else FREEZING[freezing]
+        if for_gpu and freezing:
+            say_once("option", "freeze", "beside choices for a GPU it is read from fs.config.freeze")
         if torch.cuda.is_initialized():     # the first call will want a GPU's kernels
             expect_kernels()
     elif not is_ours(chosen):
@@ -143,7 +147,7 @@ def _first_backends() -> dict[str, Callable]:
 
 def compile_callable(fn: Callable, settings: dict, steals: int | None = None) -> Callable:
     own = {name: value for name, value in settings.items() if name not in ("backwards", "isolated")}
-    is_kept = (settings["backend"] is native or isinstance(settings["backend"], GpuBackend)) and settings.get("spec") is None
+    is_kept = is_native(settings["backend"]) and settings.get("spec") is None
     compiled = entry.compile_function(fn, make_world=_make_world, native_compiler=cpu.compiler_at_hand, steals=steals,
                                       first_backends=_first_backends(), kept=_kept_regions if is_kept else lambda: None,
                                       **{**own, "backend": checked(settings["backend"])})

@@ -42,6 +42,12 @@ def rewrite(gm: torch.fx.GraphModule) -> None:
     channels_last(gm)
 
 
+def freeze(gm: torch.fx.GraphModule, places: Sequence[int]) -> Any:
+    """What becomes of an inference graph of which these inputs are frozen."""
+    from firesteel.graph import frozen  # few programs freeze
+    return frozen.freeze(gm, places)
+
+
 @BACKENDS.row("native")
 def native(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
     """Ahead-of-time autograd, then our code generator.  A graph traced elsewhere may take and give nested containers."""
@@ -66,8 +72,33 @@ class GpuBackend:
                        cache=functools.partial(kept_programs, mode=self.mode)) if _on_gpu(example_inputs) else native(gm, example_inputs)
 
 
+class FreezingBackend:
+    """`native` for which an option says whether parameters are frozen, whatever fs.config.freeze says."""
+
+    def __init__(self, freezes: bool):
+        self.freezes, self.mode = freezes, "frozen" if freezes else "not frozen"
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+        return _native(gm, example_inputs, cache=functools.partial(kept_programs, mode=self.mode))
+
+
+FREEZING = {wanted: FreezingBackend(wanted) for wanted in (True, False)}
+
+
+def is_native(backend: Backend) -> bool:
+    return backend is native or isinstance(backend, (GpuBackend, FreezingBackend))
+
+
+def freezes(backend: Backend) -> bool:
+    """Are parameters and buffers to be marked in the graphs that it gets?"""
+    if isinstance(backend, FreezingBackend):
+        return backend.freezes
+    return config.freeze and is_native(backend)
+
+
 FOR_GPU = {wanted: GpuBackend(*wanted) for wanted in itertools.product((None, False, True), (False, True))}        # (recorded, tuned): one of each
-COMPILERS: dict[str, Callable] = {"": pipeline.compile_native, **{backend.mode: backend.compiler for backend in FOR_GPU.values()}}
+COMPILERS: dict[str, Callable] = {"": pipeline.compile_native, **{one.mode: pipeline.compile_native for one in FREEZING.values()},
+                                  **{backend.mode: backend.compiler for backend in FOR_GPU.values()}}
 
 
 def _on_gpu(inputs: Sequence[Any]) -> bool:
@@ -86,7 +117,7 @@ def _native(gm: torch.fx.GraphModule, example_inputs: list, compiler: Callable =
 def _settings(compiler: Callable = pipeline.compile_native) -> dict[str, Any]:
     from firesteel.graph.decomp import core_decompositions
     return {"fw_compiler": compiler, "bw_compiler": compiler, "partition_fn": aot.min_cut_partition, "decompositions": core_decompositions(),
-            "rewrite": rewrite}
+            "rewrite": rewrite, "freeze": freeze}
 
 
 def mode_of(backend: Callable) -> str:
@@ -156,7 +187,7 @@ class BudgetBackend:
                                decompositions=_settings()["decompositions"], hookable_results=True, rewrite=self.rewrite)
 
 
-OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), *FOR_GPU.values()])
+OURS = frozenset([*(BACKENDS[name] for name in BACKENDS), *FOR_GPU.values(), *FREEZING.values()])
 
 
 def is_ours(backend: Backend) -> bool:
@@ -186,6 +217,7 @@ def checked(backend: Backend) -> Backend:
             raise BackendError(f"The backend {_name(backend)} returned {type(compiled).__name__}, not a callable.", ours=ours)
         known = is_in_package(home_of(backend), "firesteel") or getattr(compiled, "__self__", compiled) is gm
         return compiled if known else with_results_of(gm, compiled, _name(backend))
+    compile_graph.freezes = functools.partial(freezes, backend)        # type: ignore[attr-defined]  # capture asks
     return compile_graph
 
 

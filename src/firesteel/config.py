@@ -66,6 +66,8 @@ KNOBS.rows({
     "memory_budget": Knob(float, 1.0, "Share of the activations that the backward may keep; below 1.0 more is recomputed.", True, 0.0, 1.0),
     "eager_rng": Knob(bool, True, "Random numbers follow eager's for the same seed.", True),
     "eager_rounding": Knob(bool, False, "Round to bf16/f16 after every operator, as eager does, instead of once per kernel.", True),
+    "freeze": Knob(bool, False, "In inference on the CPU, compute once what depends on modules' parameters and buffers alone, until one changes: "
+                                "batch norms folded into weights, weights reordered for the library.  Writes to `.data` are not seen."),
     "fusion_fuel": Knob(int, -1, "How many fusions may be made (for bisecting a wrong result); -1 is no limit.", True, -1),
     "cpu_threads": Knob(int, 0, "Threads of generated CPU kernels; 0 follows torch.set_num_threads.", least=0),
     "compile_threads": Knob(int, 2, "How many kernels are compiled at the same time.", least=1),

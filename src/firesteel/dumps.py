@@ -52,7 +52,7 @@ LARGE = 4096        # elements of a constant that is not written out
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 RECORD_HOMES = ("firesteel.loops.ir", "firesteel.loops.plan", "firesteel.codegen.printer")      # whose records are written by their bare names
 SHARED = (ir.Nest, ir.Extern, ir.Program)       # records that others refer to
-TAGS = ("exact", "recompute", "region", "late", "held", "mutated", "unbacked", "state")     # meta of nodes that stages read
+TAGS = ("exact", "recompute", "region", "late", "held", "frozen", "mutated", "unbacked", "state")     # meta of nodes that stages read
 
 
 # ---------------------------------------------------------------- objects that have a name

@@ -50,7 +50,7 @@ def is_library(name: str) -> bool:
     return top in ("torch", "pybind11_builtins") or top in sys.stdlib_module_names
 
 
-LIBRARY_OPERATORS = ("aten", "prim", "prims", "firesteel")
+LIBRARY_OPERATORS = ("aten", "prim", "prims", "mkldnn", "firesteel")
 
 
 def is_operator_of_the_user(target: Any) -> bool:

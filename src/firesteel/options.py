@@ -32,7 +32,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 ON_CPU = {"tuning": "kernels of the CPU are chosen by a cost model; candidates are not measured",
           "recording": "the CPU has no CUDA graphs; launches there are native calls already"}
 
-OBEYED = ("max_autotune", "max_autotune_pointwise", "triton.cudagraphs")        # as the modes are: wants_recording, wants_tuning
+# as the modes are: wants_recording, wants_tuning; wants_freezing
+OBEYED = ("max_autotune", "max_autotune_pointwise", "triton.cudagraphs", "freeze", "freezing")
 DONE = "it is always on here"
 # what an option asks for is done here anyway, or the sentence says why not, or what to say instead
 OPTIONS: Table[str] = Table("option of torch.compile", "options.py")
@@ -46,7 +47,7 @@ OPTIONS.rows({
     "shape_padding": "operands of matrix products are not padded",
     "triton.cudagraph_trees": "say mode='reduce-overhead' for CUDA graphs", "triton.unique_kernel_names": "kernels are named by their text",
     "triton.multi_kernel": _of_gpu, "layout_optimization": "layouts are those of the program", "force_same_precision": _of_gpu,
-    "freezing": "parameters are read at each call", "trace.enabled": "set fs.config.dump_dir to keep what each stage made",
+    "trace.enabled": "set fs.config.dump_dir to keep what each stage made",
     "trace.graph_diagram": "set fs.config.dump_dir to keep what each stage made", "cpp_wrapper": "the host code is Python with native launches",
     "cpp.threads": "set fs.config.cpu_threads", "cpp.simdlen": "the vector width is the processor's", "dce": DONE, "size_asserts": DONE,
     "nan_asserts": "results are not looked at", "implicit_fallbacks": DONE, "permute_fusion": "fusion follows a cost model",
@@ -119,6 +120,12 @@ def wants_tuning(mode: str | None, options: dict[str, Any] | None) -> bool:
     return mode in ("max-autotune", "max-autotune-no-cudagraphs") or bool(asked.get("max_autotune") or asked.get("max_autotune_pointwise"))
 
 
+def wants_freezing(options: dict[str, Any] | None) -> bool | None:
+    """Are parameters frozen in inference?  None where fs.config.freeze says."""
+    asked = [bool(options[name]) for name in ("freeze", "freezing") if name in options] if options else []
+    return asked[0] if asked else None
+
+
 def say_once(kind: str, name: str | None, text: str | None) -> None:
     if text and name not in _said:
         _said.add(str(name))
@@ -133,7 +140,7 @@ FOLLOWED = {
         "recompile_limit", "suppress_errors", "capture_scalar_outputs", "capture_dynamic_output_shape_ops", "assume_static_by_default",
         "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")},
     "torch._functorch.config": {"activation_memory_budget": "memory_budget"},
-    "torch._inductor.config": {"emulate_precision_casts": "eager_rounding"},
+    "torch._inductor.config": {"emulate_precision_casts": "eager_rounding", "freezing": "freeze"},
 }
 
 

@@ -9,6 +9,7 @@ their kernels, and the text of its backward graph, so that a second process trac
  - A program whose text does not say all of it is not kept: one that calls a user's function, holds a tensor or an object of its own, or has
    sizes that only run time knows.  `FIRESTEEL_LOGS=cache` says why.
  - Entries are files of `runtime/diskcache.py`, with its checks and digests.  What cannot be read is a miss, and is compiled.
+ - Of a program whose parameters are frozen the cache has how values are computed of them, never the values: each process computes its own.
  - Processes that miss the same program at the same time make it once: one holds its lock, the others wait for it; ranks when they have compared it.
  - Nothing is kept or asked for while verifiers run, or while somebody wants to see the stages (dumps, logs): then all of them run.
 
@@ -38,6 +39,7 @@ from torch.fx import GraphModule
 import firesteel
 from firesteel import artifacts, stages, transaction
 from firesteel.artifacts import counters, timed
+from firesteel.autograd.frozen_call import FrozenCall
 from firesteel.autograd.outline import Joint, Outline
 from firesteel.capture.guards import STATES
 from firesteel.codegen import hosted
@@ -387,6 +389,9 @@ class DiskEntry:
 
 def host_payload(call: Any, about: dict[str, Any]) -> bytes:
     """A host function as bytes, and how it is recorded."""
+    if isinstance(call, FrozenCall):
+        check_text(call.once)
+        about, call = {**about, "frozen": [call.once, call.places, call.layouts]}, call.call      # how values are computed, not the values
     if getattr(call, "measuring", False):
         raise NotKept("its kernels are measured meanwhile: the next process begins with the quickest")
     if (facts := getattr(call, "facts", None)) is not None:
@@ -469,7 +474,7 @@ def read_host(payload: bytes) -> tuple[dict[str, Any], Callable]:
     if "recording" in about:
         graphs = importlib.import_module("firesteel.runtime.graphs")
         call = graphs.Recording(graphs.RecordedFacts.read(about["recording"]), call)
-    return about, call
+    return about, FrozenCall(call, *about["frozen"]) if "frozen" in about else call
 
 
 def kept_function(facts: Mapping[str, Any], cubin: bytes) -> cuda.Function:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -29,6 +29,7 @@ from firesteel.autograd.alias import overlaps
 from firesteel.autograd.backwards import takes_gradients
 from firesteel.autograd.exact import mark_exact
 from firesteel.autograd.facts import keep_gradients, of_wrappers, reached_by_tangents, read_and_written, saved_results, without_graph
+from firesteel.autograd.frozen_call import FrozenCall
 from firesteel.autograd.joint import UNTRACEABLE, Undifferentiable, trace_program
 from firesteel.autograd.outline import Joint, Outline, Program, ProgramCache, ProgramEntry
 from firesteel.autograd.partition import PartitionFn, default_partition, min_cut_partition
@@ -52,6 +53,9 @@ from firesteel.layouts import set_loss_parallel
 from firesteel.records import dataclass
 from firesteel.sym.env import LateQuestion, ShapeEnv
 
+if TYPE_CHECKING:
+    from firesteel.graph.frozen import Frozen
+
 __all__ = ["backend", "compile_aot", "default_partition", "export_joint", "function", "min_cut_partition", "module", "module_simplified", "nop"]
 
 
@@ -72,16 +76,18 @@ class Compilers:
     whole: bool             # the user asked for fullgraph: a backward that cannot be traced is an error
     boxed: bool = False     # the inputs of an inference graph come in one list, which may be emptied
     rewrite: Callable[[GraphModule], Any] | None = None     # of a whole graph, before it is partitioned
+    freeze: Callable[[GraphModule, Sequence[int]], Any] | None = None       # takes out of an inference graph what is computed of frozen inputs alone
     hands_on: bool = False  # gradients are wanted as they are made
     cache: ProgramCache | None = None
 
     @classmethod
     def of(cls, fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None, inference_compiler: GraphCompiler | None = None,
            partition_fn: PartitionFn | None = None, decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False,
-           whole: bool = False, rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None) -> Compilers:
+           whole: bool = False, rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None,
+           freeze: Callable[[GraphModule, Sequence[int]], Any] | None = None) -> Compilers:
         return cls(fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partition_fn or default_partition,
                    decompositions() if callable(decompositions) else decompositions, keep_inference_input_mutations, whole, rewrite=rewrite,
-                   cache=cache)
+                   cache=cache, freeze=freeze)
 
 
 def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: GraphCompiler | None) -> tuple[Any, Any, Any]:
@@ -96,12 +102,13 @@ def of_user(forward: GraphCompiler, backward: GraphCompiler | None, inference: G
 def compile_aot(gm: GraphModule, example_inputs: Sequence[Any], fw_compiler: GraphCompiler, bw_compiler: GraphCompiler | None = None,
                 inference_compiler: GraphCompiler | None = None, partition_fn: PartitionFn | None = None,
                 decompositions: Mapping | None = None, keep_inference_input_mutations: bool = False, hookable_results: bool = False,
-                rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None) -> Callable:
+                rewrite: Callable[[GraphModule], Any] | None = None, cache: ProgramCache | None = None,
+                freeze: Callable[[GraphModule, Sequence[int]], Any] | None = None) -> Callable:
     """A captured graph as a callable(*inputs) -> tuple.  With `hookable_results` the graph is cut behind results that it continues with, so
     that a hook that the caller puts on one sees all of its gradient.  `rewrite` changes each functional graph before it is partitioned.  What
-    `cache` has of a graph is not compiled."""
+    `cache` has of a graph is not compiled.  `freeze` is asked where inputs of an inference graph are marked frozen."""
     compilers = Compilers.of(fw_compiler, bw_compiler, inference_compiler, partition_fn, decompositions, keep_inference_input_mutations,
-                             gm.meta.get("fullgraph", False), rewrite, cache)
+                             gm.meta.get("fullgraph", False), rewrite, cache, freeze)
     compilers = dataclasses.replace(compilers, boxed=gm.meta.get("boxed", False) and not has_seams(gm), hands_on=gm.meta.get("hands_on", False))
     cuts = results_gone_on_with(gm) if hookable_results and not takes_gradients(gm) else frozenset()
     if cuts or has_seams(gm):
@@ -121,11 +128,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], compilers: Com
     """A captured graph without seams.  Where the backward of a user's operator or function cannot be traced, or gives a sparse gradient, that
     call is made for real."""
     program, turns_on, spends = program_of(gm)
-    held = [k for k, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.meta.get("held")]
     try:
         return compile_program(program, example_inputs, compilers, eager=gm.forward,
-                               turns_on=turns_on, spends=spends, raises=not spends and any(map(may_stand_alone, gm.graph.nodes)), held=held,
-                               graph=gm)
+                               turns_on=turns_on, spends=spends, raises=not spends and any(map(may_stand_alone, gm.graph.nodes)), graph=gm)
     except Undifferentiable as error:
         counters["aot"]["backwards_by_eager"] += 1
         reason = str(error)
@@ -154,11 +159,10 @@ def putting_back(program: Program, states: Sequence[Node]) -> Program:
 
 
 def compile_program(program: Program, example_inputs: Sequence[Any], compilers: Compilers, eager: Callable, turns_on: bool = False,
-                    spends: bool = False, raises: bool = False, held: Sequence[int] = (), graph: GraphModule | None = None) -> Callable:
+                    spends: bool = False, raises: bool = False, graph: GraphModule | None = None) -> Callable:
     """A program over a flat list of inputs as a callable(*inputs) -> tuple.  `eager` is the same program on real tensors.  `turns_on`: it
     is called with grad mode off and turns it on; `spends`: it takes gradients itself; `raises`: a backward that cannot be traced is an
-    error, and the caller knows what to do; `held`: inputs that the caller may overwrite before the backward runs; `graph`: what the program
-    runs."""
+    error, and the caller knows what to do; `graph`: what the program runs, with marks on its inputs."""
     if runtime.is_transformed():
         return Later(program, example_inputs, compilers, eager)
     counters["aot"]["total"] += 1
@@ -184,9 +188,8 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         if compilers.whole and isinstance(error, OtherContexts):
             raise Unsupported(f"{error}.", hint="Use create_selective_checkpoint_contexts, or compile without fullgraph=True.") from error
         return run_by_eager(error.counter, str(error), eager)
-    if joint.packing is None:
-        for place in held:
-            joint.gm.graph.find_nodes(op="placeholder")[place].meta["held"] = True
+    if joint.packing is None and graph is not None:
+        mark_inputs(joint.gm, graph)
     tidy(joint, compilers.rewrite)
     mark_histories(graph, joint)
     if joint.refusal is not None:
@@ -202,6 +205,12 @@ def compile_program(program: Program, example_inputs: Sequence[Any], compilers: 
         _compile_inference(joint, compilers, eager, entry)
     counters["aot"]["ok"] += 1
     return kept.in_grad_mode(compiled, turns_on, joint)
+
+
+def mark_inputs(gm: GraphModule, captured: GraphModule) -> None:
+    """Marks inputs of a traced graph as those of the captured one: which the caller may overwrite before the backward runs, which are frozen."""
+    for node, given in zip(gm.graph.find_nodes(op="placeholder"), captured.graph.find_nodes(op="placeholder")):
+        node.meta.update({mark: True for mark in ("held", "frozen") if given.meta.get(mark)})
 
 
 def mark_histories(graph: GraphModule | None, joint: Joint) -> None:
@@ -255,6 +264,7 @@ def _log_late(part: str, question: LateQuestion) -> None:
 
 def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entry: ProgramEntry | None) -> Callable:
     boxed = joint.gm.meta["boxed"] = compilers.boxed and joint.packing is None
+    frozen = freeze_inputs(joint, compilers)
     stages.done("forward", joint.gm, joint)
     if compilers.keep_mutations and joint.packing is None:
         write_in_graph(joint)
@@ -263,9 +273,28 @@ def _compile_inference(joint: Joint, compilers: Compilers, eager: Callable, entr
     joint.gm.meta["inference"] = True
     with timed("compile_forward"):
         forward = compilers.inference(joint.gm, joint.example_inputs)
+    if frozen is not None:
+        forward = FrozenCall(forward, frozen.once, frozen.places, frozen.layouts)
     if entry is not None:
         entry.keep(Outline(without_graph(joint), boxed, ranks=joint.gm.meta.get("ranks", {})), forward, None)
     return kept.inference(joint, boxed, forward, eager)
+
+
+def freeze_inputs(joint: Joint, compilers: Compilers) -> Frozen | None:
+    """Takes out of an inference graph what it computes of frozen inputs alone; inputs that the program writes are none."""
+    placeholders = joint.gm.graph.find_nodes(op="placeholder")
+    written = {write.input for write in joint.plan.writes}
+    marked = [place for place, node in enumerate(placeholders) if node.meta.get("frozen") and place not in written]
+    if compilers.freeze is None or joint.packing is not None or not marked:
+        return None
+    with timed("freeze"):
+        frozen = compilers.freeze(joint.gm, marked)
+    if frozen is None:
+        return None
+    joint.example_inputs += [node.meta["val"] for node in joint.gm.graph.find_nodes(op="placeholder")[len(placeholders):]]
+    counters["frozen"].update(frozen.counts)
+    artifacts.log("aot", lambda: f"frozen: {', '.join(f'{count} {what}' for what, count in frozen.counts.items())}")
+    return frozen
 
 
 def write_in_graph(joint: Joint) -> None:

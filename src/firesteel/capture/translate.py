@@ -264,6 +264,8 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
         as_given(m.world, used)
         if stop is not None or region.resumes:
             mark_held(used)
+        if getattr(region.backend, "freezes", bool)():
+            mark_frozen(used)
         if m.record.call_count():
             careful = bool(m.effects.entries) and (region.owns_inputs or again) and any(map(may_refuse_data, graph.graph.nodes))
             if region.ranks is not None:
@@ -345,6 +347,17 @@ def mark_held(used: list[GraphInput]) -> None:
     for one in used:
         if isinstance(one.real, torch.Tensor) and not isinstance(one.real, torch.nn.Parameter) and is_local(one.source):
             one.node.meta["held"] = True
+
+
+def mark_frozen(used: list[GraphInput]) -> None:
+    """Marks parameters and buffers that modules have, which a backend that freezes takes as constants until they change.  Tensors made in inference
+    mode have no versions that would tell, and FSDP writes parameters without counting."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    for one in used if not distributed else ():
+        plain = type(one.real) in (torch.Tensor, torch.nn.Parameter) and not one.real.is_inference()
+        table = one.source.base if type(one.source) is Item else None
+        if plain and type(table) is Item and table.key in ("_parameters", "_buffers"):
+            one.node.meta["frozen"] = True
 
 
 def is_local(source: Any) -> bool:

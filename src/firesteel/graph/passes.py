@@ -161,7 +161,7 @@ def remove_noops(graph: Graph) -> int:
         same = test(node) if test is not None else None
         if same is not None and node in shown and viewed(same) is not viewed(node):
             continue
-        if same is not None and _alike(spec(same), spec(node)) and _move_views(node, spec(same)):
+        if same is not None and _alike(spec(same), spec(node)) and move_views(node, spec(same)):
             node.replace_all_uses_with(same)
             graph.erase_node(node)
             removed += 1
@@ -173,7 +173,7 @@ def _alike(a: Spec | None, b: Spec | None) -> bool:
     return a is not None and b is not None and a._replace(offset=0) == b._replace(offset=0)
 
 
-def _move_views(node: Node, base: Any) -> bool:
+def move_views(node: Node, base: Any) -> bool:
     """Views of a node that is to be replaced by another begin where that one begins.  False where one of them counts from the
     storage's start: then it must stay."""
     shift = base.offset - node.meta["val"].spec.offset

@@ -181,7 +181,8 @@ class _Arena:
 # ---------------------------------------------------------------- liveness
 
 LARGE = 1 << 16     # bytes: beyond that an allocation costs nothing beside the kernel that fills it, and dead memory is not kept for later
-_PURE_CALLS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")  # never return an alias of an argument
+# these never return an alias of an argument
+_PURE_CALLS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_convolution_pointwise", "_linear_pointwise")
 
 
 def _target_name(extern: Extern) -> str:

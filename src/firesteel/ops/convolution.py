@@ -11,7 +11,7 @@ from firesteel.graph.rules.base import check, each
 from firesteel.graph.rules.refusals import within
 from firesteel.graph.sizes import must_match, same
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_contiguous, suggests_channels_last
-from firesteel.ops.block import decomposition, device_rule, operator, refuses, shape
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule, shape
 from firesteel.ops.matmul import one_dtype
 from firesteel.ops.pooling import pooled
 from firesteel.sym.expr import product
@@ -19,7 +19,7 @@ from firesteel.targets import on_gpu
 
 aten = torch.ops.aten
 operator("convolution.* convolution_backward.* _convolution.* conv1d.* conv2d.* conv3d.* mkldnn_convolution.* "
-         "cudnn_convolution.* conv_* slow_conv* _slow_conv*", library=True)
+         "cudnn_convolution.* conv_* slow_conv* _slow_conv* mkldnn::_convolution_pointwise.*", library=True)
 
 
 @device_rule("im2col")
@@ -75,6 +75,16 @@ def convolution(x: Spec, weight: Spec, bias: Spec | None, stride, padding, dilat
           f"{wanted} channels, but got {channels} channels instead")
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     return Spec(shape, _convolved_strides(shape, x, weight), 0, x.dtype, x.device)
+
+
+@device_rule("mkldnn::_convolution_pointwise")
+def convolution_pointwise(x: Spec, weight: Spec, bias: Spec | None, padding, stride, dilation, groups: int, *activation: Any) -> Spec:
+    """Of a weight that the library has reordered: the result is channels-last."""
+    shape = conv_shape(x, weight, stride, padding, dilation, False, 0, groups)
+    return Spec(shape, channels_last_strides(shape), 0, x.dtype, x.device)
+
+
+rule("mkldnn::_reorder_convolution_weight mkldnn::_reorder_linear_weight")(lambda weight, *how: fresh(weight))
 
 
 @refuses("convolution")

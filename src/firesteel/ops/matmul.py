@@ -26,7 +26,7 @@ from firesteel.targets import on_gpu
 aten = torch.ops.aten
 
 operator("mm.* bmm.* addmm.* baddbmm.* addmv.* mv.* dot.* vdot.* addbmm.* ger.* outer.* _addmm_activation.* _int_mm.* "
-         "linear.* _scaled_mm.* _cdist_forward.* _cdist_backward.* _grouped_mm* _pdist*", library=True)
+         "linear.* _scaled_mm.* _cdist_forward.* _cdist_backward.* _grouped_mm* _pdist* mkldnn::_linear_pointwise.*", library=True)
 
 
 def one_dtype(a: Spec, b: Spec) -> None:
@@ -66,6 +66,12 @@ def decompose_mm(a: Tensor, b: Tensor) -> Tensor:
 def decompose_addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     columns = _row_by_columns(a, b) if beta == 1 and alpha == 1 else None
     return NotImplemented if columns is None else cast(columns + widen(x), a.dtype)
+
+
+@device_rule("mkldnn::_linear_pointwise")
+def linear_pointwise(x: Spec, weight: Spec, bias: Spec | None, *activation: Any) -> Spec:
+    """Of a weight that the library has reordered."""
+    return fresh(x, (*x.shape[:-1], weight.shape[0]))
 
 
 device_rule("mm.dtype")(lambda a, b, out_dtype: mm(a, b).to(out_dtype))

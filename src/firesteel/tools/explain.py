@@ -73,6 +73,7 @@ class Explanation:
     kernels: list[KernelRecord] = field(default_factory=list)
     library_calls: list[KernelRecord] = field(default_factory=list)
     saved_bytes: int = 0                                         # kept for the backward, beyond inputs
+    frozen: list[str] = field(default_factory=list)              # what was computed once of parameters and buffers (fs.config.freeze)
 
     @property
     def graph_count(self) -> int:
@@ -91,6 +92,7 @@ class Explanation:
         yield "fall-backs", self.fallbacks
         yield "kernels", by_line(self.kernels)
         yield "library calls", counted(map(str, self.library_calls))
+        yield "frozen", self.frozen
         times = sorted(self.compile_times.items(), key=lambda row: -row[1])
         yield f"time, {sum(self.compile_times.values()) * 1e3:.0f} ms in all", \
             [f"{stage} {seconds * 1e3:.1f} ms" for stage, seconds in times if seconds >= 5e-5]
@@ -238,7 +240,7 @@ def explanation_of(compilations: Sequence[Compilation], breaks: list[artifacts.B
                        in_words(guards),
                        [f"{c.name}: {c.reason}" for c in compilations if c.reason],
                        fallbacks_of(counts), [k for is_kernel, k in steps if is_kernel], [k for is_kernel, k in steps if not is_kernel],
-                       sum(map(saved_bytes, compilations)))
+                       sum(map(saved_bytes, compilations)), [f"{what}: {n}" for what, n in counts.get("frozen", {}).items() if n])
 
 
 def fallbacks_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
