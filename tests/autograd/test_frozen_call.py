@@ -1,6 +1,7 @@
 """fs.config.freeze: what is computed once of parameters and buffers gives eager's values, before and after each way in which they change."""
 import copy
 import gc
+import random
 import threading
 import weakref
 
@@ -451,3 +452,57 @@ def test_explain_says_what_was_frozen():
         page = fs.explain(model)(torch.randn(2, 3, 8, 8))
     assert any("scales and shifts folded into weights" in line for line in page.frozen)
     assert "frozen:" in str(page)
+
+
+def test_packages_read_parameters_at_each_call(tmp_path):
+    model, x = with_statistics(resnet()), torch.randn(2, 3, 8, 8)
+    fs.package(model, (x,), str(tmp_path / "model.fs"))
+    torch.testing.assert_close(fs.load(str(tmp_path / "model.fs"))(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not counters["frozen"]
+
+
+class Affine(nn.Module):
+    """One of several changes of channels."""
+
+    def __init__(self, channels, kind):
+        super().__init__()
+        self.scale, self.shift, self.kind = nn.Parameter(torch.rand(channels, 1, 1) + 0.5), nn.Parameter(torch.randn(channels, 1, 1)), kind
+
+    def forward(self, x):
+        changes = (lambda: x * self.scale, lambda: self.shift - x, lambda: x / self.scale + 1, lambda: x * self.scale.exp() - self.shift.sin())
+        return changes[self.kind]()
+
+
+def random_net(draw, channels=4):
+    layers = []
+    for _ in range(draw.randint(2, 6)):
+        outside = draw.choice([4, 8, 16])
+        kind, bias = draw.randrange(5), draw.random() < 0.5
+        if kind < 2:
+            groups = draw.choice([group for group in (1, 2, channels) if outside % group == 0])
+            layers.append(nn.Conv2d(channels, outside, 3, padding=1, groups=groups, bias=bias))
+        elif kind == 2:
+            layers.append(nn.ConvTranspose2d(channels, outside, 3, padding=1, groups=draw.choice([1, 2]), bias=bias))
+        else:
+            outside = channels
+            layers.append(nn.BatchNorm2d(channels, affine=bias) if kind == 3 else Affine(channels, draw.randrange(4)))
+        channels = outside
+        layers.append(draw.choice([nn.ReLU, nn.Hardswish, nn.SiLU, nn.LeakyReLU, nn.Identity, nn.Identity])())
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_nets(seed):
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    model = random_net(draw)
+    compiled = fs.compile(model, dynamic=draw.choice([None, True]))
+    layout = draw.choice([torch.contiguous_format, torch.channels_last])
+    for size in (6, 6, 7):
+        x = torch.randn(2, 4, size, size).to(memory_format=layout)
+        with torch.no_grad():
+            found, wanted = compiled(x), model(x)
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * max(1.0, wanted.abs().max().item()))
+            assert found.stride() == wanted.stride()
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
