@@ -423,3 +423,25 @@ def test_nested_regions_of_modules_and_sizes():
             out.sum().backward()
             results.append([out, *(p.grad for p in model.parameters())])
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("written_by_user", [False, True])
+def test_backends_over_the_autograd_of_the_peer(written_by_user, dynamic):
+    """They trace by means of torch's fake tensors: they are given the inputs of a call."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import aot_module_simplified
+    compiled = []
+
+    def compiler(gm, example_inputs):
+        compiled.append(gm)
+        return gm.forward
+    backend = (lambda gm, inputs: aot_module_simplified(gm, inputs, fw_compiler=compiler)) if written_by_user else aot_autograd(fw_compiler=compiler)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+    call = fs.compile(model, backend=backend, dynamic=dynamic)
+    for count in (2, 2, 3):
+        x = torch.randn(count, 3)
+        ours, theirs = (torch.autograd.grad(fn(x).square().sum(), model.parameters()) for fn in (call, model))
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(call(x), model(x))
+    assert len(compiled) == 4       # forward and backward, for two sizes

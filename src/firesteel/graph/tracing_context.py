@@ -20,9 +20,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Graph, GraphModule, Node
 
-from firesteel import transaction
+from firesteel import artifacts, transaction
 from firesteel.graph.abstract import AbstractMode, AbstractWorld
 from firesteel.graph.tensor import AbstractTensor, find_world
+from firesteel.sym.env import ShapeEnv
 
 GraphCompiler = Callable[[GraphModule, list], Callable]
 
@@ -74,6 +75,28 @@ def with_tracing_context(compiler: GraphCompiler) -> GraphCompiler:
     @functools.wraps(compiler, updated=())
     def compile_graph(gm: GraphModule, example_inputs: list) -> Callable:
         gm.graph.__class__ = ContextGraph
-        with context_of(example_inputs):
-            return compiler(gm, example_inputs)
+        try:
+            with context_of(example_inputs):
+                return compiler(gm, example_inputs)
+        except AttributeError as error:
+            if not isinstance(error.obj, (ContextMode, ShapeEnv)):
+                raise
+            asked = error.name
+        artifacts.log("aot", lambda: f"a backend asks for {asked}, which abstract tensors do not have: it is given the inputs of the first call")
+        return WithRealInputs(compiler, gm)
     return compile_graph
+
+
+class WithRealInputs:
+    """What a compiler makes that traces by means of torch's own (aot_autograd of the peer), for each kind of inputs that comes."""
+
+    def __init__(self, compiler: GraphCompiler, gm: GraphModule):
+        self.compiler, self.gm = compiler, gm
+        self.made: dict[tuple, Callable] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        key = torch.is_grad_enabled(), *((v.shape, v.stride(), v.dtype, v.device, v.requires_grad, type(v)) if isinstance(v, torch.Tensor) else v
+                                         for v in inputs)
+        if key not in self.made:
+            self.made[key] = self.compiler(self.gm, list(inputs))
+        return self.made[key](*inputs)
