@@ -569,3 +569,13 @@ def test_variables_keep_objects_alive_behind_a_break(program):
             Noted.log.clear()
             found.append((fn(torch.ones(2) * k), [*Noted.log]))
         assert str(found[0]) == str(found[1])
+
+
+def test_a_profiler_entered_inside():
+    def program(x):
+        with torch.autograd.profiler.profile() as recorded:
+            y = (x @ x).sin()
+        return y * 2, len(recorded.function_events) > 0
+    compiled, x = fs.compile(program), torch.ones(2, 2)
+    for _ in range(2):
+        assert str(compiled(x)) == str(program(x))

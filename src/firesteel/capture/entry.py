@@ -137,7 +137,7 @@ class Region:
     # -- calling ---------------------------------------------------------------------------------------------------
     def step(self, inputs: tuple[Any, ...], in_range: bool = False) -> Any:
         """Runs the region on its inputs: a result, or a Jump.  While torch.profiler records it is a range of the trace."""
-        if profiler._is_profiler_enabled and not in_range:
+        if profiler._is_profiler_enabled and not in_range and torch.autograd._profiler_enabled():       # the flag is set before it records
             with torch._C._profiler._RecordFunctionFast(f"firesteel graph of {self.name}"):
                 return self.step(inputs, True)
         if count_modes():
