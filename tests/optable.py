@@ -618,13 +618,20 @@ for _lr in (0.1, T((), lo=0.1)):
            nesterov=False, maximize=False, is_first_step=False)
     sample(getattr(aten._fused_adagrad, _kind), *_lists, [t(3, 4, lo=0.1), t(5, lo=0.1)], [T((), lo=3.0, hi=3.0)] * 2, table=DECOMPOSED, lr=_lr, lr_decay=0.1,
            weight_decay=0.1, eps=1e-8, maximize=True)
+for _layout in ("plain", "transposed", "sliced"):
+    sample(aten.mm.default, t(3, 4), t(4, 5, layout=_layout))
+    sample(aten.mm.default, t(17, 20, layout=_layout), t(20, 7))
+    sample(aten.addmm.default, t(5), t(3, 4, layout=_layout), t(4, 5))
+    sample(aten.addmm.default, t(3, 5, layout=_layout), t(3, 4), t(4, 5))
+    sample(aten.bmm.default, t(2, 3, 4, layout=_layout), t(2, 4, 5, layout=_layout))
+    sample(aten.baddbmm.default, t(2, 3, 5, layout=_layout), t(2, 3, 4), t(2, 4, 5))
 LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.index_put.default, t(4, 5), [_index(7)], t(7, 5), True),
     (aten.scatter_add.default, t(4, 5), 1, _index(4, 3), t(4, 3)), (aten.index_add.default, t(4, 20), 1, _index(7), t(4, 7)),
     (aten.embedding_dense_backward.default, t(3, 4, 2), _index(3, 4, n=6), 6, -1, False),
-    (aten.mm.default, t(3, 4), t(4, 5)), (aten.mm.default, t(3, 4, layout="transposed"), t(4, 5, layout="sliced")),
-    (aten.bmm.default, t(2, 3, 4), t(2, 4, 5)), (aten.addmm.default, t(5), t(3, 4), t(4, 5)), (aten.addmm.default, t(3, 5), t(3, 4), t(4, 5)),
-    (aten.baddbmm.default, t(2, 3, 5), t(2, 3, 4), t(2, 4, 5)),
+    (aten.mm.default, t(50, 70), t(70, 20)), (aten.mm.default, t(50, 70, layout="transposed"), t(70, 20, layout="sliced")),
+    (aten.bmm.default, t(2, 40, 70), t(2, 70, 20)), (aten.addmm.default, t(20), t(50, 70), t(70, 20)), (aten.addmm.default, t(50, 20), t(50, 70), t(70, 20)),
+    (aten.baddbmm.default, t(2, 40, 20), t(2, 40, 70), t(2, 70, 20)),
     (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
     (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_bilinear2d.default, t(1, 2, 3, 3), [6, 6], False),
     (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [2, 2], [2, 2]),

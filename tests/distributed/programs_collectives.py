@@ -60,7 +60,7 @@ def program_waits_are_late():
         return y + z.sum()
     with fs.config.patch(keep_stages=True):
         compiled = fs.compile(f)
-        compiled(X.clone(), torch.ones(5, 5))
+        compiled(X.clone(), torch.ones(70, 70))
     entry = only_entry(compiled)
     plan = next(record.product for record in entry.stages if record.stage.name == "plan")
     return {"calls": [step.step.call.target._schema.name for step in plan.steps if hasattr(step, "step") and step.step.call]}

@@ -22,7 +22,7 @@ BROADCAST = "pointwise over what its rule broadcasts"
 NO_REFUSAL = {
     COMPOSITE: """chunk contiguous fix flatten.using_ints isfinite mT narrow numpy_T real resolve_conj resolve_neg split.sizes tensor_split.sections
         true_divide.Tensor view_as""",
-    ITS_RULE: """arange arange.start linspace mm addmm tril triu cat embedding stack copy diag_embed diagonal diagonal_copy expand expand_copy permute
+    ITS_RULE: """arange arange.start linspace mm bmm addmm tril triu cat embedding stack copy diag_embed diagonal diagonal_copy expand expand_copy permute
         permute_copy select.int select_copy.int slice.Tensor slice_copy.Tensor split.Tensor split_copy.Tensor unsafe_split.Tensor squeeze squeeze.dim
         squeeze.dims squeeze_copy squeeze_copy.dim squeeze_copy.dims t t_copy transpose.int transpose_copy.int unbind.int unbind_copy.int unsqueeze
         unsqueeze_copy view.dtype view_as_complex view_as_real""",
@@ -43,7 +43,7 @@ NO_SAMPLES = {
     "a tensor without memory": "_efficientzerotensor",
     "complex numbers": "_conj view_as_real view_as_complex",
     "called by decompositions of other packages": "prims::iota",
-    "the library computes it on this device": "scatter_add mm addmm convolution convolution_backward",
+    "the library computes it on this device": "scatter_add convolution convolution_backward",
     "numbers are drawn": "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal",
     "on a GPU only": """cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward _scaled_dot_product_cudnn_attention
         _scaled_dot_product_efficient_attention""",

@@ -38,6 +38,7 @@ def test_filling_is_guarded(deterministic):
     assert compiled(x).isnan().all()
 
 
+@pytest.mark.usefixtures("library_products")
 def test_drawn_numbers_need_no_memory_filled_before():
     """Dropout: a mask is drawn into memory that holds nothing, and multiplied in one kernel, each way."""
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Dropout(), torch.nn.Linear(8, 8, bias=False), torch.nn.Dropout())

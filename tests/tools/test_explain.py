@@ -13,6 +13,7 @@ def program(x, n):
     return torch.nn.functional.gelu(y @ y.t()).sum()
 
 
+@pytest.mark.usefixtures("library_products")
 def test_a_page_has_everything(capsys):
     page = fs.explain(program)(torch.randn(6, 6, requires_grad=True), 3)
     capsys.readouterr()
@@ -36,6 +37,7 @@ def test_breaks_are_told_when_as_many_as_are_kept_came_before(capsys):
     assert [one.source for one in page.break_reasons] == ['print("hello")']
 
 
+@pytest.mark.usefixtures("library_products")
 def test_the_backward_is_told_before_it_runs():
     def f(x, w):
         y = (x @ w).relu()
@@ -76,6 +78,7 @@ def test_guards_of_a_module_are_folded_and_called_by_its_names():
     assert len(page.guard_words) < 8 < len(page.guards)
 
 
+@pytest.mark.usefixtures("library_products")
 def test_layers_are_rows_of_one():
     class Model(torch.nn.Module):
         def __init__(self):

@@ -52,6 +52,7 @@ def test_everything_is_in_it(report):
     assert any("is a float32 tensor (4, 8)" in word for word in first["words"]) and data["events"]
 
 
+@pytest.mark.usefixtures("library_products")
 def test_layers_are_written_once(tmp_path):
     """A model ten times as deep has the same kernels and lines: its report is not ten times as large."""
     sizes = []
