@@ -618,6 +618,9 @@ for _lr in (0.1, T((), lo=0.1)):
            nesterov=False, maximize=False, is_first_step=False)
     sample(getattr(aten._fused_adagrad, _kind), *_lists, [t(3, 4, lo=0.1), t(5, lo=0.1)], [T((), lo=3.0, hi=3.0)] * 2, table=DECOMPOSED, lr=_lr, lr_decay=0.1,
            weight_decay=0.1, eps=1e-8, maximize=True)
+for _kernel, _stride, _padding, _ceil in [(2, 2, 0, False), (3, 2, 1, True), (2, 1, 1, False)]:
+    sample(aten.max_pool2d_with_indices.default, t(2, 3, 7, 8), [_kernel] * 2, [_stride] * 2, [_padding] * 2, [1, 1], _ceil)
+sample(aten.max_pool3d_with_indices.default, t(1, 2, 4, 5, 6), [2, 2, 2], [2, 2, 2])
 for _layout in ("plain", "transposed", "sliced"):
     sample(aten.mm.default, t(3, 4), t(4, 5, layout=_layout))
     sample(aten.mm.default, t(17, 20, layout=_layout), t(20, 7))
@@ -634,7 +637,7 @@ LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.baddbmm.default, t(2, 40, 20), t(2, 40, 70), t(2, 70, 20)),
     (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
     (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_bilinear2d.default, t(1, 2, 3, 3), [6, 6], False),
-    (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [2, 2], [2, 2]),
+    (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [5, 5], [1, 1]),
 ]]
 
 

@@ -31,7 +31,7 @@ NO_REFUSAL = {
     BROADCAST: "huber_loss_backward mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward",
     "called by torch's own code for the GPU, which has checked": """cudnn_batch_norm cudnn_batch_norm_backward
         _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention""",
-    "called by autograd, behind a forward that has checked": "convolution_backward",
+    "called by autograd, behind a forward that has checked": "convolution_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
     "called by optimisers, which have made the lists": """_fused_adam _fused_adam.tensor_lr _fused_adamw _fused_adamw.tensor_lr
         _fused_sgd _fused_sgd.tensor_lr _fused_adagrad _fused_adagrad.tensor_lr""",
 }
@@ -44,6 +44,7 @@ NO_SAMPLES = {
     "complex numbers": "_conj view_as_real view_as_complex",
     "called by decompositions of other packages": "prims::iota",
     "the library computes it on this device": "scatter_add convolution convolution_backward",
+    "takes places that its forward gives: tests/ops/test_pooling.py": "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
     "numbers are drawn": "bernoulli.p uniform normal_functional exponential geometric cauchy log_normal",
     "on a GPU only": """cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm_backward _scaled_dot_product_cudnn_attention
         _scaled_dot_product_efficient_attention""",

@@ -33,3 +33,46 @@ def test_averages_of_symbolic_sizes():
     for size in (7, 10, 12):
         x = torch.randn(2, 3, size, size + 1)
         torch.testing.assert_close(compiled(x), F.avg_pool2d(x, 3, 2, 1, count_include_pad=False))
+
+
+SPECIAL = {
+    "plain": lambda x: x, "ties": torch.round, "nan": lambda x: x.masked_fill(x > 0.8, float("nan")),
+    "infinite": lambda x: x.masked_fill(x > -0.5, float("-inf")),
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("kernel,stride,padding,ceil_mode,dilation", [
+    (2, 2, 0, False, 1), (3, 2, 1, False, 1), (3, 2, 1, True, 1), (2, 1, 0, True, 1), (1, 1, 0, False, 1), (2, 2, 0, False, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maxima(special, kernel, stride, padding, ceil_mode, dilation, dtype):
+    """Values and places are eager's, of both formats."""
+    for n, pool, last in ((2, F.max_pool2d, torch.channels_last), (3, F.max_pool3d, torch.channels_last_3d)):
+        x = SPECIAL[special](torch.randn(2, 3, *(6, 9, 7)[-n:])).to(dtype)
+        for given in (x, x.contiguous(memory_format=last)):
+            fn = lambda x: pool(x, kernel, stride, padding, dilation, ceil_mode, return_indices=True)      # noqa: B023  # called at once
+            for got, want in zip(fs.compile(fn, fullgraph=True)(given), fn(given), strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+                assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("kernel,stride,padding", [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+@pytest.mark.parametrize("n,memory_format", [(2, torch.contiguous_format), (2, torch.channels_last), (3, torch.contiguous_format), (3, torch.channels_last_3d)])
+def test_gradients_of_maxima(kernel, stride, padding, n, memory_format):
+    pool = F.max_pool2d if n == 2 else F.max_pool3d
+    fn = lambda x: pool(x.tanh(), kernel, stride, padding).square().sum()
+    gradients = []
+    for call in (fn, fs.compile(fn, fullgraph=True), fs.compile(fn, fullgraph=True, dynamic=True)):
+        x = torch.linspace(-2, 2, 2 * 4 * 6 * 7 * 8).sin().reshape(2, 4, *((6, 7, 8) if n == 3 else (42, 8))).contiguous(memory_format=memory_format)
+        gradients.append(torch.autograd.grad(call(x.requires_grad_()), x)[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+
+
+def test_maxima_are_fused_with_their_neighbours():
+    fs.reset()
+    with torch.no_grad():
+        x = torch.randn(2, 4, 16, 16)
+        fn = lambda x: F.max_pool2d(x.relu() * 2, 2) + 1
+        torch.testing.assert_close(fs.compile(fn)(x), fn(x))
+    assert (fs.counters["native"]["library_calls"], fs.counters["native"]["kernels"]) == (0, 1)

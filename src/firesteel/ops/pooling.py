@@ -1,8 +1,9 @@
-"""Pooling and its gradients: averages over small windows are loops, of which each element reads its whole window; the rest are library calls."""
+"""Pooling and its gradients: averages and maxima of small windows are loops, of which each element reads its window; the rest are library calls."""
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
 from firesteel.records import dataclass
-from firesteel.sym.expr import Expr, Size, and_, ge, lt, max_, min_, product
+from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt, max_, min_, product
+from firesteel.targets import on_gpu
 
 operator("max_pool1d_with_indices.* max_pool2d_with_indices.* max_pool3d_with_indices.* adaptive_max_pool1d.* "
          "adaptive_max_pool2d.* adaptive_max_pool3d.* fractional_max_pool2d.* fractional_max_pool3d.*", decides=True)
@@ -193,14 +195,74 @@ def _divisor(options: Sequence[Any], named: dict[str, Any]) -> Any:
     return options[0] if options else named.get("divisor_override")
 
 
-def _there(x: Operand, outer: Any, places: Sequence[tuple[Size, Any]], kind: str) -> Expr:
-    """The element at some places of the last dimensions, 0 where one is not there."""
+def _there(x: Operand, outer: Any, places: Sequence[tuple[Size, Any]], kind: str, other: float = 0) -> Expr:
+    """The element at some places of the last dimensions, `other` where one is not there."""
     inside = functools.reduce(and_, [there for _, there in places])
-    return choose(inside, x, (*outer, *(at for at, _ in places)), literal(0, kind), kind)
+    return choose(inside, x, (*outer, *(at for at, _ in places)), literal(other, kind), kind)
 
 
 _average(2)
 _average(3)
+
+
+def _maximum(n: int) -> None:
+    def windows_of(out: Any, x: Operand, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
+        """None where loops cannot do it.  Of three dimensions with channels last eager counts places in its own way where all elements are -inf."""
+        dense = is_float(x.dtype) and all(d == 1 for d in each(dilation, n)) and not on_gpu(out) and (n == 2 or x.spec.strides[-1] == 1)
+        return _windows(x.shape[-n:], out.shape[-n:], kernel, stride, padding, ceil_mode) if dense else None
+
+    @lowering(f"max_pool{n}d_with_indices")
+    def lower_max_pool(b: Builder, out: Any, x: Operand, *options: Any, **named: Any) -> Any:
+        """As eager counts: the last NaN of a window, else the first of its largest elements."""
+        windows = windows_of(out[0], x, *options, **named)
+        if windows is None or product([w.kernel for w in windows]) > MOST_TERMS or not fits(out[0], x):
+            return NotImplemented
+        x, kind = b.readable(x), compute_dtype(x.dtype)
+
+        def elements(i: Any) -> list[tuple[list[Size], Expr]]:
+            """Places in a window, and what is there."""
+            found = itertools.product(*(w.places(at) for w, at in zip(windows, i[-n:])))
+            return [([at for at, _ in places], _there(x, i[:-n], places, kind, -math.inf)) for places in found]
+
+        def index(i: Any) -> Expr:
+            best = literal(-math.inf, kind)
+            at = as_expr(_flat([max_(at * w.stride - w.padding, 0) for w, at in zip(windows, i[-n:])], x.shape))
+            for places, value in elements(i):
+                better = getattr(S, "or")(S.gt(value, best), S.isnan(value))
+                best, at = S.where(better, value, best), S.where(better, as_expr(_flat(places, x.shape)), at)
+            return at
+        values, indices = b.read_only(out)
+        return (values and b.map(values, lambda i: functools.reduce(S.max, [value for _, value in elements(i)])), indices and b.map(indices, index))
+
+    @lowering(f"max_pool{n}d_with_indices_backward")
+    def lower_max_pool_backward(b: Builder, out: Any, grad: Operand, x: Operand, *options: Any, **named: Any) -> Any:
+        """An element takes the gradients of the windows that chose it.  Where neighbours in memory are in one window, lanes would gather, and the
+        library is quicker."""
+        *window, indices = (*options, *named.values())
+        windows = windows_of(grad.spec, x, *window)
+        if windows is None or product([-(-w.kernel // w.stride) for w in windows]) > MOST_TERMS or not fits(out, grad, indices) \
+                or out.strides[-1] == 1 and windows[-1].stride != 1:
+            return NotImplemented
+        grad, indices, kind = b.readable(grad), b.readable(indices), compute_dtype(x.dtype)
+
+        def element(i: Any) -> Expr:
+            own, outer = as_expr(_flat(i[-n:], x.shape)), i[:-n]
+            found = itertools.product(*(w.windows(at) for w, at in zip(windows, i[-n:])))
+            return _summed((S.where(S.eq(_there(indices, outer, places, "i64", -1), own), _there(grad, outer, places, kind), literal(0, kind))
+                            for places in found), kind)
+        return b.map(out, element)
+
+
+def _flat(places: Sequence[Size], shape: Sequence[Size]) -> Size:
+    """The number of an element among those of the last dimensions."""
+    total: Size = 0
+    for place, size in zip(places, shape[-len(places):]):
+        total = total * size + place
+    return total
+
+
+_maximum(2)
+_maximum(3)
 device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _adaptive_avg_pool2d_backward adaptive_max_pool2d_backward")(
     lambda grad, x, *rest: suggested(x))
 device_rule("_adaptive_avg_pool2d")(lambda x, size: suggested(x, (*x.shape[:-2], *size)))
