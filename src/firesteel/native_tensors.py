@@ -49,6 +49,36 @@ def _functions() -> list[int]:
         return []
 
 
+# ---------------------------------------------------------------- what the texts share
+
+# Is the object a plain tensor or parameter?  Then %read, else %other
+PLAIN = r"""
+  %type = fetch ptr, i8, ptr %object, i64 8
+  %tensor = fetch ptr, ptr, ptr %words, i64 1
+  %parameter = fetch ptr, ptr, ptr %words, i64 2
+  %is_tensor = icmp eq ptr %type, %tensor
+  %is_parameter = icmp eq ptr %type, %parameter
+  %is_plain = or i1 %is_tensor, %is_parameter
+  br i1 %is_plain, label %read, label %other
+"""
+
+# The end of a function that says yes or no.  What it owns begins with the words, True and False
+ANSWER = r"""
+yes:
+  %yes_at = getelementptr ptr, ptr %own, i64 1
+  br label %answer
+no:
+  %no_at = getelementptr ptr, ptr %own, i64 2
+  br label %answer
+answer:
+  %answer_at = phi ptr [%yes_at, %yes], [%no_at, %no]
+  %said = load ptr, ptr %answer_at
+  call void @Py_IncRef(ptr %said)
+  ret ptr %said
+}
+"""
+
+
 # ---------------------------------------------------------------- addresses
 
 ADDRESS_OF = spelled_out(r"""
@@ -59,14 +89,7 @@ declare void @Py_DecRef(ptr)
 
 define internal i64 @firesteel_address(ptr %words, ptr %object) {
 entry:
-  %found = alloca i64
-  %type = fetch ptr, i8, ptr %object, i64 8
-  %tensor = fetch ptr, ptr, ptr %words, i64 1
-  %parameter = fetch ptr, ptr, ptr %words, i64 2
-  %is_tensor = icmp eq ptr %type, %tensor
-  %is_parameter = icmp eq ptr %type, %parameter
-  %is_plain = or i1 %is_tensor, %is_parameter
-  br i1 %is_plain, label %read, label %other
+  %found = alloca i64""" + PLAIN + r"""
 read:
   %function = fetch ptr, ptr, ptr %words, i64 4
   %handle = getelementptr i8, ptr %object, i64 16
@@ -99,7 +122,7 @@ number:
 
 # ---------------------------------------------------------------- memory
 
-# own: the words above, (start, end) of what was found apart the last time, how many, how many fit, True, False.  Where all are as they were nothing
+# own: the words above, True, False, (start, end) of what was found apart the last time, how many, how many fit.  Where all are as they were nothing
 # has to be compared; otherwise the spans are sorted.  False is no answer: who asks looks more closely.
 LIE_APART = spelled_out(r"""
 %span = type { i64, i64 }
@@ -124,19 +147,17 @@ define ptr @firesteel_apart(ptr %self, ptr %objects, i64 %count) {
 entry:
   %own = call ptr @PyLong_AsVoidPtr(ptr %self)
   %words = load ptr, ptr %own
-  %known = fetch ptr, ptr, ptr %own, i64 1
-  %known_count_at = getelementptr i64, ptr %own, i64 2
+  %known = fetch ptr, ptr, ptr %own, i64 3
+  %known_count_at = getelementptr i64, ptr %own, i64 4
   %known_count = load i64, ptr %known_count_at
-  %room = fetch i64, i64, ptr %own, i64 3
+  %room = fetch i64, i64, ptr %own, i64 5
   %tensor_base = load ptr, ptr %words
-  %tensor = fetch ptr, ptr, ptr %words, i64 1
-  %parameter = fetch ptr, ptr, ptr %words, i64 2
   %data_of = fetch ptr, ptr, ptr %words, i64 4
   %layout_of = fetch ptr, ptr, ptr %words, i64 5
   %offset_of = fetch ptr, ptr, ptr %words, i64 6
   %size_of = fetch ptr, ptr, ptr %words, i64 7
   %word = alloca i64
-  if ule i64 %count, %room then %begin else %unsure
+  if ule i64 %count, %room then %begin else %no
 begin:
   %spans = alloca %span, i64 %count
   br label %next
@@ -146,22 +167,17 @@ next:
   %same = phi i1 [true, %begin], [%same_next, %taken]
   if slt i64 %i, %count then %look else %all
 look:
-  %object = fetch ptr, ptr, ptr %objects, i64 %i
-  %type = fetch ptr, i8, ptr %object, i64 8
-  %is_tensor = icmp eq ptr %type, %tensor
-  %is_parameter = icmp eq ptr %type, %parameter
-  %is_plain = or i1 %is_tensor, %is_parameter
-  br i1 %is_plain, label %read, label %other
+  %object = fetch ptr, ptr, ptr %objects, i64 %i""" + PLAIN + r"""
 other:
   %some = call i32 @PyType_IsSubtype(ptr %type, ptr %tensor_base)
-  if ne i32 %some, 0 then %unsure else %taken
+  if ne i32 %some, 0 then %no else %taken
 read:
   %handle = getelementptr i8, ptr %object, i64 16
   store i64 0, ptr %word
   %e1 = call i32 %layout_of(ptr %handle, ptr %word)
   %layout = load i32, ptr %word
   %odd = or i32 %e1, %layout                    ; 0 is strided
-  if eq i32 %odd, 0 then %placed else %unsure
+  if eq i32 %odd, 0 then %placed else %no
 placed:
   %e2 = call i32 %offset_of(ptr %handle, ptr %word)
   %offset = load i64, ptr %word
@@ -173,7 +189,7 @@ placed:
   %e234 = or i32 %e23, %e4
   %errors = zext i32 %e234 to i64
   %troubles = or i64 %errors, %offset
-  if eq i64 %troubles, 0 then %sized else %unsure
+  if eq i64 %troubles, 0 then %sized else %no
 sized:
   if eq i64 %size, 0 then %taken else %keep
 keep:
@@ -213,23 +229,11 @@ compare:
   %p_end = fetch i64, %span, ptr %spans, i64 %before, i32 1
   %p_start = fetch i64, %span, ptr %spans, i64 %p, i32 0
   %p_next = add i64 %p, 1
-  if ule i64 %p_end, %p_start then %pair else %unsure
+  if ule i64 %p_end, %p_start then %pair else %no
 learn:
   store i64 %n, ptr %known_count_at
   br label %yes
-yes:
-  %yes_at = getelementptr ptr, ptr %own, i64 4
-  br label %answer
-unsure:
-  %no_at = getelementptr ptr, ptr %own, i64 5
-  br label %answer
-answer:
-  %answer_at = phi ptr [%yes_at, %yes], [%no_at, %unsure]
-  %said = load ptr, ptr %answer_at
-  call void @Py_IncRef(ptr %said)
-  ret ptr %said
-}
-""")
+""" + ANSWER)
 
 
 class Known(int):
@@ -246,7 +250,7 @@ def apart(most: int) -> Callable[..., bool] | None:
     if compile_text is None or not words()[1]:
         return None
     spans = (ctypes.c_int64 * (2 * most + 2))()
-    head = (ctypes.c_int64 * 6)(ctypes.addressof(words()), ctypes.addressof(spans), -1, most, id(True), id(False))
+    head = (ctypes.c_int64 * 6)(ctypes.addressof(words()), id(True), id(False), ctypes.addressof(spans), -1, most)
     own = Known(ctypes.addressof(head))
     own.own, own.spans = head, spans
     return native_method.native_method("firesteel_apart", LIE_APART, compile_text, own)
@@ -258,8 +262,8 @@ def apart(most: int) -> Callable[..., bool] | None:
 # count.  `_has_counters` looks whether it is so in this torch.
 COUNTER_AT, COUNT_AT = 40, 16
 
-# own: the words above, (version counter, version, address of its data, bytes of it to compare, address of their copy) of each tensor, how many,
-# True, False
+# own: the words above, True, False, (version counter, version, address of its data, bytes of it to compare, address of their copy) of each tensor,
+# how many
 AS_BEFORE = spelled_out(r"""
 %fact = type { i64, i64, i64, i64, ptr }
 declare ptr @PyLong_AsVoidPtr(ptr)
@@ -270,10 +274,8 @@ define ptr @firesteel_unchanged(ptr %self, ptr %objects, i64 %count) {
 entry:
   %own = call ptr @PyLong_AsVoidPtr(ptr %self)
   %words = load ptr, ptr %own
-  %known = fetch ptr, ptr, ptr %own, i64 1
-  %known_count = fetch i64, i64, ptr %own, i64 2
-  %tensor = fetch ptr, ptr, ptr %words, i64 1
-  %parameter = fetch ptr, ptr, ptr %words, i64 2
+  %known = fetch ptr, ptr, ptr %own, i64 3
+  %known_count = fetch i64, i64, ptr %own, i64 4
   %data_of = fetch ptr, ptr, ptr %words, i64 4
   %word = alloca i64
   if eq i64 %count, %known_count then %next else %no
@@ -281,12 +283,9 @@ next:
   %i = phi i64 [0, %entry], [%i_next, %same]
   if slt i64 %i, %count then %look else %yes
 look:
-  %object = fetch ptr, ptr, ptr %objects, i64 %i
-  %type = fetch ptr, i8, ptr %object, i64 8
-  %is_tensor = icmp eq ptr %type, %tensor
-  %is_parameter = icmp eq ptr %type, %parameter
-  %is_plain = or i1 %is_tensor, %is_parameter
-  br i1 %is_plain, label %read, label %no
+  %object = fetch ptr, ptr, ptr %objects, i64 %i""" + PLAIN + r"""
+other:
+  br label %no
 read:
   %handle = getelementptr i8, ptr %object, i64 16
   %impl = load ptr, ptr %handle
@@ -319,19 +318,7 @@ compare:
 same:
   %i_next = add i64 %i, 1
   br label %next
-yes:
-  %yes_at = getelementptr ptr, ptr %own, i64 3
-  br label %answer
-no:
-  %no_at = getelementptr ptr, ptr %own, i64 4
-  br label %answer
-answer:
-  %answer_at = phi ptr [%yes_at, %yes], [%no_at, %no]
-  %said = load ptr, ptr %answer_at
-  call void @Py_IncRef(ptr %said)
-  ret ptr %said
-}
-""".replace("COUNTER", str(COUNTER_AT)).replace("COUNT", str(COUNT_AT)))
+""".replace("COUNTER", str(COUNTER_AT)).replace("COUNT", str(COUNT_AT)) + ANSWER)
 
 
 class SeenTensors(int):
@@ -360,7 +347,7 @@ def unchanged(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     compared = [(0, 0) if copy is None else (copy.nbytes, copy.data_ptr()) for copy in copies]
     rows = [(_counter_of(tensor), version, place, *more) for tensor, version, place, more in zip(kept, versions, places, compared)]
     facts = (ctypes.c_int64 * (5 * len(kept)))(*(fact for row in rows for fact in row))
-    head = (ctypes.c_int64 * 5)(ctypes.addressof(words()), ctypes.addressof(facts), len(kept), id(True), id(False))
+    head = (ctypes.c_int64 * 5)(ctypes.addressof(words()), id(True), id(False), ctypes.addressof(facts), len(kept))
     own = SeenTensors(ctypes.addressof(head))
     own.own, own.facts, own.tensors, own.copies = head, facts, kept, copies
     return native_method.native_method("firesteel_unchanged", AS_BEFORE, compile_text, own)
