@@ -67,10 +67,11 @@ def _fresh(name: str, count: int, seen: dict[str, int]) -> str:
     return f"{name}_{count}"
 
 
-def simplify_nest(nest: Nest) -> Nest:
+def simplify_nest(nest: Nest, conditions: bool = False) -> Nest:
+    """`conditions`: those of plain choices may be known too, which few nests have."""
     nest = _without_inner_axes(nest)
     unit = {axis.value for axis in all_axes(nest) if as_size(axis.extent) == 1}
-    if not unit and not has_indices_to_simplify(nest):
+    if not unit and not conditions and not has_indices_to_simplify(nest):
         return nest
     simplifier = Simplifier(all_axes(nest), unit)
     return map_nest(nest, simplifier.value, simplifier.index, unit)
