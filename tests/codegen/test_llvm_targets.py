@@ -7,6 +7,7 @@ import native_nests
 import pytest
 import test_llvm_nests
 import test_llvm_ops
+import test_llvm_strided
 import torch
 from native_nests import buffer, pointwise, run
 
@@ -37,6 +38,12 @@ def test_turned_rows(dtype):
     for shape in ((33, 300), (5, 9, 70)):
         test_llvm_nests.test_rows_of_another_axis_are_turned(shape, dtype)
     test_llvm_nests.test_turned_rows_of_symbolic_sizes_stay_inside()
+
+
+@pytest.mark.parametrize("name", test_llvm_strided.READ)
+def test_lanes_a_few_elements_apart(name):
+    for dtype in ("f32", "u8"):
+        test_llvm_strided.check(name, dtype)
 
 
 @pytest.mark.parametrize("shape,dims", [((33, 17), (0,)), ((33, 17), (1,)), ((33, 17), (0, 1)), ((300, 9, 7), (0, 2)), ((5000,), (0,)), ((70000,), (0,))])

@@ -50,3 +50,14 @@ def test_group_norm_of_a_channels_last_image():
         out = fn(x)
         results.append((out, out.stride(), *torch.autograd.grad(out.sin().sum(), [x, *norm.parameters()])))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
+def test_a_sum_of_negative_zeros_is_zero(n):
+    x = torch.full((300, n), -0.0)
+
+    def function(x):
+        return x.sum(-1), x.sum(0), x.mean(-1), x.cumsum(-1), x.prod(-1)
+
+    for got, want in zip(fs.compile(function)(x), function(x), strict=True):
+        assert torch.equal(got.signbit(), want.signbit())

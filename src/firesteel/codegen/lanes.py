@@ -7,12 +7,14 @@ another parallel axis are turned (`turning.py`).
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, FlatStore, addresses
 from firesteel.codegen.llvm_ops import BYTES, FLOAT
 from firesteel.codegen.printer import weight
+from firesteel.codegen.strided import ALONE, lane_step
 from firesteel.codegen.target import Target
 from firesteel.loops.ir import Axis
 from firesteel.records import dataclass
@@ -128,14 +130,17 @@ def _is_short(axis: Axis) -> bool:
 
 
 def _score(axis: Axis, accesses: list, rows: set[str]) -> float:
-    """2 for neighbours in memory (loads: also backwards), 1 for one element for all lanes, 0 for turned loads, -3 for elements apart; stores count
-    double."""
+    """2 for neighbours in memory (loads: also backwards), 1 for one element for all lanes, 0 for what is turned or shuffled, -3 for elements apart;
+    stores count double."""
     total = count = 0.0
-    for _, address, irregular, stores in accesses:
+    together = Counter((buffer, address.terms) for buffer, address, irregular, stores in accesses if stores and not irregular)
+    for buffer, address, irregular, stores in accesses:
         factor = 2 if stores else 1
         step = address.coefficient(axis.name)
+        near = lane_step(address, irregular, axis.name)
         apart = any(_depends(e, axis.name) for e in irregular)
         turned = not irregular and not stores and any(n in rows and c == 1 for n, c in address.terms)
+        turned |= near > 0 and (near <= ALONE if not stores else together[buffer, address.terms] == near)
         total += factor * (-3 if apart else 2 if step == 1 or step == -1 and not stores else 1 if step == 0 else 0 if turned else -3)
         count += factor
     score = total / max(count, 1)

@@ -36,6 +36,7 @@ from firesteel.codegen.llvm_phases import (
     write_vector,
 )
 from firesteel.codegen.printer import Kernel, decompose, weight
+from firesteel.codegen.strided import is_apart
 from firesteel.codegen.target import Target, this_machine
 from firesteel.codegen.turning import write_squares
 from firesteel.loops.ir import Axis, Buffer, Nest
@@ -174,7 +175,7 @@ def _points(p: _LlvmPrinter) -> list[str]:
         elif swept and p.target.masks and isinstance(lane.extent, int) and lane.extent % tile and lane.extent > tile > 1:
             write_vector(w, lane, start, stop, tile, phases)
         else:
-            write_lanes(w, lane, start, stop, p.shape.width, False, phases)
+            write_lanes(w, lane, start, stop, p.shape.width, False, phases, any(is_apart(phase, lane.name) for phase in p.nest.phases))
     return [p.both_roles(w, product([tiles, *(a.extent for a in outer)]))]
 
 

@@ -16,6 +16,7 @@ from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
+from firesteel.codegen.strided import Window
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
 from firesteel.loops.scalars import STORAGE_FLOATS
 from firesteel.records import dataclass
@@ -53,6 +54,7 @@ class LlvmFunction:
         self.inside = False                 # are lanes that do not exist points all the same, of a vector before?  Then they are read, and not stored
         self.mask_level = 0
         self.guard = 0                      # memory is not read in scopes further out than this one
+        self.windows: dict[tuple[int, Address], Window] = {}     # of the loads of the phase at hand, see strided.py
         self.intervals = NestIntervals(nest)
         self.failing = False
 
@@ -102,7 +104,7 @@ class LlvmFunction:
 
     def forget_memory(self) -> None:
         """After a phase that stored into a buffer which the nest also reads: what was computed from loads is stale."""
-        for key in [k for k in self.memo if isinstance(k, Expr) and k.op not in ("axis", "acc", "symbol")]:
+        for key in [k for k in self.memo if isinstance(k, Expr) and k.op not in ("axis", "acc", "symbol") or type(k) is tuple and k[0] == "row"]:
             del self.memo[key]
             self.memo.pop(("stored", key), None)
 
@@ -358,8 +360,6 @@ class LlvmFunction:
             first = self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {1 - lanes}")
             turned = mask and self.reversed(mask, "i1", lanes)
             return self.reversed(self.read(buffer, LlvmValue(first, 0, self.level), None, lanes, "row", turned), element, lanes)
-        if offsets == steps(lanes, 2) and mask is None:
-            return self._every_other(element, align, pointer, lanes)
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
         return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
 
@@ -385,14 +385,31 @@ class LlvmFunction:
             self.mark(after)
         return self.new(f"load {ty}, ptr {found}")
 
-    def _every_other(self, element: str, align: int, pointer: LlvmValue, lanes: int) -> str:
-        """Two vectors in a row, the second of which ends with the last element that is read."""
-        ty = f"<{lanes} x {element}>"
-        first = self.new(f"load {ty}, ptr {pointer.name}, align {align}")
-        behind = self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {lanes - 1}")
-        second = self.new(f"load {ty}, ptr {behind}, align {align}")
-        chosen = ", ".join(f"i32 {2 * k if 2 * k < lanes else 2 * k + 1}" for k in range(lanes))
-        return self.new(f"shufflevector {ty} {first}, {ty} {second}, <{lanes} x i32> <{chosen}>")
+    def read_window(self, buffer: int, address: Address, window: Window, level: int) -> str:
+        """Elements a few apart, out of vectors that all loads of the window share."""
+        element, align = MEMORY[self.nest.dtypes[buffer]], BYTES[self.nest.dtypes[buffer]]
+        rows = []
+        for start in window.starts(self.width):
+            key = ("row", buffer, address.terms, window, start)
+            if key not in self.memo:
+                pointer, _ = self.pointer(buffer, Address(address.terms, window.first + start), (), level)
+                self.remember(key, self.new(f"load <{self.width} x {element}>, ptr {pointer.name}, align {align}"), self.width, level)
+            rows.append(self.memo[key].name)
+        return self.picked(rows, element, window.homes(address, self.width))
+
+    def picked(self, rows: Sequence[str], element: str, homes: Sequence[tuple[int, int]]) -> str:
+        """A vector whose lanes are (row, lane of it): a shuffle for each row but the first."""
+        lanes, used = self.width, sorted({row for row, _ in homes})
+        value, inside = rows[used[0]], used[:1]
+        for row in used[1:] or used:
+            picks = []
+            for k, (home, lane) in enumerate(homes):
+                kept = lane if len(inside) == 1 else k      # a shuffle before this one has put it into its place
+                picks.append(f"i32 {kept if home in inside else lanes + lane}" if home in inside or home == row else "i32 poison")
+            ty = f"<{lanes} x {element}>"
+            value = self.new(f"shufflevector {ty} {value}, {ty} {rows[row]}, <{lanes} x i32> <{', '.join(picks)}>")
+            inside = [*inside, row]
+        return value
 
     def reversed(self, vector: str, element: str, lanes: int) -> str:
         ty = f"<{lanes} x {element}>"
@@ -503,7 +520,10 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
     w.level = level
     pointer, offsets = w.pointer(buffer, address, node.args, level)
     kind = w.lane_kind(address, node.args, offsets)
-    if kind == "apart" and offsets is not None and is_computed(node.args):
+    window = w.windows.get((buffer, address)) if lanes and not node.args and (w.mask is None or w.inside) else None
+    if window is not None:
+        raw = w.read_window(buffer, address, window, level)
+    elif kind == "apart" and offsets is not None and is_computed(node.args):
         raw = w.read_runs(buffer, pointer, offsets, lanes)
     else:
         raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from firesteel.codegen.flat import FlatPhase, FlatStore
+from firesteel.codegen.flat import Address, FlatPhase, FlatStore
 from firesteel.codegen.lanes import Shape
 from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
-from firesteel.codegen.llvm_ops import FLOAT, REGISTER, combine, convert
+from firesteel.codegen.llvm_ops import BYTES, FLOAT, MEMORY, REGISTER, combine, convert
 from firesteel.codegen.printer import weight
+from firesteel.codegen.strided import is_apart, windows, woven, woven_homes
 from firesteel.loops.ir import Axis, Reduce
 from firesteel.loops.scalars import REDUCE_OPS
 from firesteel.sym.expr import Size, make, product
@@ -213,6 +214,7 @@ def write_phase(w: LlvmFunction, shape: Shape, number: int, phase: FlatPhase, wi
     lane = shape.rows[number]
     width = shape.widths[number]
     lanes = width if width > 1 and (shape.points or lane) else 0
+    w.windows = windows(phase, shape.points or lane) if lanes else {}
     long = phase.kind == "reduce" and _is_long(phase.axes, width if lane else 1)
     accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT, lane is not None) for r in phase.reduces]
     _sweep(w, phase, loop_order(phase, lane), lane, width, accumulators, window)
@@ -257,7 +259,7 @@ def _sweep(w: LlvmFunction, phase: FlatPhase, axes: list[Axis], lane: str | None
 def _innermost(w: LlvmFunction, phase: FlatPhase, axis: Axis, step: int, accumulators: list[_Accumulator], start: str, stop: str,
                may_be_empty: bool) -> None:
     if step > 1:
-        light = bool(accumulators) and weight(phase) <= LIGHT
+        light = bool(accumulators) and weight(phase) <= LIGHT or is_apart(phase, axis.name)
         write_lanes(w, axis, start, stop, step, may_be_empty, lambda: _point(w, phase, accumulators), light)
     else:
         with write_loop(w, start, stop, 1, may_be_empty) as i:
@@ -275,8 +277,11 @@ def _point(w: LlvmFunction, phase: FlatPhase, accumulators: list[_Accumulator]) 
         if phase.kind == "scan":
             w.remember(make("acc", a.reduce.dtype, (), a.reduce.name), running, a.lanes, w.level)
     w.values([e for s in phase.stores for e in (*s.irregular, s.value)])
-    for s in phase.stores:
-        _store(w, s)
+    for stores in woven(phase.stores, w.lane_axis if w.width and w.mask is None else None):
+        if len(stores) > 1:
+            _store_woven(w, stores)
+        else:
+            _store(w, stores[0])
 
 
 def _store(w: LlvmFunction, s: FlatStore) -> None:
@@ -291,3 +296,13 @@ def _store(w: LlvmFunction, s: FlatStore) -> None:
         w.put(s.buffer, pointer, offsets, lanes, kind, w.to_memory(total, dtype, lanes))
     else:
         w.put(s.buffer, pointer, offsets, lanes, kind, w.stored(s.value, lanes))
+
+
+def _store_woven(w: LlvmFunction, stores: Sequence[FlatStore]) -> None:
+    """Values that together fill memory without gaps, in whole vectors."""
+    first, dtype = stores[0], w.nest.dtypes[stores[0].buffer]
+    values = [w.stored(store.value, w.width) for store in stores]
+    for part in range(len(stores)):
+        row = w.picked(values, MEMORY[dtype], woven_homes(len(stores), part, w.width))
+        pointer, _ = w.pointer(first.buffer, Address(first.address.terms, first.address.base + part * w.width), (), w.level)
+        w.line(f"store <{w.width} x {MEMORY[dtype]}> {row}, ptr {pointer.name}, align {BYTES[dtype]}")

@@ -39,6 +39,7 @@ LONG_SWEEP = 1 << 19            # elements of a sweep that are worth several cor
 FEW_POINTS = 8                  # points of work: fewer leave cores idle
 CORE_LANES = 64                 # elements in a row of which sweeps make one point of work
 MOST_PARTS = 64                 # of a sweep that is spread over cores
+SHORT_ROW = 12                  # elements of a row that may be made one by one, with lanes along the rows
 UNKNOWN_SIZE = 256              # what a symbolic size counts for
 
 

@@ -7,6 +7,7 @@ In: a simplified Program of one nest an operator.  Out: a Program in which
  - loads are such that lanes can read memory in a row (`loads.py`),
  - what is left of nests over the same rows is one nest: several outputs, rows reduced and normalised in one go (`group.py`), with as
    few sweeps over a row as the data flow allows (`phases.py`),
+ - sweeps over a few elements at many points are written out (`rows.py`),
  - what chooses by place among parts, as a concatenation or a padding does, has a nest for each range of places (`ranges.py`),
  - long sweeps of few rows are spread over the cores (`spread.py`).
 `cost.py` decides what is worth it.  `config.fusion_fuel` limits the number of fusions: bisecting over it finds a wrong one.
@@ -26,6 +27,7 @@ from firesteel.loops.inplace import write_in_place, write_to_inputs
 from firesteel.loops.ir import Program
 from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.ranges import by_ranges
+from firesteel.loops.rows import short_rows
 from firesteel.loops.simplify import split_axes
 from firesteel.loops.spread import spread
 
@@ -36,5 +38,5 @@ def fuse(program: Program) -> Program:
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     program = write_to_inputs(without_needless_masks(inline(program, fuel, rewritten)))
     rewritten = written_again(program)
-    program = by_ranges(read_in_rows(group(program, fuel, rewritten), rewritten), fuel)
-    return spread(split_axes(program))
+    program = short_rows(read_in_rows(group(program, fuel, rewritten), rewritten), fuel)
+    return spread(split_axes(by_ranges(program, fuel)))

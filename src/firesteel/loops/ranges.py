@@ -3,7 +3,7 @@
 What is concatenated or padded chooses among its parts at every element, and computes all of them. Inside of a range there is nothing left to
 choose: conditions are known there, masked loads are plain ones, and reflected or wrapped places follow each other.
 
-In: a fused Program.  Out: a Program of the same meaning.  Only nests of one map on the CPU, over sizes that are known; `cost.py` says what
+In: a fused Program.  Out: a Program of the same meaning.  Only nests of one map on the CPU, cut along axes of known size; `cost.py` says what
 an element costs, and ranges are made where that pays.  Points of a map are independent of each other, so its ranges may be run one after the other.
 
     nest y [i < 10, j < 64]  y[i, j] = exp(load(a, i, j)) if i <= 3 else load(b, i - 4, j)
@@ -31,7 +31,7 @@ MOST_RANGES = 6             # of one axis
 MOST_NESTS = 9              # that one may become
 GAIN = 0.8                  # of the cost, what ranges may have at most
 SCALAR = 4                  # times what an element costs where the elements of a row are too few for lanes
-LANES = 8
+LANES = 8                   # elements of a row that are worth a vector
 CHOOSING = bits("where", "masked", "abs", "min", "max", "mod", "floordiv")
 
 
@@ -41,15 +41,15 @@ def by_ranges(program: Program, fuel: Fuel) -> Program:
     for step in program.steps:
         nest = step.nest
         steps += _apart(nest, program.buffers, fuel, taken, MOST_NESTS) if nest is not None and _may_be(nest, program.buffers) else [step]
-    return program if len(steps) == len(program.steps) else replace(program, steps=tuple(steps))
+    return replace(program, steps=tuple(steps))
 
 
 def _may_be(nest: Nest, buffers: Mapping[str, Buffer]) -> bool:
-    """A map of known sizes on the CPU that chooses by place, and checks no data."""
-    if len(nest.phases) != 1 or nest.phases[0].kind != "map" or nest.phases[0].axes or not all(type(a.extent) is int for a in nest.axes):
+    """A map on the CPU that chooses by place, and checks no data."""
+    if len(nest.phases) != 1 or nest.phases[0].kind != "map" or nest.phases[0].axes or cost.points(nest.axes) < FEWEST_POINTS:
         return False
     exprs, stores = nest.exprs(), nest.stores()
-    return (any(e.holds & CHOOSING for e in exprs) and not any(e.holds & CHECKING for e in exprs) and cost.points(nest.axes) >= FEWEST_POINTS
+    return (any(e.holds & CHOOSING for e in exprs) and not any(e.holds & CHECKING for e in exprs)
             and all(store.mode == "set" and buffers[store.buffer].device == CPU for store in stores))
 
 
@@ -74,10 +74,12 @@ def _apart(nest: Nest, buffers: Mapping[str, Buffer], fuel: Fuel, taken: set[str
 def _cuts(nest: Nest, axis: Axis) -> list[int]:
     """The places at which a condition on the axis alone becomes another, or the sign of what `abs` takes, and so on."""
     found: set[int] = set()
+    if type(axis.extent) is not int:
+        return []
     for node in postorder(*nest.exprs(), only=CHOOSING):
         for gap in _gaps(node):
             place = _sign_change(gap, axis)
-            if place is not None and 0 < place < cost.hint(axis.extent):
+            if place is not None and 0 < place < axis.extent:
                 found.add(place)
     return sorted(found)
 
@@ -109,8 +111,8 @@ def _of_one(node: Expr) -> Iterator[Expr]:
 
 
 def _periods(node: Expr) -> Iterator[Expr]:
-    """Rolled places begin anew at one multiple of the divisor."""
-    if node.dtype == "i64" and node.args[1].op == "const":
+    """Rolled places begin anew at one multiple of the divisor.  (Repeated ones are left to `split_axes`.)"""
+    if node.dtype == "i64" and node.args[1].op == "const" and node.args[0].op != "axis":
         for turn in (0, 1):
             yield as_expr(as_size(node.args[0]) - turn * node.args[1].attr)
 
@@ -156,9 +158,13 @@ def _lane(nest: Nest, buffers: Mapping[str, Buffer]) -> str | None:
 def _cost(nest: Nest, lane: str | None) -> int:
     """Of all its points."""
     extent = next((cost.hint(axis.extent) for axis in nest.axes if axis.name == lane), 1)
-    nodes = postorder(*nest.exprs(), below=lambda node: node.args[:2] if node.op == "masked" else () if node.op == "load" else node.args)
+    nodes = postorder(*nest.exprs(), below=lambda node: node.args[:2] if node.op == "masked" else _but_loads(node))
     each = sum(_of_node(node, lane) for node in nodes)
     return cost.points(nest.axes) * each * (SCALAR if extent < LANES else 1)
+
+
+def _but_loads(node: Expr) -> tuple[Expr, ...]:
+    return () if node.op in LOADS else node.args
 
 
 def _of_node(node: Expr, lane: str | None) -> int:

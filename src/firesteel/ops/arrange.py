@@ -16,6 +16,7 @@ from firesteel.graph.rules.refusals import fits_in, within
 from firesteel.graph.sizes import must, must_match, same, unbacked, unknown
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_empty, like, suggests_channels_last
 from firesteel.graph.tensor import to_spec
+from firesteel.loops import cost
 from firesteel.loops.lower.build import Builder, choose, fits, moved
 from firesteel.loops.lower.value import Index, Operand
 from firesteel.loops.lower.views import reshape_index
@@ -70,7 +71,8 @@ def lower_cat(b: Builder, out: Any, tensors: Sequence[Operand], dim: int = 0) ->
         return NotImplemented
     dim = dim + len(out.shape) if dim < 0 else dim
     parts = [b.readable(t) for t in tensors]
-    return _cat_by_mask(b, out, parts, dim) if len(parts) <= CAT_BY_MASK else _cat_by_parts(b, out, parts, dim)
+    short = type(out.shape[dim]) is int and dim == len(out.shape) - 1 and out.shape[dim] <= cost.SHORT_ROW
+    return _cat_by_mask(b, out, parts, dim) if short or len(parts) <= CAT_BY_MASK else _cat_by_parts(b, out, parts, dim)
 
 
 def _cat_by_mask(b: Builder, out: Any, parts: list[Operand], dim: int) -> Operand:

@@ -8,7 +8,7 @@
     @loop_lowering("flip")                          # the same, of tensors that fit into one nest and can be read
     @pointwise("relu", unary(same_dtype))           # rule and scalar formula of a pointwise operator
 
-What is one expression is a row without a name: `shape("linalg_cross")(lambda a, b, *, dim=-1: broadcast(a.shape, b.shape))`.
+What is one expression is a row without a name: `device_rule("linalg_cross")(lambda x, y, *, dim=-1: fresh(x, broadcast(x.shape, y.shape)))`.
 A function's name says what it is: a rule has the operator's name; `refuse_`, `decompose_`, `lower_` and `compute_` (a scalar formula) the others.
 """
 from __future__ import annotations

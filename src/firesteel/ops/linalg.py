@@ -1,4 +1,4 @@
-"""Linear algebra: library calls.  Strides are those of the library, which stores matrices by columns."""
+"""Linear algebra: library calls, but for products of vectors.  Strides are those of the library, which stores matrices by columns."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,11 +8,14 @@ import torch
 
 from firesteel.errors import DataAccess
 from firesteel.graph.meta import as_first, as_third
-from firesteel.graph.rules.base import broadcast, check, real_dtype
-from firesteel.graph.sizes import less, must_match, same
+from firesteel.graph.rules.base import broadcast, check, device_rule, real_dtype, wrap_dim
+from firesteel.graph.sizes import less, must, must_match, same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
+from firesteel.loops.lower.build import Builder, broadcast_index, loop_lowering
+from firesteel.loops.lower.value import Index, Operand
+from firesteel.loops.scalars import SHORT, STORAGE_FLOATS, S
 from firesteel.ops.block import operator, refuses, rule, shape
-from firesteel.sym.expr import Size
+from firesteel.sym.expr import Expr, Size, eq
 from firesteel.targets import on_gpu, on_host
 
 operator("lu_unpack.* triangular_solve.* linalg_* _linalg_* cholesky*", library=True)
@@ -119,7 +122,32 @@ def refuse_lstsq(a: Spec, b: Spec, rcond: Any = None, *, driver: str | None = No
 
 shape("cholesky cholesky_inverse linalg_matrix_exp linalg_householder_product renorm")(as_first)
 shape("ormqr")(as_third)
-shape("linalg_cross")(lambda a, b, *, dim=-1: broadcast(a.shape, b.shape))
+
+
+@refuses("linalg_cross")
+def refuse_cross(x: Spec, y: Spec, *, dim: int = -1) -> None:
+    check(len(x.shape) == len(y.shape), "linalg.cross: inputs must have the same number of dimensions.")
+    d = wrap_dim(dim, len(x.shape))
+    for vectors in (x, y):
+        must(eq(vectors.shape[d], 3), f"linalg.cross: inputs dimension {dim} must have length 3. Got {x.shape[d]} and {y.shape[d]}")
+    check(x.dtype is y.dtype, f"expected scalar type {x.dtype} but found {y.dtype}")
+    check(x.dtype is not torch.bool, '"cross" not implemented for \'Bool\'')
+
+
+device_rule("linalg_cross")(lambda x, y, *, dim=-1: fresh(x, broadcast(x.shape, y.shape)))
+
+
+@loop_lowering("linalg_cross")
+def lower_cross(b: Builder, out: Any, x: Operand, y: Operand, dim: int = -1) -> Any:
+    """Element k is x[k+1] * y[k+2] - x[k+2] * y[k+1], numbered round and round.  Halves are rounded at each step by eager: a library call."""
+    dtype = SHORT[out.dtype]
+    if dtype in STORAGE_FLOATS or not x.dtype == y.dtype == dtype:
+        return NotImplemented
+
+    def factor(part: Operand, i: Index, by: int) -> Expr:
+        place = tuple([(k + by) % 3 if d == dim % len(i) else k for d, k in enumerate(i)])
+        return part.load(broadcast_index(place, part.shape))
+    return b.map(out, lambda i: S.sub(S.mul(factor(x, i, 1), factor(y, i, 2)), S.mul(factor(x, i, 2), factor(y, i, 1))))
 
 
 def batches(a: Spec, b: Spec) -> Shape:

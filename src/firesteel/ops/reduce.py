@@ -58,7 +58,9 @@ def _simple(b: Builder, out: Any, x: Operand, op: str, dims: Any, keepdim: bool,
     sweeps = Sweeps(b, x.shape, dims)
     count, load = sweeps.count(), lambda i: element(x.load(i))
     if isinstance(count, int) and 1 < count <= MOST_TERMS and op in COMBINE:
-        return _written_out(b, out, x.shape, sweeps.dims, keepdim, lambda terms: finish(functools.reduce(COMBINE[op], map(load, terms)), count))
+        start = [number(0.0, dtype)] if op == "sum" and is_float(dtype) else []        # a sum of zeros is 0, also one of negative zeros
+        return _written_out(b, out, x.shape, sweeps.dims, keepdim,
+                            lambda terms: finish(functools.reduce(COMBINE[op], [*start, *map(load, terms)]), count))
     if far := _far_dims(x.spec, sweeps.dims):
         part = _partial(b, x.spec, op, far, dtype, load)
         sweeps, load = Sweeps(b, part.shape, dims), part.load
