@@ -103,7 +103,7 @@ def test_selected_halves_keep_their_bits(dtype):
     assert torch.equal(result.view(torch.int16), torch.where(mask, x.view(torch.int16), y.view(torch.int16)))
 
 
-@pytest.mark.parametrize("name", ["min", "max", "mod", "fmod", "floordiv", "div", "lt", "eq", "ne", "ge", "pow", "atan2", "copysign"])
+@pytest.mark.parametrize("name", ["min", "max", "mod", "fmod", "floordiv", "div", "lt", "eq", "ne", "ge", "pow", "atan2", "copysign", "nextafter"])
 def test_special_pairs(name):
     pairs = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
     a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
@@ -112,6 +112,50 @@ def test_special_pairs(name):
         a, b = a[keep], b[keep]
     want = OPS[name].meaning(a, b)
     assert_near(apply(name, [a, b], want.dtype), want, 2e-6)
+
+
+def floats(dtype: str, n: int, seed: int) -> torch.Tensor:
+    """Of random bits: every exponent, NaN, infinities, denormals."""
+    whole = torch.int64 if dtype == "f64" else torch.int32
+    limits = torch.iinfo(whole)
+    return torch.randint(limits.min, limits.max, (n,), generator=torch.Generator().manual_seed(seed), dtype=whole).view(DTYPES[dtype])
+
+
+def same_bits(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    whole = torch.int64 if got.dtype is torch.float64 else torch.int32
+    return (got.view(whole) == want.view(whole)) | got.isnan() & want.isnan()
+
+
+def rest(x: float, y: float) -> float:
+    return math.nan if math.isinf(x) or y == 0 else math.fmod(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("kind", ["bits", "near", "denormal", "special"])
+def test_fmod_is_exact(kind, dtype):
+    """Quotients just above and below integers, of any size; a quotient too large for the quick way takes the C library's."""
+    a, b = floats(dtype, 5000, 0), floats(dtype, 5000, 1)
+    if kind == "near":
+        b = b.abs().clamp(1e-9, 1e9).nan_to_num(3.0)
+        a = (a.abs().clamp(1e-9, 1e15).nan_to_num(5.0) / b).round() * b
+        a = torch.where(a < 2.0 ** 60, torch.nextafter(a, torch.where(a.frac() < 0.3, 0.0, math.inf)), a)
+    elif kind == "denormal":
+        a, b = (floats(dtype, 5000, seed).abs().nan_to_num(1.0) * torch.finfo(DTYPES[dtype]).tiny * 1e-30 for seed in (0, 1))
+    elif kind == "special":
+        pairs = torch.cartesian_prod(torch.tensor(SPECIAL, dtype=DTYPES[dtype]), torch.tensor(SPECIAL, dtype=DTYPES[dtype]))
+        a, b = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    want = torch.tensor([rest(x, y) for x, y in zip(a.tolist(), b.tolist())], dtype=DTYPES[dtype])
+    assert same_bits(apply("fmod", [a, b], want.dtype), want).all()
+    moved = torch.where((want != 0) & ((want < 0) != (b < 0)), want + b, want)
+    assert same_bits(apply("mod", [a, b], want.dtype), moved).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_nextafter_is_exact(dtype):
+    pairs = torch.cartesian_prod(torch.tensor(SPECIAL, dtype=DTYPES[dtype]), torch.tensor(SPECIAL, dtype=DTYPES[dtype]))
+    a, b = torch.cat((pairs[:, 0], floats(dtype, 5000, 0))), torch.cat((pairs[:, 1], floats(dtype, 5000, 1)))
+    want = torch.tensor([math.nextafter(x, y) for x, y in zip(a.tolist(), b.tolist())], dtype=DTYPES[dtype]) if dtype == "f64" else torch.nextafter(a, b)
+    assert same_bits(apply("nextafter", [a, b], a.dtype), want).all()
 
 
 @pytest.mark.parametrize("dtype", ["i64", "i32", "i8"])

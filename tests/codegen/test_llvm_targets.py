@@ -78,6 +78,13 @@ def test_functions(name, dtype):
         test_llvm_ops.test_special_values(name, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_exact_functions(dtype):
+    for kind in ("bits", "near", "denormal", "special"):
+        test_llvm_ops.test_fmod_is_exact(kind, dtype)
+    test_llvm_ops.test_nextafter_is_exact(dtype)
+
+
 @pytest.mark.parametrize("name,low,high", [("exp", -110.0, 90.0), ("tanh", -12.0, 12.0), ("erf", -6.0, 6.0), ("sigmoid", -87.0, 100.0), ("log", 1e-40, 10.0), ("log", 1e-10, 1e30)])
 def test_inline_functions_over_their_range(name, low, high):
     """Relative error against f64, dense over the range and close to 0."""

@@ -14,7 +14,7 @@ from dataclasses import field
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
-from firesteel.codegen.llvm_math import INLINE_F32, INLINE_OTHER
+from firesteel.codegen.llvm_math import INLINE, INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.strided import Window
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
@@ -145,17 +145,25 @@ class LlvmFunction:
         self.declare(full, f"{ty} {full}({', '.join([ty] * len(args))})")
         return self.new(f"call {ty} {full}({', '.join(f'{ty} {a}' for a in args)})")
 
+    def any(self, test: str, lanes: int) -> str:
+        """Does a test hold for one of the lanes?"""
+        if not lanes:
+            return test
+        mask = self.shape("bool", lanes)
+        full = self.declare(f"@llvm.vector.reduce.or.v{lanes}i1", f"i1 @llvm.vector.reduce.or.v{lanes}i1({mask})")
+        return self.new(f"call i1 {full}({mask} {test})")
+
     def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
         """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none.  A scalar takes
         the way that a lane takes: the variants differ in the last bit, and a value that is computed twice must be equal to itself."""
         lanes = self.lanes_of(node)
         scalar = REGISTER[node.dtype]
         c_name = name + "f" if scalar == "float" else name
-        inline = INLINE_F32.get(name) if scalar == "float" else None
+        inline = INLINE.get(name) or (INLINE_F32.get(name) if scalar == "float" else None)
         if inline is None and c_name not in self.target.vector_math:
             inline = INLINE_OTHER.get((name, "f32" if scalar == "float" else "f64"))
         if inline is not None:
-            return inline(self, node.dtype, lanes, args[0])
+            return inline(self, node.dtype, lanes, *args)
         piece = self.target.lanes(4 if scalar == "float" else 8)
         if c_name not in self.target.vector_math:
             return self.by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
@@ -568,11 +576,8 @@ def _write_check_index(w: LlvmFunction, node: Expr) -> None:
     bad = w.new(f"icmp uge {ty} {wrapped}, {n}")
     if lanes and w.mask:
         bad = w.new(f"and {mask} {bad}, {w.mask}")
-    if lanes:
-        full = w.declare(f"@llvm.vector.reduce.or.v{lanes}i1", f"i1 @llvm.vector.reduce.or.v{lanes}i1({mask})")
-        bad = w.new(f"call i1 {full}({mask} {bad})")
     going_on = w.label("ok")
-    w.line(f"br i1 {bad}, label %fail, label %{going_on}, !prof !0")
+    w.line(f"br i1 {w.any(bad, lanes)}, label %fail, label %{going_on}, !prof !0")
     w.mark(going_on)
     w.failing = True
     w.remember(node, wrapped, lanes, level)

@@ -1,4 +1,5 @@
-"""Inline vector code for the functions that compiled programs spend their time in: exp, log, tanh, erf, sigmoid.
+"""Inline vector code for the functions that compiled programs spend their time in: exp, log, tanh, erf, sigmoid; and for fmod and
+nextafter, which no vector library has.
 
 A call into a vector library saves and restores every vector register; these few instructions do not.  f32 has all of them
 (relative errors below 4e-7, checked in tests over the whole range); f64 takes them only where the machine has no vector library.
@@ -61,6 +62,13 @@ class _Float:
 
     def select(self, test: str, a: str, b: str) -> str:
         return self.w.new(f"select {self.w.shape('bool', self.lanes)} {test}, {self.type} {a}, {self.type} {b}")
+
+    def both(self, a: str, b: str) -> str:
+        return self.w.new(f"and {self.w.shape('bool', self.lanes)} {a}, {b}")
+
+    def any(self, test: str) -> str:
+        """Does it hold for a lane?"""
+        return self.w.any(test, self.lanes)
 
     def compare(self, kind: str, a: str, b: str) -> str:
         return self.w.new(f"fcmp {kind} {self.type} {a}, {b}")
@@ -157,6 +165,45 @@ def erf(w: LlvmFunction, dtype: str, lanes: int, x: str) -> str:
     return _rational(w, dtype, lanes, x, 4.0, *_ERF)
 
 
-Inline = Callable[["LlvmFunction", str, int, str], str]
-INLINE_F32: dict[str, Inline] = {"exp": exp, "tanh": tanh, "erf": erf}                 # used on every machine
+def fmod(w: LlvmFunction, dtype: str, lanes: int, x: str, y: str) -> str:
+    """x - trunc(x / y) * y, exactly, with the sign of x.  While the quotient has no more bits than a mantissa, its rounding is off by one at most;
+    the rest is a multiple of y's last bit and at most y, so the multiply-add is exact, and so is adding y back.  Where a lane has a larger quotient,
+    the C library's function is called for all of them."""
+    f = _Float(w, dtype, lanes)
+    if not w.target.fma:
+        return f.op("frem", x, y)
+    a, b = (w.intrinsic("fabs", dtype, lanes, [v]) for v in (x, y))
+    ratio = f.op("fdiv", a, b)
+    rest = f.fma(w.new(f"fneg {f.type} {w.intrinsic('trunc', dtype, lanes, [ratio])}"), b, a)
+    rest = f.select(f.compare("olt", rest, f.const(0.0)), f.op("fadd", rest, b), rest)
+    rest = f.select(f.compare("olt", a, b), a, rest)        # infinity times 0 is no rest
+    found = w.alloca(f.type)
+    w.line(f"store {f.type} {w.intrinsic('copysign', dtype, lanes, [rest, x])}, ptr {found}")
+    numbers = f.both(f.compare("olt", a, f.const(math.inf)), f.compare("ogt", b, f.const(0.0)))
+    large = f.both(f.compare("oge", ratio, f.const(2.0 ** (f.mantissa + 1))), numbers)
+    rare, done = w.label("rare"), w.label("done")
+    w.line(f"br i1 {f.any(large)}, label %{rare}, label %{done}, !prof !0")
+    w.mark(rare)
+    w.line(f"store {f.type} {f.op('frem', x, y)}, ptr {found}")
+    w.line(f"br label %{done}")
+    w.mark(done)
+    return w.new(f"load {f.type}, ptr {found}")
+
+
+def nextafter(w: LlvmFunction, dtype: str, lanes: int, x: str, y: str) -> str:
+    """Bits count from 0 outwards: one more away from 0, one less towards it; from 0 itself, the least number of y's sign."""
+    f = _Float(w, dtype, lanes)
+    mask = w.shape("bool", lanes)
+    outwards = w.new(f"xor {mask} {f.compare('ogt', x, f.const(0.0))}, {f.compare('ogt', x, y)}")
+    step = w.new(f"select {mask} {outwards}, {w.shape(f.whole, lanes)} {f.integer(1)}, {w.shape(f.whole, lanes)} {f.integer(-1)}")
+    moved = f.from_bits(f.int_op("add", f.bits(x), step))
+    least = w.intrinsic("copysign", dtype, lanes, [f.from_bits(f.integer(1)), y])
+    moved = f.select(f.compare("oeq", x, f.const(0.0)), least, moved)
+    moved = f.select(f.compare("oeq", x, y), y, moved)
+    return f.select(f.compare("uno", x, y), f.op("fadd", x, y), moved)
+
+
+Inline = Callable[..., str]     # (function, dtype, lanes, arguments)
+INLINE: dict[str, Inline] = {"fmod": fmod, "nextafter": nextafter}                                             # used on every machine
+INLINE_F32: dict[str, Inline] = {"exp": exp, "tanh": tanh, "erf": erf}                 # the same, in f32
 INLINE_OTHER: dict[tuple[str, str], Inline] = {("log", "f32"): log, ("log", "f64"): log, ("exp", "f64"): exp}     # without a vector library

@@ -198,7 +198,7 @@ def _narrow_division(w: LlvmFunction, node: Expr, a: str, b: str, remainder: boo
 @SPELL.row("fmod")
 def _fmod(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     if node.dtype in FLOAT:
-        return w.new(f"frem {w.type(node)} {args[0]}, {args[1]}")
+        return w.call_math("fmod", node, args)
     return _divided(w, node, args, remainder=True)
 
 

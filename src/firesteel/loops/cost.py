@@ -19,10 +19,10 @@ from firesteel.targets import has_arena
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
 _WEIGHTS: dict[str, int] = {}
 for _weight, _ops in {
-    4: ("div", "sqrt", "rsqrt", "recip", "mod", "floordiv", "fmod", "round"),
+    4: ("div", "sqrt", "rsqrt", "recip", "mod", "floordiv", "fmod", "round", "nextafter"),
     20: ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "sin", "cos", "tanh", "hypot"),
     30: ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "pow"),
-    60: ("erfinv", "lgamma", "digamma", "nextafter"),
+    60: ("erfinv", "lgamma", "digamma"),
 }.items():
     _WEIGHTS.update(dict.fromkeys(_ops, _weight))
 
