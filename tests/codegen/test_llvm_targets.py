@@ -85,6 +85,15 @@ def test_exact_functions(dtype):
     test_llvm_ops.test_nextafter_is_exact(dtype)
 
 
+@pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv"])
+def test_special_functions(name):
+    for dtype in ("f32", "f64"):
+        test_llvm_ops.test_operator(name, dtype)
+        test_llvm_ops.test_scalars_have_the_bits_of_lanes(name, dtype)
+        test_llvm_ops.test_special_functions_at_their_edges(name, dtype)
+    test_llvm_ops.test_special_functions_in_f32(name)
+
+
 @pytest.mark.parametrize("name,low,high", [("exp", -110.0, 90.0), ("tanh", -12.0, 12.0), ("erf", -6.0, 6.0), ("sigmoid", -87.0, 100.0), ("log", 1e-40, 10.0), ("log", 1e-10, 1e30)])
 def test_inline_functions_over_their_range(name, low, high):
     """Relative error against f64, dense over the range and close to 0."""

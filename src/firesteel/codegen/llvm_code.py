@@ -9,7 +9,7 @@ live in allocas, which LLVM's first pass turns into registers: so no phi and no 
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 
 from firesteel.codegen.bounds import NestIntervals
@@ -153,6 +153,17 @@ class LlvmFunction:
         full = self.declare(f"@llvm.vector.reduce.or.v{lanes}i1", f"i1 @llvm.vector.reduce.or.v{lanes}i1({mask})")
         return self.new(f"call i1 {full}({mask} {test})")
 
+    def rarely(self, test: str, ty: str, lanes: int, usual: str, rare: Callable[[], str]) -> str:
+        """`usual`, or where the test holds for a lane, what `rare` writes into a block beside the others."""
+        found, aside, done = self.alloca(ty), self.label("rare"), self.label("done")
+        self.line(f"store {ty} {usual}, ptr {found}")
+        self.line(f"br i1 {self.any(test, lanes)}, label %{aside}, label %{done}, !prof !0")
+        self.mark(aside)
+        self.line(f"store {ty} {rare()}, ptr {found}")
+        self.line(f"br label %{done}")
+        self.mark(done)
+        return self.new(f"load {ty}, ptr {found}")
+
     def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
         """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none.  A scalar takes
         the way that a lane takes: the variants differ in the last bit, and a value that is computed twice must be equal to itself."""
@@ -166,9 +177,13 @@ class LlvmFunction:
             return inline(self, node.dtype, lanes, *args)
         piece = self.target.lanes(4 if scalar == "float" else 8)
         if c_name not in self.target.vector_math:
-            return self.by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
+            return self.call_lanes(c_name, scalar, lanes, args)
         function = "@" + self.target.vector_function(c_name, VECTOR_FUNCTIONS[name], piece)
         return self.by_pieces(args, scalar, lanes, piece, lambda part: self._call(function, f"<{piece} x {scalar}>", part))
+
+    def call_lanes(self, c_name: str, scalar: str, lanes: int, args: Sequence[str]) -> str:
+        """One call of the C library a lane."""
+        return self.by_pieces(args, scalar, lanes, 1, lambda part: self._call(f"@{c_name}", scalar, part))
 
     def _call(self, function: str, ty: str, args: Sequence[str]) -> str:
         self.declare(function, f"{ty} {function}({', '.join([ty] * len(args))}) #1")
@@ -217,6 +232,13 @@ class LlvmFunction:
 
     def value(self, root: Expr) -> LlvmValue:
         return self.values([root])[0]
+
+    def formula(self, root: Expr) -> str:
+        """In the middle of writing a node: an expression over its arguments."""
+        lanes = self.current_lanes
+        val = self.value(root)
+        self.current_lanes = lanes
+        return self.shaped(val, root, lanes)
 
     def size(self, size: Size) -> LlvmValue:
         return self.value(as_expr(size))

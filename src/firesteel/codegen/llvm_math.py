@@ -66,10 +66,6 @@ class _Float:
     def both(self, a: str, b: str) -> str:
         return self.w.new(f"and {self.w.shape('bool', self.lanes)} {a}, {b}")
 
-    def any(self, test: str) -> str:
-        """Does it hold for a lane?"""
-        return self.w.any(test, self.lanes)
-
     def compare(self, kind: str, a: str, b: str) -> str:
         return self.w.new(f"fcmp {kind} {self.type} {a}, {b}")
 
@@ -177,17 +173,10 @@ def fmod(w: LlvmFunction, dtype: str, lanes: int, x: str, y: str) -> str:
     rest = f.fma(w.new(f"fneg {f.type} {w.intrinsic('trunc', dtype, lanes, [ratio])}"), b, a)
     rest = f.select(f.compare("olt", rest, f.const(0.0)), f.op("fadd", rest, b), rest)
     rest = f.select(f.compare("olt", a, b), a, rest)        # infinity times 0 is no rest
-    found = w.alloca(f.type)
-    w.line(f"store {f.type} {w.intrinsic('copysign', dtype, lanes, [rest, x])}, ptr {found}")
+    usual = w.intrinsic("copysign", dtype, lanes, [rest, x])
     numbers = f.both(f.compare("olt", a, f.const(math.inf)), f.compare("ogt", b, f.const(0.0)))
     large = f.both(f.compare("oge", ratio, f.const(2.0 ** (f.mantissa + 1))), numbers)
-    rare, done = w.label("rare"), w.label("done")
-    w.line(f"br i1 {f.any(large)}, label %{rare}, label %{done}, !prof !0")
-    w.mark(rare)
-    w.line(f"store {f.type} {f.op('frem', x, y)}, ptr {found}")
-    w.line(f"br label %{done}")
-    w.mark(done)
-    return w.new(f"load {f.type}, ptr {found}")
+    return w.rarely(large, f.type, lanes, usual, lambda: f.op("frem", x, y))
 
 
 def nextafter(w: LlvmFunction, dtype: str, lanes: int, x: str, y: str) -> str:

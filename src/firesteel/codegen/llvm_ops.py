@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from firesteel.codegen.target import VECTOR_FUNCTIONS
-from firesteel.loops.scalars import BITS_OF, REDUCE_OPS, STORAGE_FLOATS
+from firesteel.loops import special
+from firesteel.loops.scalars import BITS_OF, REDUCE_OPS, STORAGE_FLOATS, S, to
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 
@@ -157,6 +158,13 @@ SPELL.add("shl", functools.partial(_shift, True))
 SPELL.add("shr", functools.partial(_shift, False))
 
 
+@SPELL.row("muladd")
+def _muladd(w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    if w.target.fma:
+        return w.intrinsic("fma", node.dtype, w.lanes_of(node), args)
+    return w.new(f"fadd {w.type(node)} {w.new(f'fmul {w.type(node)} {args[0]}, {args[1]}')}, {args[2]}")
+
+
 # ---------------------------------------------------------------- integer division
 
 def _divided(w: LlvmFunction, node: Expr, args: list[str], remainder: bool) -> str:
@@ -281,7 +289,7 @@ def _where(w: LlvmFunction, node: Expr, args: list[str]) -> str:
 
 INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "copysign": "copysign"}
 SPELL.row(*INTRINSICS)(lambda w, node, args: w.intrinsic(INTRINSICS[node.op], node.dtype, w.lanes_of(node), args))
-SPELL.row(*VECTOR_FUNCTIONS, "nextafter", "lgamma")(lambda w, node, args: w.call_math(node.op, node, args))
+SPELL.row(*VECTOR_FUNCTIONS, "nextafter")(lambda w, node, args: w.call_math(node.op, node, args))
 
 
 @SPELL.row("sigmoid")
@@ -289,6 +297,19 @@ def _sigmoid(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     ty, one = w.type(node), w.constant(1.0, node)
     e = w.call_math("exp", node, [w.new(f"fneg {ty} {args[0]}")])
     return w.new(f"fdiv {ty} {one}, {w.new(f'fadd {ty} {e}, {one}')}")
+
+
+@SPELL.row("lgamma", "digamma")
+def _gamma(w: LlvmFunction, node: Expr, args: list[str]) -> str:
+    """f32 in f64, where what cancels leaves digits enough; lgamma in f64 by the C library in between its zeros below -2."""
+    function, (x,), lanes = getattr(special, node.op), node.args, w.lanes_of(node)
+    if node.dtype != "f64":
+        return w.formula(to(function(to(x, "f64"), "f32"), "f32"))
+    value = w.formula(function(x))
+    if node.op == "digamma":
+        return value
+    zeros = w.formula(S.and_(S.gt(x, -20), S.lt(x, -2)))
+    return w.rarely(zeros, w.type(node), lanes, value, lambda: w.call_lanes("lgamma", "double", lanes, args))
 
 
 # ---------------------------------------------------------------- conversions

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from firesteel.loops import special
 from firesteel.loops.scalars import S, is_float, literal
+from firesteel.loops.special import polynomial
 from firesteel.sym.expr import Expr
 from firesteel.table import Table
 
@@ -21,14 +23,6 @@ DECOMPOSED: Table[Callable[..., Expr]] = Table("scalar decomposition", "loops/de
 def _spelled(**rows: Callable[..., Expr]) -> None:
     for name, body in rows.items():
         DECOMPOSED.add(name, body)
-
-
-def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
-    """Horner's scheme, highest power first."""
-    result = literal(coefficients[0], x.dtype)
-    for c in coefficients[1:]:
-        result = S.add(S.mul(result, x), c)
-    return result
 
 
 def _signs_differ(x: Expr, y: Expr) -> Expr:
@@ -88,7 +82,7 @@ def _erf(x: Expr) -> Expr:
     """A rational approximation (Abramowitz and Stegun 7.1.26 has 1.5e-7 of error) is too rough: a Maclaurin series near 0,
     the complement's continued fraction further out."""
     a = S.abs(x)
-    near = S.mul(a, _polynomial(S.mul(a, a), _ERF_SERIES))
+    near = S.mul(a, polynomial(S.mul(a, a), _ERF_SERIES))
     return S.copysign(S.where(S.lt(a, 2.0), near, S.sub(1.0, _erfc_tail(a))), x)
 
 
@@ -110,65 +104,6 @@ def _erfc(x: Expr) -> Expr:
     return S.where(S.lt(a, 2.0), S.sub(1.0, S.erf(x)), far)
 
 
-def _erfinv(x: Expr) -> Expr:
-    """Giles' two polynomials in log(1-x*x), then steps of Newton: for erf(y) = x, and near 1, where that has no digits left, for
-    log(erfc(y)) = log(1-x)."""
-    a = S.abs(x)
-    rest = S.sub(1.0, a)
-    w = S.neg(S.log(S.mul(rest, S.add(a, 1))))
-    centre = _polynomial(S.sub(w, 2.5), (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-                                        -0.00125372503, -0.00417768164, 0.246640727, 1.50140941))
-    tail = _polynomial(S.sub(S.sqrt(S.max(w, literal(5, x.dtype))), 3.0),
-                       (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-                        -0.0076224613, 0.00943887047, 1.00167406, 2.83297682))
-    near = far = S.mul(S.where(S.lt(w, 5), centre, tail), a)
-    for _ in range(2):
-        near = S.sub(near, S.div(S.sub(S.erf(near), a), _slope_of_erf(near)))
-    for _ in range(2 if x.dtype == "f32" else 4):
-        left = S.erfc(far)
-        far = S.add(far, S.mul(S.div(left, _slope_of_erf(far)), S.log(S.div(left, rest))))
-    edge = S.where(S.eq(a, 1), literal(math.inf, x.dtype), literal(math.nan, x.dtype))
-    return S.copysign(S.where(S.lt(a, 0.75), near, S.where(S.lt(a, 1), far, edge)), x)
-
-
-def _slope_of_erf(y: Expr) -> Expr:
-    return S.mul(S.exp(S.neg(S.mul(y, y))), 2 / math.sqrt(math.pi))
-
-
-def _lgamma(x: Expr) -> Expr:
-    """Stirling's series after moving the argument up to 8; the reflection formula below 1/2."""
-    mirrored = S.lt(x, 0.5)
-    y = S.where(mirrored, S.sub(1.0, x), x)
-    product, z = literal(1, x.dtype), y
-    for _ in range(8):
-        small = S.lt(z, 8)
-        product, z = S.where(small, S.mul(product, z), product), S.where(small, S.add(z, 1), z)
-    inverse = S.recip(z)
-    series = S.mul(inverse, _polynomial(S.mul(inverse, inverse), (-1 / 1680, 1 / 1260, -1 / 360, 1 / 12)))
-    start = S.add(S.sub(S.mul(S.sub(z, 0.5), S.log(z)), z), literal(0.5 * math.log(2 * math.pi), x.dtype))
-    value = S.sub(S.add(start, series), S.log(product))
-    turn = S.abs(S.sin(S.mul(S.sub(x, S.floor(x)), math.pi)))
-    reflected = S.sub(S.sub(literal(math.log(math.pi), x.dtype), S.log(turn)), value)
-    value = S.where(mirrored, reflected, value)
-    return S.where(S.isinf(x), literal(math.inf, x.dtype), value)
-
-
-def _digamma(x: Expr) -> Expr:
-    mirrored = S.lt(x, 0)
-    y = S.where(mirrored, S.sub(1.0, x), x)
-    total = literal(0, x.dtype)
-    for _ in range(10):
-        small = S.lt(y, 10)
-        total = S.where(small, S.sub(total, S.recip(y)), total)
-        y = S.where(small, S.add(y, 1), y)
-    inverse = S.recip(S.mul(y, y))
-    series = S.mul(inverse, _polynomial(inverse, (-691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)))
-    value = S.sub(S.add(total, S.log(y)), S.add(S.div(literal(0.5, x.dtype), y), series))
-    reflected = S.sub(value, S.div(literal(math.pi, x.dtype), S.tan(S.mul(S.sub(x, S.round(x)), math.pi))))
-    value = S.where(mirrored, S.where(S.eq(x, S.trunc(x)), math.nan, reflected), value)
-    return S.where(S.eq(x, 0), S.copysign(literal(math.inf, x.dtype), S.neg(x)), value)
-
-
 def _round(x: Expr) -> Expr:
     """Half to even: floor(x + 1/2), one less where that went up from a tie to an odd number."""
     up = S.floor(S.add(x, 0.5))
@@ -180,6 +115,7 @@ def _round(x: Expr) -> Expr:
 
 
 _spelled(
+    muladd=lambda x, y, z: S.add(S.mul(x, y), z),
     sigmoid=lambda x: S.recip(S.add(S.exp(S.neg(x)), 1)),
     recip=lambda x: S.div(literal(1, x.dtype), x),
     rsqrt=lambda x: S.recip(S.sqrt(x)),
@@ -197,7 +133,7 @@ _spelled(
     atanh=lambda x: S.mul(S.log1p(S.div(S.mul(x, 2), S.sub(1.0, x))), 0.5),
     pow=lambda x, y: S.exp(S.mul(S.log(x), y)),
     hypot=lambda x, y: S.sqrt(S.add(S.mul(x, x), S.mul(y, y))),
-    erf=_erf, erfc=_erfc, erfinv=_erfinv, lgamma=_lgamma, digamma=_digamma,
+    erf=_erf, erfc=_erfc, erfinv=special.erfinv, lgamma=special.lgamma, digamma=special.digamma,
     mod=_mod, floordiv=_floordiv,
     trunc=lambda x: S.copysign(S.floor(S.abs(x)), x), ceil=lambda x: S.neg(S.floor(S.neg(x))), round=_round,
     isnan=lambda x: S.ne(x, x), isinf=lambda x: S.eq(S.abs(x), math.inf),

@@ -135,6 +135,7 @@ _ops(_same, FLOATS, 2, {
     "copysign": torch.copysign,
     "nextafter": torch.nextafter,
 })
+_ops(_same, FLOATS, 3, {"muladd": (lambda x, y, z: x * y + z, (0.5, 9.0))})        # rounded once where the machine can
 _ops(_same, FLOATS, 1, {
     "sqrt": (torch.sqrt, (0.0, 90.0)), "rsqrt": (torch.rsqrt, (0.1, 90.0)), "recip": (torch.reciprocal, (0.1, 90.0)),
     "exp": (torch.exp, (-30.0, 30.0)), "exp2": torch.exp2, "expm1": torch.expm1,
