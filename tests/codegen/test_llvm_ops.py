@@ -94,6 +94,18 @@ def test_bits_of_halves(old, new):
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["neg", "abs"])
+def test_signs_of_halves(name, dtype):
+    """Of all their bits, NaN with its payload."""
+    bits = torch.arange(-2**15, 2**15 - 1).to(torch.int16)
+    x = bits.view(DTYPES[dtype])
+    result = torch.empty_like(x)
+    nest, buffers = pointwise(lambda v: to(getattr(S, name)(to(v, "f32")), dtype), buffer("y", result), buffer("x", x))
+    assert run(nest, buffers, {"y": result, "x": x}) == 0
+    assert torch.equal(result.view(torch.int16), bits ^ -2**15 if name == "neg" else bits & 0x7fff)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_selected_halves_keep_their_bits(dtype):
     bits = torch.arange(-2**15, 2**15 - 1).to(torch.int16)
     x, y, mask = bits.view(DTYPES[dtype]), bits.flip(0).view(DTYPES[dtype]), bits % 3 == 0

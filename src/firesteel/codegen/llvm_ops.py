@@ -319,9 +319,21 @@ def _to(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     source, lanes = node.args[0].dtype, w.lanes_of(node)
     if node.dtype not in STORAGE_FLOATS:
         return convert(w, args[0], source, node.dtype, lanes)
-    half = w.to_memory(_to_float(w, args[0], source, "f32", lanes), node.dtype, lanes)
+    half = _sign_changed(w, node, lanes) or w.to_memory(_to_float(w, args[0], source, "f32", lanes), node.dtype, lanes)
     w.keep_stored(node, half, lanes)
     return w.from_memory(half, node.dtype, lanes)
+
+
+def _sign_changed(w: LlvmFunction, node: Expr, lanes: int) -> str | None:
+    """neg and abs of a 16-bit float change a bit of what memory holds: nothing is rounded."""
+    changed = node.args[0]
+    if changed.op not in ("neg", "abs") or changed.args[0].op != "to" or changed.args[0].args[0].dtype != node.dtype:
+        return None
+    held, bits = w.vector(MEMORY[node.dtype], lanes), w.shape("i16", lanes)
+    value = w.new(f"bitcast {held} {w.stored(changed.args[0].args[0], lanes)} to {bits}")
+    change, by = ("xor", -0x8000) if changed.op == "neg" else ("and", 0x7fff)
+    value = w.new(f"{change} {bits} {value}, {w.integer(by, 'i16', lanes)}")
+    return w.new(f"bitcast {bits} {value} to {held}")
 
 
 def convert(w: LlvmFunction, value: str, source: str, target: str, lanes: int) -> str:
