@@ -85,7 +85,7 @@ def test_exact_functions(dtype):
     test_llvm_ops.test_nextafter_is_exact(dtype)
 
 
-@pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv"])
+@pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv", "i0", "i1", "erfcx"])
 def test_special_functions(name):
     for dtype in ("f32", "f64"):
         test_llvm_ops.test_operator(name, dtype)

@@ -299,14 +299,14 @@ def _sigmoid(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     return w.new(f"fdiv {ty} {one}, {w.new(f'fadd {ty} {e}, {one}')}")
 
 
-@SPELL.row("lgamma", "digamma")
-def _gamma(w: LlvmFunction, node: Expr, args: list[str]) -> str:
+@SPELL.row("lgamma", "digamma", "trigamma", "i0", "i0e", "i1", "i1e", "erfcx", "log_ndtr")
+def _special(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     """f32 in f64, where what cancels leaves digits enough; lgamma in f64 by the C library in between its zeros below -2."""
     function, (x,), lanes = getattr(special, node.op), node.args, w.lanes_of(node)
     if node.dtype != "f64":
         return w.formula(to(function(to(x, "f64"), "f32"), "f32"))
     value = w.formula(function(x))
-    if node.op == "digamma":
+    if node.op != "lgamma":
         return value
     zeros = w.formula(S.and_(S.gt(x, -20), S.lt(x, -2)))
     return w.rarely(zeros, w.type(node), lanes, value, lambda: w.call_lanes("lgamma", "double", lanes, args))

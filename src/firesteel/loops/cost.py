@@ -22,8 +22,8 @@ for _weight, _ops in {
     4: ("div", "sqrt", "rsqrt", "recip", "mod", "floordiv", "fmod", "round", "nextafter"),
     20: ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "sin", "cos", "tanh", "hypot"),
     30: ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "pow"),
-    60: ("erfinv",),
-    200: ("lgamma", "digamma"),
+    60: ("erfinv", "i0", "i0e", "i1", "i1e", "erfcx"),
+    200: ("lgamma", "digamma", "trigamma", "log_ndtr"),
 }.items():
     _WEIGHTS.update(dict.fromkeys(_ops, _weight))
 

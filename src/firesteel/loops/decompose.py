@@ -135,6 +135,7 @@ _spelled(
     hypot=lambda x, y: S.sqrt(S.add(S.mul(x, x), S.mul(y, y))),
     erf=_erf, erfc=_erfc, erfinv=special.erfinv, lgamma=special.lgamma, digamma=special.digamma,
     mod=_mod, floordiv=_floordiv,
+    trigamma=special.trigamma, i0=special.i0, i0e=special.i0e, i1=special.i1, i1e=special.i1e, erfcx=special.erfcx, log_ndtr=special.log_ndtr,
     trunc=lambda x: S.copysign(S.floor(S.abs(x)), x), ceil=lambda x: S.neg(S.floor(S.neg(x))), round=_round,
     isnan=lambda x: S.ne(x, x), isinf=lambda x: S.eq(S.abs(x), math.inf),
 )

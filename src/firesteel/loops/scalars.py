@@ -147,6 +147,8 @@ _ops(_same, FLOATS, 1, {
     "asinh": torch.asinh, "acosh": (torch.acosh, (1.0, 90.0)), "atanh": (torch.atanh, (-0.99, 0.99)),
     "sigmoid": torch.sigmoid, "erf": (torch.erf, (-4.0, 4.0)), "erfc": (torch.erfc, (-4.0, 4.0)),
     "erfinv": (torch.erfinv, (-0.999, 0.999)), "lgamma": (torch.lgamma, (0.05, 30.0)), "digamma": (torch.digamma, (0.05, 30.0)),
+    "trigamma": (functools.partial(torch.polygamma, 1), (0.05, 30.0)), "i0": torch.special.i0, "i0e": torch.special.i0e,
+    "i1": torch.special.i1, "i1e": torch.special.i1e, "erfcx": (torch.special.erfcx, (-4.0, 20.0)), "log_ndtr": torch.special.log_ndtr,
     "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc,
 })
 _ops(_to_bool, FLOATS, 1, {"isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit})

@@ -46,6 +46,8 @@ for _name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "
               "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma"):
     pointwise(_name, unary(floating))(getattr(S, _name))
 pointwise("reciprocal", unary(floating))(S.recip)
+for _name in ("i0", "special_i0e", "special_i1", "special_i1e", "special_erfcx", "special_log_ndtr"):
+    pointwise(_name)(getattr(S, _name.removeprefix("special_")))
 
 
 pointwise("neg", unary(same_dtype))(S.neg)
@@ -91,6 +93,15 @@ probed_rule("conj_physical")(like)
 probed_rule("nan_to_num")(into_empty_like)
 shape("mvlgamma")(as_first)
 probed_rule("polygamma")(lambda n, x: elementwise([x], floating(x.dtype)))
+
+
+@pointwise("polygamma")
+def compute_polygamma(n, x):
+    if n > 1:
+        raise Impossible
+    return S.trigamma(x) if n else S.digamma(x)
+
+
 probed_rule("frexp.Tensor")(lambda x: (like(x), like(x, dtype=torch.int32)))
 probed_rule("complex")(lambda real, imag: elementwise([real, imag], torch.promote_types(real.dtype, torch.complex32)))
 probed_rule("polar")(lambda length, angle: elementwise([length, angle], torch.promote_types(length.dtype, torch.complex32)))
