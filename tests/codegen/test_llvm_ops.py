@@ -64,6 +64,8 @@ def test_operator(name, dtype):
 def test_scalars_have_the_bits_of_lanes(name, dtype):
     """Whatever lies in the lanes beside: a value that another kernel computes again must be equal to itself."""
     inputs = [torch.cat((t, t[:14] if t.dtype is torch.bool else torch.tensor(SPECIAL, dtype=t.dtype), t)) for t in tensors_of(name, dtype, 83)]
+    if name == "lgamma":
+        inputs = [torch.cat((inputs[0], -inputs[0][::3]))]
     lanes = apply(name, inputs, OPS[name].meaning(*inputs).dtype)
     scalars = torch.empty_like(lanes)
     names = [f"x{k}" for k in range(len(inputs))]

@@ -154,12 +154,13 @@ class LlvmFunction:
         return self.new(f"call i1 {full}({mask} {test})")
 
     def rarely(self, test: str, ty: str, lanes: int, usual: str, rare: Callable[[], str]) -> str:
-        """`usual`, or where the test holds for a lane, what `rare` writes into a block beside the others."""
+        """`usual`; for a vector with a lane for which the test holds, what `rare` writes into a block beside the others in those lanes."""
         found, aside, done = self.alloca(ty), self.label("rare"), self.label("done")
         self.line(f"store {ty} {usual}, ptr {found}")
         self.line(f"br i1 {self.any(test, lanes)}, label %{aside}, label %{done}, !prof !0")
         self.mark(aside)
-        self.line(f"store {ty} {rare()}, ptr {found}")
+        chosen = self.new(f"select {self.shape('bool', lanes)} {test}, {ty} {rare()}, {ty} {usual}")
+        self.line(f"store {ty} {chosen}, ptr {found}")
         self.line(f"br label %{done}")
         self.mark(done)
         return self.new(f"load {ty}, ptr {found}")
