@@ -127,8 +127,7 @@ FLOAT_UNARY = {
     "asin": UNIT, "acos": UNIT, "atan": (-9.0, 9.0), "sinh": (-4.0, 4.0), "cosh": (-4.0, 4.0), "tanh": (-4.0, 4.0),
     "asinh": (-9.0, 9.0), "acosh": (1.1, 9.0), "atanh": UNIT, "sigmoid": (-9.0, 9.0), "erf": (-3.0, 3.0), "erfc": (-3.0, 3.0),
     "erfinv": UNIT, "lgamma": POSITIVE, "digamma": POSITIVE, "deg2rad": (-9.0, 9.0), "rad2deg": (-9.0, 9.0), "sinc": (-3.0, 3.0),
-    "i0": (-12.0, 12.0), "special_i0e": (-12.0, 12.0), "special_i1": (-12.0, 12.0), "special_i1e": (-12.0, 12.0), "special_erfcx": (-3.0, 9.0),
-    "special_log_ndtr": (-9.0, 3.0),
+    "i0": (-12.0, 12.0), "special_i0e": (-12.0, 12.0), "special_i1": (-12.0, 12.0), "special_i1e": (-12.0, 12.0),
 }
 for _name, (_lo, _hi) in FLOAT_UNARY.items():
     _op = getattr(aten, _name).default
@@ -160,6 +159,9 @@ sample(aten.bitwise_not.default, t(4, 5, dtype="i64"))
 sample(aten.bitwise_not.default, t(4, 5, dtype="bool"))
 sample(aten.logit.default, t(5, lo=0.1, hi=0.9))
 sample(aten.logit.default, t(5, lo=-0.1, hi=1.1), 0.2)
+for _case in (t(4, 5, lo=-3.0, hi=9.0), t(4, 6, dtype="f64", layout="transposed", lo=-9.0, hi=3.0), t(3, dtype="i64", lo=-2, hi=4)):
+    sample(aten.special_erfcx.default, _case)
+    sample(aten.special_log_ndtr.default, _case)
 for _order in (0, 1):
     sample(aten.polygamma.default, _order, t(4, 5, lo=0.1, hi=9.0))
     sample(aten.polygamma.default, _order, t(5, dtype="bf16", lo=0.1, hi=9.0))

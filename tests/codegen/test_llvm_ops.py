@@ -261,6 +261,20 @@ def test_integer_division_signs(name, dtype):
     assert_near(apply(name, [a, b], want.dtype), want, 0)
 
 
+@pytest.mark.parametrize("dtype", ["i64", "i32", "i16", "i8", "u8"])
+@pytest.mark.parametrize("name", ["floordiv", "mod", "fmod"])
+def test_integer_division_of_all_sizes(name, dtype):
+    """Numbers of every length; multiples of the divisor, where a float's quotient could be rounded up, and their neighbours."""
+    g = torch.Generator().manual_seed(0)
+    whole = DTYPES[dtype]
+    a, b = ((torch.randint(-2**62, 2**62, (4001,), generator=g) >> torch.randint(0, 63, (4001,), generator=g)).to(whole) for _ in range(2))
+    b[(b == 0) | (b == -1)] = 3
+    near = a // b * b
+    a, b = torch.cat((a, near, near + 1, near - 1)), b.repeat(4)
+    want = OPS[name].meaning(a, b)
+    assert torch.equal(apply(name, [a, b], whole), want)
+
+
 def test_integer_division_by_zero_does_not_trap():
     a, b = torch.tensor([5, -5, -2**63]), torch.tensor([0, 0, -1])
     for name in ("floordiv", "mod", "fmod"):

@@ -85,6 +85,12 @@ def test_exact_functions(dtype):
     test_llvm_ops.test_nextafter_is_exact(dtype)
 
 
+@pytest.mark.parametrize("dtype", ["i64", "i32", "i16", "i8", "u8"])
+def test_integer_division(dtype):
+    for name in ("floordiv", "mod", "fmod"):
+        test_llvm_ops.test_integer_division_of_all_sizes(name, dtype)
+
+
 @pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv", "i0", "i1", "erfcx"])
 def test_special_functions(name):
     for dtype in ("f32", "f64"):

@@ -171,7 +171,10 @@ def _divided(w: LlvmFunction, node: Expr, args: list[str], remainder: bool) -> s
     """Truncating quotient or remainder that never traps: a zero divisor gives some value, and -1 is a negation."""
     ty, lanes = w.type(node), w.lanes_of(node)
     if node.dtype in UNSIGNED or w.intervals.natural(node):
-        divisor = args[1] if node.args[1].op == "const" and node.args[1].attr > 0 else _nonzero(w, node, args[1])
+        positive = node.args[1].op == "const" and node.args[1].attr > 0
+        divisor = args[1] if positive else _nonzero(w, node, args[1])
+        if node.dtype == "u8" and lanes and not positive:
+            return _rest(w, node, args[0], divisor, _float_quotient(w, node, args[0], divisor), remainder)
         return _narrow_division(w, node, args[0], divisor, remainder)
     if node.args[1].op == "const" and node.args[1].attr not in (0, -1):
         return w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {args[1]}")
@@ -179,11 +182,45 @@ def _divided(w: LlvmFunction, node: Expr, args: list[str], remainder: bool) -> s
     minus = w.new(f"icmp eq {ty} {args[1]}, {w.constant(-1, node)}")
     one = w.new(f"select {mask} {minus}, {ty} {w.constant(1, node)}, {ty} {args[1]}")
     divisor = _nonzero(w, node, one)
-    value = w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {divisor}")
+    if lanes and (node.dtype != "i64" or w.target.masks):
+        value = _rest(w, node, args[0], divisor, _float_quotient(w, node, args[0], divisor), remainder)
+    else:
+        value = w.new(f"{'srem' if remainder else 'sdiv'} {ty} {args[0]}, {divisor}")
     if remainder:
         return value
     negative = w.new(f"sub {ty} {w.constant(0, node)}, {args[0]}")
     return w.new(f"select {mask} {minus}, {ty} {negative}, {ty} {value}")
+
+
+def _rest(w: LlvmFunction, node: Expr, a: str, b: str, quotient: str, remainder: bool) -> str:
+    """What is left of a, or the quotient itself."""
+    ty = w.type(node)
+    return w.new(f"sub {ty} {a}, {w.new(f'mul {ty} {quotient}, {b}')}") if remainder else quotient
+
+
+def _float_quotient(w: LlvmFunction, node: Expr, a: str, b: str) -> str:
+    """By floats with more digits than the integers, so that no quotient is rounded up to the next integer; vectors of them are divided at once."""
+    ty, lanes = w.type(node), w.lanes_of(node)
+    wide, whole = (w.shape("f64", lanes), ty) if BITS[node.dtype] >= 32 else (w.shape("f32", lanes), w.shape("i32", lanes))
+    x, y = (w.new(f"{'uitofp' if node.dtype in UNSIGNED else 'sitofp'} {ty} {v} to {wide}") for v in (a, b))
+    quotient = w.new(f"fptosi {wide} {w.new(f'fdiv {wide} {x}, {y}')} to {whole}")
+    if node.dtype == "i64":
+        return _long_quotient(w, node, a, b, quotient)
+    return quotient if whole == ty else w.new(f"trunc {whole} {quotient} to {ty}")
+
+
+def _long_quotient(w: LlvmFunction, node: Expr, a: str, b: str, quotient: str) -> str:
+    """Below 2^53 the quotient is one too far from 0 at most, and the rest then has the other sign; larger numbers are divided one by one."""
+    ty, lanes = w.type(node), w.lanes_of(node)
+    mask, zero = w.shape("bool", lanes), w.constant(0, node)
+    rest = _rest(w, node, a, b, quotient, True)
+    far = w.new(f"icmp slt {ty} {w.new(f'xor {ty} {rest}, {a}')}, {zero}")
+    far = w.new(f"and {mask} {far}, {w.new(f'icmp ne {ty} {rest}, {zero}')}")
+    differ = w.new(f"xor {ty} {a}, {b}")
+    sign = w.new(f"or {ty} {w.new(f'ashr {ty} {differ}, {w.constant(63, node)}')}, {w.constant(1, node)}")
+    usual = w.new(f"sub {ty} {quotient}, {w.new(f'select {mask} {far}, {ty} {sign}, {ty} {zero}')}")
+    large = [w.new(f"icmp ugt {ty} {w.new(f'add {ty} {v}, {w.constant(1 << 53, node)}')}, {w.constant(1 << 54, node)}") for v in (a, b)]
+    return w.rarely(w.new(f"or {mask} {large[0]}, {large[1]}"), ty, lanes, usual, lambda: w.new(f"sdiv {ty} {a}, {b}"))
 
 
 def _nonzero(w: LlvmFunction, node: Expr, divisor: str) -> str:

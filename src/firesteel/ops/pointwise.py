@@ -29,6 +29,7 @@ from firesteel.graph.rules.base import (
 )
 from firesteel.graph.rules.refusals import fits_in, surely_holds
 from firesteel.graph.spec import Spec, contiguous_strides, fresh, like
+from firesteel.loops.ir import check_index
 from firesteel.loops.lower.build import Builder
 from firesteel.loops.lower.pointwise import Impossible, as_element, lower_pointwise, times, truth
 from firesteel.loops.lower.value import Operand
@@ -145,17 +146,18 @@ def div_mode(a: Spec, b: Any, rounding_mode: str | None = None) -> Spec:
     return elementwise(tensors_of(a, b), dtype if rounding_mode else floating(dtype))
 
 
-@pointwise("div.Tensor_mode div.Scalar_mode", rounds=(0,))
-def compute_div_mode(x, y, rounding_mode=None):
+def _compute_div_mode(divisor: Callable[[Any, Any], Any], x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
     if rounding_mode is None:
         return S.div(x, y)
-    _refuse_zero_divisor(x, y)
+    y = divisor(x, y)
     if rounding_mode == "floor":
         return S.floordiv(x, y)
     if is_float(x.dtype):
         return S.trunc(S.div(x, y))
-    # integer division towards zero: what is left after taking C's remainder off divides exactly
-    return S.floordiv(S.sub(x, S.fmod(x, y)), y)
+    y = as_element(y, x)
+    down = S.floordiv(x, y)     # integer division towards zero: one more where rounding down went away from it
+    rest = S.sub(x, S.mul(down, y))
+    return S.add(down, to(S.and_(S.ne(rest, 0), S.ne(S.lt(x, 0), S.lt(y, 0))), rest.dtype))
 
 
 @decomposition("div.Tensor_mode div.Scalar_mode")
@@ -166,21 +168,34 @@ def decompose_div_mode(x: Tensor, y: Any, *, rounding_mode: str | None = None) -
     return aten.trunc.default(x / y)
 
 
-def _refuse_zero_divisor(x: Any, y: Any) -> None:
-    """An integer divided by zero is an error in eager; only a constant divisor is known not to be zero."""
+def _constant_divisor(x: Any, y: Any) -> Any:
+    """An integer divided by zero is no number of eager's; only a constant divisor is known not to be zero."""
     dtype = x.dtype if isinstance(x, Expr) else y.dtype
     if not is_float(dtype) and (isinstance(y, Expr) and y.op != "const" or not isinstance(y, Expr) and int(y) == 0):
         raise Impossible
+    return y
 
 
-def _divided(op: Callable[[Any, Any], Expr], x: Any, y: Any) -> Expr:
-    _refuse_zero_divisor(x, y)
-    return op(x, y)
+def _checked_divisor(x: Any, y: Any) -> Any:
+    """On the host a divisor of zero is an error: the kernel reports an index out of range, and eager says what is wrong."""
+    if not isinstance(y, Expr) or y.op == "const" or y.dtype == "bool" or is_float(y.dtype):
+        return _constant_divisor(x, y)
+    found = check_index(S.where(S.eq(y, 0), literal(2, "i64"), 1), 2, strict=True)
+    return S.where(S.eq(found, 1), y, 1)
+
+
+pointwise("div.Tensor_mode div.Scalar_mode", rounds=(0,), cuda=functools.partial(_compute_div_mode, _constant_divisor))(
+    functools.partial(_compute_div_mode, _checked_divisor))
+
+
+def _divided(op: Callable[[Any, Any], Expr], divisor: Callable[[Any, Any], Any], x: Any, y: Any) -> Expr:
+    return op(x, divisor(x, y))
 
 
 for _names, _op in (("floor_divide floor_divide.Scalar", S.floordiv), ("fmod.Tensor fmod.Scalar", S.fmod),
                     ("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor", S.mod)):
-    pointwise(_names, binary(same_dtype), decides=True, rounds=(0,) if _op is S.floordiv else (0, 1))(functools.partial(_divided, _op))
+    pointwise(_names, binary(same_dtype), decides=True, rounds=(0,) if _op is S.floordiv else (0, 1),
+              cuda=functools.partial(_divided, _op, _constant_divisor))(functools.partial(_divided, _op, _checked_divisor))
 
 
 probed_rule("addcmul addcdiv")(lambda x, a, b, value=1: joined(x, a, b))
