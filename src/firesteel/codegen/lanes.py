@@ -42,7 +42,8 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     if not swept:
         return _turning(nest, _points_shape(nest, points, width, fewest, False))
     rows = [_best(() if p.kind == "scan" else p.axes, [p]) for p in nest.phases]
-    if points and points[0] > _rows_score(nest, rows):
+    overlap = points is not None and points[0] >= 2         # overlapping windows are rows either way: points need no sum over the lanes
+    if points and (overlap or points[0] > _rows_score(nest, rows)):
         return _points_shape(nest, points, width, fewest, True)
     widths = tuple(_row_width(p, r[1], width, fewest) if r else 1 for p, r in zip(nest.phases, rows))
     return Shape(None, tuple(r[1].name if r else None for r in rows), widths)

@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 from firesteel.codegen.flat import FlatNest, FlatPhase, flatten
+from firesteel.codegen.lane_masks import smaller
 from firesteel.codegen.lanes import Shape, adds, choose, turned_loads
 from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import FLOAT, REGISTER, SPELL, combine, literal
@@ -28,7 +29,6 @@ from firesteel.codegen.llvm_phases import (
     can_be_empty,
     divides,
     loop_order,
-    smaller,
     write_lanes,
     write_loop,
     write_phase,

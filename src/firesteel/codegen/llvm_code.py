@@ -14,6 +14,7 @@ from dataclasses import field
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
+from firesteel.codegen.lane_masks import iota
 from firesteel.codegen.llvm_math import INLINE, INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.strided import Window
@@ -291,6 +292,10 @@ class LlvmFunction:
             self.level = before
         return known.name
 
+    def spread(self, name: str, ty: str, lanes: int) -> str:
+        """A scalar of this scope in all lanes."""
+        return self.splat(LlvmValue(name, 0, self.level), ty, lanes)
+
     def once(self, key: tuple, level: int, text: str) -> LlvmValue:
         """An i64 scalar instruction, written once at that level."""
         known = self.memo.get(key)
@@ -391,6 +396,8 @@ class LlvmFunction:
             first = self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {1 - lanes}")
             turned = mask and self.reversed(mask, "i1", lanes)
             return self.reversed(self.read(buffer, LlvmValue(first, 0, self.level), None, lanes, "row", turned), element, lanes)
+        if offsets == steps(lanes, 2):
+            return self._every_other(buffer, pointer, lanes, mask)
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
         return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
 
@@ -441,6 +448,24 @@ class LlvmFunction:
             value = self.new(f"shufflevector {ty} {value}, {ty} {rows[row]}, <{lanes} x i32> <{', '.join(picks)}>")
             inside = [*inside, row]
         return value
+
+    def _every_other(self, buffer: int, pointer: LlvmValue, lanes: int, mask: str | None) -> str:
+        """Two vectors in a row, the second of which ends with the last element that is read."""
+        element = MEMORY[self.nest.dtypes[buffer]]
+        ty = f"<{lanes} x {element}>"
+        behind = LlvmValue(self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {lanes - 1}"), 0, self.level)
+        halves = []
+        for number, start in enumerate((pointer, behind)):
+            wanted = mask and self._doubled(mask, lanes, number)
+            halves.append(self.read(buffer, start, None, lanes, "row", wanted))
+        chosen = ", ".join(f"i32 {2 * k if 2 * k < lanes else 2 * k + 1}" for k in range(lanes))
+        return self.new(f"shufflevector {ty} {halves[0]}, {ty} {halves[1]}, <{lanes} x i32> <{chosen}>")
+
+    def _doubled(self, mask: str, lanes: int, second: int) -> str:
+        """The mask of the vector in whose even elements (the second: odd ones) the first (second) half of the lanes stand."""
+        picks = [lanes if (k + second) % 2 else (k + second * lanes) // 2 for k in range(lanes)]
+        ty = f"<{lanes} x i1>"
+        return self.new(f"shufflevector {ty} {mask}, {ty} zeroinitializer, <{lanes} x i32> <{', '.join(f'i32 {k}' for k in picks)}>")
 
     def reversed(self, vector: str, element: str, lanes: int) -> str:
         ty = f"<{lanes} x {element}>"
@@ -502,10 +527,6 @@ class LlvmFunction:
         name = f"@llvm.masked.scatter.{suffix}.v{lanes}p0"
         full = self.declare(name, f"void {name}({ty}, <{lanes} x ptr>, i32, <{lanes} x i1>)")
         self.line(f"call void {full}({ty} {value}, <{lanes} x ptr> {pointers}, i32 {align}, <{lanes} x i1> {mask})")
-
-
-def iota(lanes: int, ty: str = "i64") -> str:
-    return "<" + ", ".join(f"{ty} {k}" for k in range(lanes)) + ">"
 
 
 def steps(lanes: int, step: int) -> str:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from firesteel.codegen.lane_masks import inside
 from firesteel.codegen.target import VECTOR_FUNCTIONS
 from firesteel.loops import special
 from firesteel.loops.scalars import BITS_OF, REDUCE_OPS, STORAGE_FLOATS, S, to
@@ -290,6 +291,9 @@ _COMPARE = {"eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", 
 @SPELL.row(*_COMPARE)
 def _compare(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     dtype = node.args[0].dtype
+    mask = inside(w, node)
+    if mask is not None:
+        return mask
     kind = 0 if dtype in FLOAT else 2 if dtype in UNSIGNED else 1
     return w.new(f"{'icmp' if kind else 'fcmp'} {_COMPARE[node.op][kind]} {w.shape(dtype, w.lanes_of(node))} {args[0]}, {args[1]}")
 

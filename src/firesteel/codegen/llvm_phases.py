@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from firesteel.codegen.flat import Address, FlatPhase, FlatStore
+from firesteel.codegen.lane_masks import first_lanes, smaller
 from firesteel.codegen.lanes import Shape
-from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue, iota
+from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import BYTES, FLOAT, MEMORY, REGISTER, combine, convert
 from firesteel.codegen.printer import weight
 from firesteel.codegen.strided import is_apart, windows, woven, woven_homes
@@ -95,27 +96,12 @@ def write_vector(w: LlvmFunction, axis: Axis, start: str, stop: str, width: int,
         w.lane_axis, w.width, w.mask, w.mask_level, w.inside = before
 
 
-def first_lanes(w: LlvmFunction, count: str, width: int) -> str:
-    """The mask of the first `count` lanes, compared in the smallest integers that can count them and fill a register: the compare of
-    a shorter vector is widened, and then true for lanes that do not exist."""
-    bits = max(8 if width <= 64 else 16, 128 // width)
-    small = f"i{bits}"
-    left = smaller(w, count, str(width))
-    left = left if bits == 64 else w.new(f"trunc i64 {left} to {small}")
-    wide = w.splat(LlvmValue(left, 0, w.level), small, width)
-    return w.new(f"icmp ult <{width} x {small}> {iota(width, small)}, {wide}")
-
-
 def can_be_empty(extent: Size) -> bool:
     return not (isinstance(extent, int) and extent > 0)
 
 
 def divides(width: int, extent: Size) -> bool:
     return isinstance(extent, int) and extent % width == 0
-
-
-def smaller(w: LlvmFunction, a: str, b: str) -> str:
-    return w.new(f"select i1 {w.new(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
 
 # ---------------------------------------------------------------- phases

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from firesteel.codegen.lane_masks import first_lanes, smaller
 from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue
 from firesteel.codegen.llvm_ops import BYTES, MEMORY
-from firesteel.codegen.llvm_phases import bind, divides, first_lanes, smaller, write_lanes, write_loop
+from firesteel.codegen.llvm_phases import bind, divides, write_lanes, write_loop
 from firesteel.loops.ir import Axis
 from firesteel.sym.expr import Expr
 
