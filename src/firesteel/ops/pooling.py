@@ -13,11 +13,12 @@ from firesteel.graph.meta import as_second
 from firesteel.graph.rules.base import check, each, suggested
 from firesteel.graph.rules.refusals import same_shape, within
 from firesteel.graph.sizes import less, must_match
-from firesteel.graph.spec import Shape, Spec, channels_last_strides, fresh, is_channels_last, is_contiguous
+from firesteel.graph.spec import Spec, channels_last_strides, fresh, is_channels_last, is_contiguous
 from firesteel.loops.lower.build import Builder, choose, fits
 from firesteel.loops.lower.value import Operand
-from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number
+from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
+from firesteel.ops.windows import Window, between, fold, sweep
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt, max_, min_, product
 from firesteel.targets import on_gpu
@@ -113,6 +114,7 @@ for _n, _made in ((2, suggested), (3, fresh)):
 
 
 MOST_TERMS = 16     # elements that are read for one: each is a load in the kernel's text
+MOST_AT_ONCE = 9    # the same where one dimension after the other is another way
 
 
 @dataclass(frozen=True)
@@ -126,18 +128,36 @@ class _Window:
     ceil_mode: bool
     include: bool       # does padding count?
 
+    def place(self, window: Size, k: Size) -> tuple[Size, Any, None]:
+        """The element k of a window, and whether it is there."""
+        at = window * self.stride - self.padding + k
+        return at, True if not self.padding and not self.ceil_mode else and_(ge(at, 0), lt(at, self.size)), None
+
     def places(self, window: Size) -> list[tuple[Size, Any]]:
-        """The elements of a window, and whether each is there."""
-        start = window * self.stride - self.padding
-        if not self.padding and not self.ceil_mode:
-            return [(start + k, True) for k in range(self.kernel)]
-        return [(start + k, and_(ge(start + k, 0), lt(start + k, self.size))) for k in range(self.kernel)]
+        return [self.place(window, k)[:2] for k in range(self.kernel)]
+
+    @property
+    def overlap(self) -> int:
+        """How many windows may contain an element."""
+        most = -(-self.kernel // self.stride)
+        return min(most, self.count) if isinstance(self.count, int) else most
+
+    def window(self, place: Size, k: Size) -> tuple[Size, Any, None]:
+        """The window k of those that may contain an element, in order, and whether it is there and does."""
+        if isinstance(self.count, int) and self.overlap == self.count:
+            start = k * self.stride - self.padding
+            return k, and_(ge(place, start), lt(place, start + self.kernel)), None
+        w = (place + self.padding) // self.stride - (self.overlap - 1 - k)
+        inside = and_(ge(w, 0), lt(w, self.count))
+        return w, and_(inside, lt(place, w * self.stride - self.padding + self.kernel)) if self.kernel % self.stride else inside, None
+
+    @property
+    def whole(self) -> bool:
+        """Is there one, of all elements?"""
+        return self.count == 1 and not self.padding and not self.ceil_mode
 
     def windows(self, place: Size) -> list[tuple[Size, Any]]:
-        """The windows that may contain an element, in order, and whether each is there and does."""
-        last = (place + self.padding) // self.stride
-        found = [last - back for back in reversed(range(-(-self.kernel // self.stride)))]
-        return [(w, and_(and_(ge(w, 0), lt(w, self.count)), lt(place, w * self.stride - self.padding + self.kernel))) for w in found]
+        return [self.window(place, k)[:2] for k in range(self.overlap)]
 
     def elements(self, window: Size) -> Size:
         """How many an average over it counts; not 0 for a window that is not there."""
@@ -165,12 +185,18 @@ def _average(n: int) -> None:
     def divided(value: Expr, windows: list[_Window], at: Sequence[Size], divisor: Any) -> Expr:
         return S.div(value, number(divisor or product([w.elements(i) for w, i in zip(windows, at)]), value.dtype))
 
+    def far(b: Builder, out: Any, x: Operand, windows: list[_Window], finish: Callable[[Expr, Any], Expr]) -> Any:
+        along = [Window(d - n, w.count, w.kernel, w.place, w.stride > 2) for d, w in enumerate(windows) if (w.kernel, w.stride) != (1, 1)]
+        return sweep(b, out, x, along, "sum", finish) if all(w.whole for w in windows) else fold(b, out, x, along, finish)
+
     @lowering(f"avg_pool{n}d")
     def lower_avg_pool(b: Builder, out: Any, x: Operand, *options: Any, **named: Any) -> Any:
         windows = _windows(x.shape[-n:], out.shape[-n:], *options, **named)
-        if windows is None or product([w.kernel for w in windows]) > MOST_TERMS or not fits(out, x) or not is_float(x.dtype):
+        if windows is None or not fits(out, x) or not is_float(x.dtype):
             return NotImplemented
         x, kind, divisor = b.readable(x), compute_dtype(x.dtype), _divisor(options[5:], named)
+        if product([w.kernel for w in windows]) > (MOST_TERMS if on_gpu(out) else MOST_AT_ONCE):
+            return NotImplemented if on_gpu(out) else far(b, out, x, windows, lambda value, i: divided(value, windows, i[-n:], divisor))
 
         def element(i: Any) -> Expr:
             found = itertools.product(*(w.places(at) for w, at in zip(windows, i[-n:])))
@@ -181,9 +207,16 @@ def _average(n: int) -> None:
     @lowering(f"avg_pool{n}d_backward")
     def lower_avg_pool_backward(b: Builder, out: Any, grad: Operand, x: Operand, *options: Any, **named: Any) -> Any:
         windows = _windows(x.shape[-n:], grad.shape[-n:], *options, **named)
-        if windows is None or product([-(-w.kernel // w.stride) for w in windows]) > MOST_TERMS or not fits(out, grad) or not is_float(x.dtype):
+        if windows is None or not fits(out, grad) or not is_float(x.dtype):
             return NotImplemented
         grad, kind, divisor = b.readable(grad), compute_dtype(x.dtype), _divisor(options[5:], named)
+        apart = any(w.overlap > 1 and w.stride > 1 for w in windows)
+        if product([w.overlap for w in windows]) > (MOST_TERMS if on_gpu(out) else 3 if apart else MOST_AT_ONCE):
+            if on_gpu(out):
+                return NotImplemented
+            parts = b.map(between(out, grad.shape, kind), lambda i: divided(to(grad.load(i), kind), windows, i[-n:], divisor))
+            along = [Window(d - n, w.size, w.overlap, w.window) for d, w in enumerate(windows) if (w.kernel, w.stride) != (1, 1)]
+            return fold(b, out, parts, along[::-1])
 
         def element(i: Any) -> Expr:
             found = itertools.product(*(w.windows(at) for w, at in zip(windows, i[-n:])))
@@ -240,7 +273,7 @@ def _maximum(n: int) -> None:
         library is quicker."""
         *window, indices = (*options, *named.values())
         windows = windows_of(grad.spec, x, *window)
-        if windows is None or product([-(-w.kernel // w.stride) for w in windows]) > MOST_TERMS or not fits(out, grad, indices) \
+        if windows is None or product([w.overlap for w in windows]) > MOST_TERMS or not fits(out, grad, indices) \
                 or out.strides[-1] == 1 and windows[-1].stride != 1:
             return NotImplemented
         grad, indices, kind = b.readable(grad), b.readable(indices), compute_dtype(x.dtype)
@@ -268,19 +301,116 @@ device_rule("max_pool2d_with_indices_backward max_pool3d_with_indices_backward _
 device_rule("_adaptive_avg_pool2d")(lambda x, size: suggested(x, (*x.shape[:-2], *size)))
 
 
-@refuses("_adaptive_avg_pool2d adaptive_max_pool2d")
-def refuse_adaptive_pool2d(x: Spec, size: Sequence[Size]) -> None:
-    check(len(size) == 2, "adaptive_pool2d(): output_size must be 2")
-    check(len(x.shape) in (3, 4), f"adaptive_pool2d(): Expected 3D or 4D tensor, but got {list(x.shape)}")
-    check(0 not in x.shape[1:], f"adaptive_pool2d(): Expected non-zero size for non-batch dimensions, but input has sizes {list(x.shape)}")
-    for s in size:
-        within(s, 0, None, f"Trying to create tensor with negative dimension {s}")
+def _refuse_adaptive(n: int) -> None:
+    @refuses(f"_adaptive_avg_pool{n}d adaptive_max_pool{n}d")
+    def refuse_adaptive_pool(x: Spec, size: Sequence[Size]) -> None:
+        check(len(size) == n, f"adaptive_pool{n}d(): output_size must be {n}")
+        check(len(x.shape) in (n + 1, n + 2), f"adaptive_pool{n}d(): Expected {n + 1}D or {n + 2}D tensor, but got {list(x.shape)}")
+        check(0 not in x.shape[-n - 1:], f"adaptive_pool{n}d(): Expected non-zero size for non-batch dimensions, but input has sizes {list(x.shape)}")
+        for s in size:
+            within(s, 0, None, f"Trying to create tensor with negative dimension {s}")
+
+    @refuses(f"_adaptive_avg_pool{n}d_backward")
+    def refuse_adaptive_backward(grad: Spec, x: Spec) -> None:
+        same_shape(grad.shape[:-n], x.shape[:-n], f"Expected a gradient of as many images and channels as the input, got {list(grad.shape)}")
+        check(0 not in grad.shape[-n - 1:], f"Expected grad_output to have non-zero sizes, got {list(grad.shape)}")
+
+
+_refuse_adaptive(2)
+_refuse_adaptive(3)
 
 
 @device_rule("adaptive_max_pool2d")
 def adaptive_max_pool2d(x: Spec, size: Sequence[Size]) -> tuple[Spec, Spec]:
     out = suggested(x, (*x.shape[:-2], *size))
     return out, out.to(torch.int64)
+
+
+
+# ---------------------------------------------------------------- averages of windows whose sizes follow from the results
+
+@dataclass(frozen=True)
+class _Share:
+    """One dimension of `size` elements, of which each of `count` results has a share; neighbours' shares may overlap.  The results that have a share
+    in an element are found in the same way, with the two numbers exchanged."""
+    size: Size
+    count: Size
+
+    @property
+    def even(self) -> int | None:
+        """The size of each share, where all are the same."""
+        known = isinstance(self.size, int) and isinstance(self.count, int) and self.size % self.count == 0
+        return self.size // self.count if known else None       # type: ignore[return-value]
+
+    def start(self, result: Size) -> Size:
+        return result * self.even if self.even else result * self.size // self.count
+
+    def end(self, result: Size) -> Size:
+        return (result + 1) * self.even if self.even else ((result + 1) * self.size + (self.count - 1)) // self.count
+
+    @property
+    def length(self) -> Size:
+        """Of the largest share."""
+        if isinstance(self.size, int) and isinstance(self.count, int):
+            return self.even or max(self.end(at) - self.start(at) for at in range(self.count))
+        return (self.size + (self.count - 1)) // self.count + 1
+
+    def place(self, result: Size, k: Size) -> tuple[Size, Any, None]:
+        at = self.start(result) + k
+        return at, True if self.even else lt(at, self.end(result)), None
+
+    def window(self, dim: int) -> Window:
+        return Window(dim, self.count, self.length, self.place, self.even != 1)
+
+
+def _shares(b: Builder, out: Any, x: Operand, n: int, finish: Callable[[Expr, Any], Expr], shrinks: bool, reduction: str = "sum") -> Operand:
+    """Dimensions that shrink go first, and what grows goes last: rows are read as they lie, and few elements are gathered."""
+    shares = [_Share(s, c) for s, c in zip(x.shape[-n:], out.shape[-n:])]
+    if all(s.count == 1 for s in shares):
+        return sweep(b, out, x, [s.window(d - n) for d, s in enumerate(shares)], reduction, finish)
+
+    def turn(d: int) -> int:
+        s = shares[d]
+        known = isinstance(s.size, int) and isinstance(s.count, int)
+        return 0 if d == n - 1 else -1 if (s.count <= s.size if known else shrinks) else 1
+    order = [d for d in sorted(range(n), key=turn) if shares[d].size != shares[d].count] or [n - 1]
+    return fold(b, out, x, [shares[d].window(d - n) for d in order], finish, reduction)
+
+
+def _adaptive(n: int) -> None:
+    def divided(value: Expr, sizes: Sequence[Size], counts: Sequence[Size], at: Sequence[Size]) -> Expr:
+        shares = [_Share(s, c) for s, c in zip(sizes, counts)]
+        return S.div(value, number(product([s.end(i) - s.start(i) for s, i in zip(shares, at)]), value.dtype))
+
+    def loops(out: Any, x: Operand) -> bool:
+        return fits(out, x) and is_float(x.dtype) and not on_gpu(out) and 0 not in (*x.shape, *out.shape)
+
+    @lowering(f"_adaptive_avg_pool{n}d")
+    def lower_adaptive_avg_pool(b: Builder, out: Any, x: Operand, size: Sequence[Size]) -> Any:
+        if not loops(out, x):
+            return NotImplemented
+        return _shares(b, out, x, n, lambda value, i: divided(value, x.shape[-n:], out.shape[-n:], i[-n:]), True)
+
+    @lowering(f"_adaptive_avg_pool{n}d_backward")
+    def lower_adaptive_avg_pool_backward(b: Builder, out: Any, grad: Operand, x: Operand) -> Any:
+        if not loops(out, grad):
+            return NotImplemented
+        grad, kind = b.readable(grad), compute_dtype(grad.dtype)
+        parts = b.map(between(out, grad.shape, kind), lambda i: divided(to(grad.load(i), kind), out.shape[-n:], grad.shape[-n:], i[-n:]))
+        return _shares(b, out, parts, n, lambda value, i: value, False)
+
+
+_adaptive(2)
+_adaptive(3)
+
+
+@lowering("adaptive_max_pool2d adaptive_max_pool3d")
+def lower_adaptive_max_pool(b: Builder, out: Any, x: Operand, size: Sequence[Size]) -> Any:
+    """Only where nobody reads the places."""
+    values, indices = b.read_only(out)
+    if indices is not None or not fits(values, x) or not is_float(x.dtype) or on_gpu(values) or 0 in (*x.shape, *values.shape):
+        return NotImplemented
+    return _shares(b, values, x, len(size), lambda value, i: value, True, "max"), None
 
 
 rule("fractional_max_pool3d_backward")(lambda grad, x, *rest, **options: fresh(x))
@@ -298,12 +428,14 @@ def refuse_max_unpool2d(x: Spec, indices: Spec, output_size: Sequence[Size]) -> 
     check(len(x.shape) in (3, 4), f"Input to max_unpooling2d should be a 3d or 4d Tensor, but got a tensor with {len(x.shape)} dimensions.")
 
 
-@shape("_adaptive_avg_pool3d")
-def adaptive_pool3d(x: Spec, size: Sequence[Size]) -> Shape:
-    return *x.shape[:-3], *size
+@device_rule("_adaptive_avg_pool3d")
+def adaptive_pool3d(x: Spec, size: Sequence[Size]) -> Spec:
+    """Contiguous, whatever the input's layout."""
+    return fresh(x, (*x.shape[:-3], *size))
 
 
-shape("_adaptive_avg_pool3d_backward adaptive_max_pool3d_backward fractional_max_pool2d_backward")(as_second)
-shape("adaptive_max_pool3d")(lambda x, size: [adaptive_pool3d(x, size)] * 2)
+device_rule("_adaptive_avg_pool3d_backward")(lambda grad, x: fresh(x))
+device_rule("adaptive_max_pool3d")(lambda x, size: (adaptive_pool3d(x, size), adaptive_pool3d(x, size).to(torch.int64)))
+shape("adaptive_max_pool3d_backward fractional_max_pool2d_backward")(as_second)
 shape("fractional_max_pool2d fractional_max_pool3d")(lambda x, kernel, size, random: [(*x.shape[:-len(size)], *size)] * 2)
 shape("max_unpool3d")(lambda x, indices, size, *rest: (*x.shape[:-3], *size))
