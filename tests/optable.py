@@ -574,6 +574,11 @@ for _op, *_args in [
     (aten.upsample_nearest2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4]), (aten._upsample_nearest_exact1d_backward.default, t(1, 2, 8), [8], [1, 2, 4]),
     (aten._upsample_nearest_exact2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4], 2.0, 1.0),
     (aten.upsample_nearest3d_backward.default, t(1, 2, 4, 3, 4), [4, 3, 4], [1, 2, 2, 3, 2]),
+    (aten.upsample_linear1d.default, t(1, 2, 4), [7], False), (aten.upsample_linear1d_backward.default, t(1, 2, 7), [7], [1, 2, 4], False),
+    (aten.upsample_bilinear2d.default, t(1, 2, 3, 4), [5, 9], True), (aten.upsample_bilinear2d_backward.default, t(1, 2, 5, 9), [5, 9], [1, 2, 3, 4], True),
+    (aten.upsample_bicubic2d.default, t(1, 2, 3, 4), [6, 3], False, 2.0, 0.8), (aten.upsample_bicubic2d_backward.default, t(1, 2, 6, 3), [6, 3], [1, 2, 3, 4], False),
+    (aten.upsample_trilinear3d.default, t(1, 2, 2, 3, 2), [4, 2, 5], False),
+    (aten.upsample_trilinear3d_backward.default, t(1, 2, 4, 2, 5), [4, 2, 5], [1, 2, 2, 3, 2], False),
     (aten._upsample_nearest_exact3d_backward.default, t(1, 2, 4, 3, 4), [4, 3, 4], [1, 2, 2, 3, 2]),
 ]:
     sample(_op, *_args)
@@ -649,7 +654,7 @@ LIBRARY_SAMPLES = [Sample(op, args) for op, *args in [
     (aten.bmm.default, t(2, 40, 70), t(2, 70, 20)), (aten.addmm.default, t(20), t(50, 70), t(70, 20)), (aten.addmm.default, t(50, 20), t(50, 70), t(70, 20)),
     (aten.baddbmm.default, t(2, 40, 20), t(2, 40, 70), t(2, 70, 20)),
     (aten.convolution.default, t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
-    (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten.upsample_bilinear2d.default, t(1, 2, 3, 3), [6, 6], False),
+    (aten.cholesky_inverse.default, T((1, 1), lo=1.0)), (aten._upsample_bilinear2d_aa.default, t(1, 2, 3, 3), [6, 6], False),
     (aten.sort.default, t(4, 5), -1), (aten.topk.default, t(4, 5), 2), (aten.max_pool2d_with_indices.default, t(1, 2, 6, 6), [5, 5], [1, 1]),
 ]]
 

@@ -27,6 +27,7 @@ class Shape:
     rows: tuple[str | None, ...]        # for each phase, the axis of its lanes
     widths: tuple[int, ...]             # lanes of each phase; 1 is scalar code; all the same for points
     across: str | None = None           # the parallel axis along which turned loads are rows
+    down: str | None = None             # the parallel axis of the innermost loop, in which places that the lanes compute are the same
 
     @property
     def width(self) -> int:
@@ -40,7 +41,7 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     swept = [p for p in nest.phases if p.axes]
     points = _best(nest.axes, nest.phases, not swept)
     if not swept:
-        return _turning(nest, _points_shape(nest, points, width, fewest, False))
+        return _computing(nest, _turning(nest, _points_shape(nest, points, width, fewest, False)))
     rows = [_best(() if p.kind == "scan" else p.axes, [p]) for p in nest.phases]
     overlap = points is not None and points[0] >= 2         # overlapping windows are rows either way: points need no sum over the lanes
     if points and (overlap or points[0] > _rows_score(nest, rows)):
@@ -102,6 +103,18 @@ def _turning(nest: FlatNest, shape: Shape) -> Shape:
     found = [(len(turned_loads(nest, shape.points, name)), name) for name in axes]
     most, name = max(found, default=(0, None))
     return replace(shape, across=name) if most else shape
+
+
+def _computing(nest: FlatNest, shape: Shape) -> Shape:
+    """With the innermost axis along which no place changes that is computed for each lane."""
+    if shape.points is None or shape.width < 4 or shape.across:
+        return shape
+    lane = shape.points
+    computed = [e for p in nest.phases for _, _, irregular, _ in addresses(p) for e in irregular if _depends(e, lane)]
+    if not computed or any(n.op in ("at", "at_masked") for n in postorder(*computed)):
+        return shape
+    fixed = [a.name for a in nest.axes if a.name != lane and not _is_short(a) and not any(_depends(e, a.name) for e in computed)]
+    return replace(shape, down=fixed[-1]) if fixed else shape
 
 
 def turned_loads(nest: FlatNest, lane: str, across: str) -> list[Expr]:

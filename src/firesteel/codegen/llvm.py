@@ -159,6 +159,8 @@ def _points(p: _LlvmPrinter) -> list[str]:
         return _pieces(p, lane, outer)
     if p.shape.across and lane:
         return _patches(p, lane, outer)
+    if p.shape.down and lane:
+        return _columns(p, lane, outer)
     swept = any(ph.axes for ph in p.nest.phases)
     tile = max(p.shape.width, 1) if swept else TILE
     w = p.code()
@@ -209,6 +211,25 @@ def _patches(p: _LlvmPrinter, lane: Axis, outer: list[Axis]) -> list[str]:
         first, end, point = _tile_range(w, across, PATCH[1], tiles[1], point, bool(rest))
         _decode(w, rest, point)
         write_squares(w, loads, lane, (start, stop), across, (first, end), p.shape.width, lambda: write_phases(w, p.shape, p.rereads))
+    return [p.both_roles(w, product([*tiles, *(a.extent for a in rest)]))]
+
+
+def _columns(p: _LlvmPrinter, lane: Axis, outer: list[Axis]) -> list[str]:
+    """A point is a patch of the lane axis and another one.  The lanes stay for all of the other: what they compute for it, they compute once."""
+    down = next(a for a in outer if a.name == p.shape.down)
+    rest = [a for a in outer if a is not down]
+    tiles = [_tiles(a.extent, n) for a, n in zip((lane, down), PATCH)]
+    w = p.code()
+    with write_loop(w, "%begin", "%end", 1, False) as point:
+        start, stop, point = _tile_range(w, lane, PATCH[0], tiles[0], point, True)
+        first, end, point = _tile_range(w, down, PATCH[1], tiles[1], point, bool(rest))
+        _decode(w, rest, point)
+
+        def inside() -> None:
+            with write_loop(w, first, end, 1, False) as i:
+                bind(w, down.name, i)
+                write_phases(w, p.shape, p.rereads)
+        write_lanes(w, lane, start, stop, p.shape.width, False, inside)
     return [p.both_roles(w, product([*tiles, *(a.extent for a in rest)]))]
 
 

@@ -15,6 +15,7 @@ from dataclasses import field
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
 from firesteel.codegen.lane_masks import iota
+from firesteel.codegen.lane_reads import is_computed, read_computed
 from firesteel.codegen.llvm_math import INLINE, INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
 from firesteel.codegen.strided import Window
@@ -292,9 +293,12 @@ class LlvmFunction:
             self.level = before
         return known.name
 
+    def scalar(self, name: str) -> LlvmValue:
+        """One of this scope."""
+        return LlvmValue(name, 0, self.level)
+
     def spread(self, name: str, ty: str, lanes: int) -> str:
-        """A scalar of this scope in all lanes."""
-        return self.splat(LlvmValue(name, 0, self.level), ty, lanes)
+        return self.splat(self.scalar(name), ty, lanes)
 
     def once(self, key: tuple, level: int, text: str) -> LlvmValue:
         """An i64 scalar instruction, written once at that level."""
@@ -400,28 +404,6 @@ class LlvmFunction:
             return self._every_other(buffer, pointer, lanes, mask)
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
         return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
-
-    def read_runs(self, buffer: int, pointer: LlvmValue, offsets: str, lanes: int) -> str:
-        """Elements at computed places (rolled, reflected): where the lanes follow each other, as nearly all do, a row is read.  There is a first
-        lane."""
-        element = MEMORY[self.nest.dtypes[buffer]]
-        ty, wide, masks = (f"<{lanes} x {kind}>" for kind in (element, "i64", "i1"))
-        found = self.alloca(ty)
-        first = self.new(f"extractelement {wide} {offsets}, i64 0")
-        in_row = self.new(f"add {wide} {self.splat(LlvmValue(first, 0, self.level), 'i64', lanes)}, {iota(lanes)}")
-        same = self.new(f"icmp eq {wide} {offsets}, {in_row}")
-        if self.mask:
-            same = self.new(f"select {masks} {self.mask}, {masks} {same}, {masks} splat (i1 true)")
-        full = self.declare(f"@llvm.vector.reduce.and.v{lanes}i1", f"i1 @llvm.vector.reduce.and.v{lanes}i1({masks})")
-        row, apart, done = (self.label(kind) for kind in ("row", "apart", "read"))
-        self.line(f"br i1 {self.new(f'call i1 {full}({masks} {same})')}, label %{row}, label %{apart}")
-        self.mark(row)
-        begin = LlvmValue(self.new(f"getelementptr {element}, ptr {pointer.name}, i64 {first}"), 0, self.level)
-        for after, kind, place, apart_by in ((apart, "row", begin, None), (done, "apart", pointer, offsets)):
-            self.line(f"store {ty} {self.read(buffer, place, apart_by, lanes, kind, self.mask)}, ptr {found}")
-            self.line(f"br label %{done}")
-            self.mark(after)
-        return self.new(f"load {ty}, ptr {found}")
 
     def read_window(self, buffer: int, address: Address, window: Window, level: int) -> str:
         """Elements a few apart, out of vectors that all loads of the window share."""
@@ -576,16 +558,11 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
     if window is not None:
         raw = w.read_window(buffer, address, window, level)
     elif kind == "apart" and offsets is not None and is_computed(node.args):
-        raw = w.read_runs(buffer, pointer, offsets, lanes)
+        raw = read_computed(w, buffer, pointer, offsets, node.args, lanes, w.mask)
     else:
         raw = w.read(buffer, pointer, offsets, lanes, kind, w.mask if lanes and not (w.inside and kind == "row") else None)
     w.keep_stored(node, raw, lanes)
     w.remember(node, w.from_memory(raw, node.dtype, lanes), lanes, level)
-
-
-def is_computed(irregular: Sequence[Expr]) -> bool:
-    """Is the place computed from axes and sizes alone, and not one for several lanes?"""
-    return bool(irregular) and not any(node.op in ("at", "at_masked", "floordiv") for node in postorder(*irregular))
 
 
 def _write_at_masked(w: LlvmFunction, node: Expr) -> None:
@@ -596,7 +573,11 @@ def _write_at_masked(w: LlvmFunction, node: Expr) -> None:
     wanted = w.shaped(w.memo[mask], mask, lanes)
     if lanes and w.mask:
         wanted = w.new(f"and <{lanes} x i1> {wanted}, {w.mask}")
-    raw = w.read(buffer, pointer, offsets, lanes, w.lane_kind(address, irregular, offsets), wanted)
+    kind = w.lane_kind(address, irregular, offsets)
+    if kind == "apart" and offsets is not None and is_computed(irregular):
+        raw = read_computed(w, buffer, pointer, offsets, irregular, lanes, wanted)
+    else:
+        raw = w.read(buffer, pointer, offsets, lanes, kind, wanted)
     if node.dtype in STORAGE_FLOATS:
         bits = w.vector(MEMORY[node.dtype], lanes)
         w.keep_stored(node, w.new(f"select {w.shape('bool', lanes)} {wanted}, {bits} {raw}, {bits} {w.stored(other, lanes)}"), lanes)

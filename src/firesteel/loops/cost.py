@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from firesteel.loops.ir import LOADS, Axis, Buffer
 from firesteel.loops.scalars import ITEMSIZE
-from firesteel.sym.expr import Expr, Size, postorder
+from firesteel.sym.expr import Expr, Size, bits, postorder
 from firesteel.targets import has_arena
 
 FREE_OPS = frozenset({"axis", "const", "symbol", "acc", "to", "check_index"})
@@ -42,11 +42,13 @@ CORE_LANES = 64                 # elements in a row of which sweeps make one poi
 MOST_PARTS = 64                 # of a sweep that is spread over cores
 SHORT_ROW = 12                  # elements of a row that may be made one by one, with lanes along the rows
 UNKNOWN_SIZE = 256              # what a symbolic size counts for
+BY_FLOATS = bits("floor")       # in a place that is computed with floats, as interpolation does
 
 
 def op_cost(node: Expr) -> int:
     if node.op in LOADS:
-        return GATHER if any(arg.op in LOADS or arg.op == "check_index" for arg in node.args[2 if node.op == "masked" else 0:]) else LOAD
+        index = node.args[2 if node.op == "masked" else 0:]
+        return GATHER if any(arg.op in LOADS or arg.op == "check_index" or arg.holds & BY_FLOATS for arg in index) else LOAD
     return 0 if node.op in FREE_OPS else _WEIGHTS.get(node.op, 1)
 
 

@@ -18,7 +18,7 @@ from firesteel.loops.lower.build import Builder, choose, fits
 from firesteel.loops.lower.value import Operand
 from firesteel.loops.scalars import S, compute_dtype, is_float, literal, number, to
 from firesteel.ops.block import device_rule, lowering, operator, refuses, rule, shape
-from firesteel.ops.windows import Window, between, fold, sweep
+from firesteel.ops.windows import Window, between, fold, in_order, sweep
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, and_, as_expr, ge, lt, max_, min_, product
 from firesteel.targets import on_gpu
@@ -364,17 +364,12 @@ class _Share:
 
 
 def _shares(b: Builder, out: Any, x: Operand, n: int, finish: Callable[[Expr, Any], Expr], shrinks: bool, reduction: str = "sum") -> Operand:
-    """Dimensions that shrink go first, and what grows goes last: rows are read as they lie, and few elements are gathered."""
     shares = [_Share(s, c) for s, c in zip(x.shape[-n:], out.shape[-n:])]
+    windows = [share.window(d - n) for d, share in enumerate(shares)]
     if all(s.count == 1 for s in shares):
-        return sweep(b, out, x, [s.window(d - n) for d, s in enumerate(shares)], reduction, finish)
-
-    def turn(d: int) -> int:
-        s = shares[d]
-        known = isinstance(s.size, int) and isinstance(s.count, int)
-        return 0 if d == n - 1 else -1 if (s.count <= s.size if known else shrinks) else 1
-    order = [d for d in sorted(range(n), key=turn) if shares[d].size != shares[d].count] or [n - 1]
-    return fold(b, out, x, [shares[d].window(d - n) for d in order], finish, reduction)
+        return sweep(b, out, x, windows, reduction, finish)
+    changed = [w for w, s in zip(windows, shares) if s.size != s.count]
+    return fold(b, out, x, in_order(changed or windows[-1:], x.shape, shrinks), finish, reduction)
 
 
 def _adaptive(n: int) -> None:

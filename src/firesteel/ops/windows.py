@@ -38,10 +38,20 @@ def fold(b: Builder, out: Any, x: Operand, windows: Sequence[Window], finish: Ca
     """Reduces x along the dimensions in the order given; `finish` makes the results of it."""
     kind = compute_dtype(x.dtype)
     x, shape = b.readable(x), list(x.shape)
+    gathers = windows[-1].apart and out.strides[windows[-1].dim] == 1
     for window in windows[:-1]:
         shape[window.dim] = window.count
-        x = _along(b, between(out, tuple(shape), kind), x, window, reduction, lambda value, i: value, windows[-1].apart)
+        x = _along(b, between(out, tuple(shape), kind), x, window, reduction, lambda value, i: value, gathers)
     return _along(b, out, x, windows[-1], reduction, finish)
+
+
+def in_order(windows: Sequence[Window], sizes: Sequence[Size], shrinks: bool = True) -> list[Window]:
+    """Dimensions that shrink first, and what grows last: rows are read as they lie, and few elements are gathered.  `shrinks` is for symbols."""
+    def turn(window: Window) -> int:
+        size, count = sizes[window.dim], window.count
+        known = isinstance(size, int) and isinstance(count, int)
+        return 0 if window.dim == -1 else -1 if (count <= size if known else shrinks) else 1
+    return sorted(windows, key=turn)
 
 
 def between(out: Any, shape: tuple[Size, ...], kind: str) -> TensorSpec:
