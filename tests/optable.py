@@ -574,6 +574,8 @@ for _op, *_args in [
     (aten.upsample_nearest2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4]), (aten._upsample_nearest_exact1d_backward.default, t(1, 2, 8), [8], [1, 2, 4]),
     (aten._upsample_nearest_exact2d_backward.default, t(1, 2, 6, 4), [6, 4], [1, 2, 3, 4], 2.0, 1.0),
     (aten.upsample_nearest3d_backward.default, t(1, 2, 4, 3, 4), [4, 3, 4], [1, 2, 2, 3, 2]),
+    (aten.im2col.default, t(2, 3, 6, 5), [3, 2], [1, 2], [1, 0], [2, 1]), (aten.im2col.default, t(3, 6, 5), [2, 2], [1, 1], [0, 0], [1, 1]),
+    (aten.col2im.default, t(2, 12, 20), [6, 5], [2, 2], [1, 1], [0, 0], [1, 1]), (aten.col2im.default, t(18, 9), [6, 5], [3, 3], [1, 1], [1, 1], [2, 2]),
     (aten.upsample_linear1d.default, t(1, 2, 4), [7], False), (aten.upsample_linear1d_backward.default, t(1, 2, 7), [7], [1, 2, 4], False),
     (aten.upsample_bilinear2d.default, t(1, 2, 3, 4), [5, 9], True), (aten.upsample_bilinear2d_backward.default, t(1, 2, 5, 9), [5, 9], [1, 2, 3, 4], True),
     (aten.upsample_bicubic2d.default, t(1, 2, 3, 4), [6, 3], False, 2.0, 0.8), (aten.upsample_bicubic2d_backward.default, t(1, 2, 6, 3), [6, 3], [1, 2, 3, 4], False),

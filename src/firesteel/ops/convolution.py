@@ -11,21 +11,13 @@ from firesteel.graph.rules.base import check, each
 from firesteel.graph.rules.refusals import within
 from firesteel.graph.sizes import must_match, same
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_contiguous, suggests_channels_last
-from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule, shape
+from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule
 from firesteel.ops.matmul import one_dtype
-from firesteel.ops.pooling import pooled
-from firesteel.sym.expr import product
 from firesteel.targets import on_gpu
 
 aten = torch.ops.aten
 operator("convolution.* convolution_backward.* _convolution.* conv1d.* conv2d.* conv3d.* mkldnn_convolution.* "
          "cudnn_convolution.* conv_* slow_conv* _slow_conv* mkldnn::_convolution_pointwise.*", library=True)
-
-
-@device_rule("im2col")
-def im2col(x: Spec, kernel, dilation, padding, stride) -> Spec:
-    spatial = pooled(x, 2, kernel, stride, padding, dilation, False)[-2:]
-    return fresh(x, (*x.shape[:-3], x.shape[-3] * product(kernel), product(spatial)))
 
 
 def conv_shape(x: Spec, weight: Spec, stride, padding, dilation, transposed: bool, output_padding, groups: int) -> Shape:
@@ -134,6 +126,3 @@ def convolution_backward(grad: Spec, x: Spec, weight: Spec, bias_sizes, stride, 
         return Spec(spec.shape, _convolved_strides(spec.shape, x, weight), 0, spec.dtype, spec.device)
     bias = fresh(grad, (grad.shape[1],)) if mask[2] else None
     return laid(x) if mask[0] else None, laid(weight) if mask[1] else None, bias
-
-
-shape("col2im")(lambda x, size, kernel, *rest: (*x.shape[:-2], x.shape[-2] // product(kernel), *size))
