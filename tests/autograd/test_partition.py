@@ -90,6 +90,16 @@ def test_min_cut_recomputes_the_chain_from_the_input():
     assert aten.mm.default in targets(fw) and targets(bw).count(aten.mm.default) == 2
 
 
+def test_a_result_that_the_backward_reads_is_saved_rather_than_its_input():
+    """The caller holds both; from the result less is computed."""
+    j = Joint()
+    x, t = j.input("primals_0", 8, 8), j.input("tangents_0", 8, 8)
+    y = j.op(aten._softmax.default, x, -1, False)
+    gm = j.done(y, j.op(aten._softmax_backward_data.default, t, y, -1, torch.float32))
+    fw, bw = check(gm, [torch.randn(8, 8)], [torch.randn(8, 8)], 1, min_cut_partition)
+    assert targets(bw) == [aten._softmax_backward_data.default]
+
+
 def test_heavy_results_are_saved_not_recomputed():
     j = Joint()
     x, w, t = j.input("primals_1", 8, 8), j.input("primals_2", 8, 8), j.input("tangents_1", 8, 8)

@@ -97,6 +97,7 @@ class Roles:
     backward: set[Node]             # what the gradients are computed from
     reads: dict[Node, list[Node]]   # node -> its arguments that are nodes (looked up often, and slow to ask of a node)
     entries: set[Node]              # what checkpointed regions take from others
+    returned: set[Node]             # the outputs that are nodes
     costs: dict[Node, int] = field(default_factory=dict)
     policies: dict[Node, RecomputePolicy] = field(default_factory=dict)
 
@@ -116,7 +117,8 @@ class Roles:
         forward |= ancestors(effects, reads)
         forward.update(node for node in nodes if node.target is operator.getitem and node.args[0] in forward)
         return cls(joint, nodes, [n for n in placeholders if not is_tangent(n)], tangents, outputs, gradients, effects, late,
-                   forward, after_tangents, ancestors([*gradients, *late], reads), reads, find_entries(nodes))
+                   forward, after_tangents, ancestors([*gradients, *late], reads), reads, find_entries(nodes),
+                   {node for node in outputs if isinstance(node, Node)})
 
     def policy(self, node: Node) -> RecomputePolicy:
         found = self.policies.get(node)
@@ -277,8 +279,8 @@ def _one_value(node: Node) -> bool:
 def _cost(roles: Roles, node: Node, stored: set[Node]) -> int:
     cost = roles.costs.get(node)
     if cost is None:
-        is_input = node.op == "placeholder" and not node.meta.get("mutated")
-        cost = roles.costs[node] = 1 if is_size(node) else save_cost(bytes_of(node), is_input, node in stored, node in roles.forward,
+        is_held = node.op == "placeholder" and not node.meta.get("mutated") or node in roles.returned      # by the caller
+        cost = roles.costs[node] = 1 if is_size(node) else save_cost(bytes_of(node), is_held, node in stored, node in roles.forward,
                                                                              node.meta.get("recompute") == "prefer" and node not in roles.entries)
     return cost
 

@@ -5,14 +5,14 @@ recomputed and whether it may be saved.  Operators find their class by a row of 
 pointwise, random), or are taken for heavy.  An operator that nobody knows is never run twice.
 
 The cost of saving a value is counted in passes over its bytes:
-  an input           1   read again by the backward (the caller holds it anyway)
+  an input, a result 1   read again by the backward (the caller holds it anyway)
   one in memory      2   held, and read again
   one never stored   3   a fused kernel would have kept it in registers: written, held, and read again
   not of the forward 4   only the backward computes it; the forward would have to do so in its place
 Times 8 for a value that the user would rather have recomputed.
 
     policy(node).recompute, policy(node).save
-    save_cost(bytes_of(node), is_input=False, in_memory=True, in_forward=True)
+    save_cost(bytes_of(node), is_held=False, in_memory=True, in_forward=True)
 """
 from __future__ import annotations
 
@@ -172,6 +172,7 @@ def reads_much_more(node: Node) -> bool:
     return 4 * bytes_of(node) <= sum(map(bytes_of, node.all_input_nodes))
 
 
-def save_cost(size: int, is_input: bool, in_memory: bool, in_forward: bool, unwanted: bool = False) -> int:
-    """Cost of keeping a value of `size` bytes for the backward; at least 1, so that a saved value is never free."""
-    return max(1, size * (1 if is_input else 2 if in_memory else 3 if in_forward else 4) * (8 if unwanted else 1))
+def save_cost(size: int, is_held: bool, in_memory: bool, in_forward: bool, unwanted: bool = False) -> int:
+    """Cost of keeping a value of `size` bytes for the backward; at least 1, so that a saved value is never free.  `is_held`: the caller
+    has it anyway, an input or a result."""
+    return max(1, size * (1 if is_held else 2 if in_memory else 3 if in_forward else 4) * (8 if unwanted else 1))
