@@ -13,7 +13,8 @@ from firesteel.codegen.llvm_ops import MEMORY
 from firesteel.sym.expr import Expr, postorder
 
 if TYPE_CHECKING:
-    from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue
+    from firesteel.codegen.llvm_code import LlvmFunction
+    from firesteel.codegen.llvm_text import LlvmValue
 
 # (element, lanes) -> the variant of processors, the permutation of one register, the integers that say where elements come from
 PERMUTATIONS = {

@@ -1,6 +1,6 @@
-"""LlvmFunction: LLVM text under construction.  Knows values, scopes and memory; `llvm.py` knows loops and phases.
+"""LlvmFunction: the text of one function (`llvm_text.py`) that knows values and memory; `llvm.py` knows loops and phases.
 
-A function body is a stack of scopes (function entry, loop over points, lanes, a phase's loops).  Every value is written into the
+Every value is written into the
 outermost scope in which it can be computed, so what does not change in a loop stands before it; nothing is written twice
 in a scope (`memo`: Expr -> LlvmValue).  A value is a scalar, or a vector over the lanes of one axis.  One of a 16-bit float is kept
 in both its forms, ("stored", Expr) -> the other: what is moved only keeps its bits, those of a NaN too, and nothing is rounded twice.
@@ -9,8 +9,7 @@ live in allocas, which LLVM's first pass turns into registers: so no phi and no 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Sequence
 
 from firesteel.codegen.bounds import NestIntervals
 from firesteel.codegen.flat import Address, FlatNest
@@ -18,91 +17,28 @@ from firesteel.codegen.lane_masks import iota
 from firesteel.codegen.lane_reads import is_computed, read_computed
 from firesteel.codegen.llvm_math import INLINE, INLINE_F32, INLINE_OTHER
 from firesteel.codegen.llvm_ops import BYTES, MEMORY, REGISTER, SPELL, bf16_to_float, float_to_bf16, intrinsic_suffix, literal
-from firesteel.codegen.strided import Window
+from firesteel.codegen.llvm_text import LlvmText, LlvmValue
+from firesteel.codegen.strided import ReadWindow
 from firesteel.codegen.target import VECTOR_FUNCTIONS, Target
 from firesteel.loops.scalars import STORAGE_FLOATS
-from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, Size, as_expr, postorder
 
 
-@dataclass(frozen=True, slots=True)
-class LlvmValue:
-    name: str       # a register or a literal
-    lanes: int      # 0: scalar
-    level: int      # index of the scope it stands in
-
-
-@dataclass
-class Scope:
-    opening: list[str] = field(default_factory=list)    # text before the scope's own, written when it closes
-    lines: list[str] = field(default_factory=list)
-    keys: list[object] = field(default_factory=list)    # memo entries that end with the scope
-
-
-class LlvmFunction:
-    """One function.  `begin` and `end` of scopes must be nested; `level` is where `new` writes."""
+class LlvmFunction(LlvmText):
+    """One function."""
 
     def __init__(self, nest: FlatNest, symbols: list[tuple[str, str]], declarations: dict[str, str], target: Target):
-        self.nest, self.target = nest, target
-        self.symbols, self.declarations = symbols, declarations     # both shared by the functions of a kernel
-        self.scopes = [Scope()]
-        self.level = 0
-        self.allocas: list[str] = []
-        self.memo: dict[object, LlvmValue] = {}
-        self.count = 0
+        super().__init__(declarations)
+        self.nest, self.target, self.symbols = nest, target, symbols        # symbols: shared by the functions of a kernel
         self.lane_axis: str | None = None
         self.width = 0                      # lanes of a vector, 0 where nothing is vectorised
         self.mask: str | None = None        # which lanes exist; None: all
         self.inside = False                 # are lanes that do not exist points all the same, of a vector before?  Then they are read, and not stored
         self.mask_level = 0
         self.guard = 0                      # memory is not read in scopes further out than this one
-        self.windows: dict[tuple[int, Address], Window] = {}     # of the loads of the phase at hand, see strided.py
+        self.windows: dict[tuple[int, Address], ReadWindow] = {}     # of the loads of the phase at hand, see strided.py
         self.intervals = NestIntervals(nest)
         self.failing = False
-
-    # ------------------------------------------------------------ text
-
-    def name(self) -> str:
-        self.count += 1
-        return f"%v{self.count}"
-
-    def label(self, kind: str) -> str:
-        self.count += 1
-        return f"{kind}{self.count}"
-
-    def line(self, text: str) -> None:
-        self.scopes[self.level].lines.append("  " + text)
-
-    def new(self, text: str) -> str:
-        name = self.name()
-        self.scopes[self.level].lines.append(f"  {name} = {text}")
-        return name
-
-    def mark(self, label: str) -> None:
-        self.scopes[self.level].lines.append(f"{label}:")
-
-    def alloca(self, ty: str) -> str:
-        name = self.name()
-        self.allocas.append(f"  {name} = alloca {ty}")
-        return name
-
-    def begin(self) -> Scope:
-        """Opens a scope inside the current ones."""
-        self.scopes.append(Scope())
-        self.level = len(self.scopes) - 1
-        return self.scopes[-1]
-
-    def end(self) -> None:
-        scope = self.scopes.pop()
-        for key in scope.keys:
-            self.memo.pop(key, None)
-        self.level = len(self.scopes) - 1
-        self.scopes[-1].lines += scope.opening + scope.lines
-
-    def remember(self, key: object, name: str, lanes: int, level: int) -> LlvmValue:
-        val = self.memo[key] = LlvmValue(name, lanes, level)
-        self.scopes[level].keys.append(key)
-        return val
 
     def forget_memory(self) -> None:
         """After a phase that stored into a buffer which the nest also reads: what was computed from loads is stale."""
@@ -110,14 +46,8 @@ class LlvmFunction:
             del self.memo[key]
             self.memo.pop(("stored", key), None)
 
-    def declare(self, name: str, text: str) -> str:
-        self.declarations.setdefault(name, f"declare {text}")
-        return name
 
     # ------------------------------------------------------------ types and constants
-
-    def vector(self, element: str, lanes: int) -> str:
-        return f"<{lanes} x {element}>" if lanes else element
 
     def shape(self, dtype: str, lanes: int) -> str:
         return self.vector(REGISTER[dtype], lanes)
@@ -131,12 +61,6 @@ class LlvmFunction:
         """Of the node being written: of the widest of its arguments."""
         return self.current_lanes
 
-    def zero(self, lanes: int) -> str:
-        return "zeroinitializer" if lanes else "0"
-
-    def integer(self, value: int, ty: str, lanes: int) -> str:
-        return f"splat ({ty} {value})" if lanes else str(value)
-
     def constant(self, value: int | float | bool, node: Expr, lanes: int | None = None) -> str:
         lanes = self.lanes_of(node) if lanes is None else lanes
         text = literal(value, node.dtype)
@@ -146,26 +70,6 @@ class LlvmFunction:
         ty, full = self.shape(dtype, lanes), f"@llvm.{name}.{intrinsic_suffix(dtype, lanes)}"
         self.declare(full, f"{ty} {full}({', '.join([ty] * len(args))})")
         return self.new(f"call {ty} {full}({', '.join(f'{ty} {a}' for a in args)})")
-
-    def any(self, test: str, lanes: int) -> str:
-        """Does a test hold for one of the lanes?"""
-        if not lanes:
-            return test
-        mask = self.shape("bool", lanes)
-        full = self.declare(f"@llvm.vector.reduce.or.v{lanes}i1", f"i1 @llvm.vector.reduce.or.v{lanes}i1({mask})")
-        return self.new(f"call i1 {full}({mask} {test})")
-
-    def rarely(self, test: str, ty: str, lanes: int, usual: str, rare: Callable[[], str]) -> str:
-        """`usual`; for a vector with a lane for which the test holds, what `rare` writes into a block beside the others in those lanes."""
-        found, aside, done = self.alloca(ty), self.label("rare"), self.label("done")
-        self.line(f"store {ty} {usual}, ptr {found}")
-        self.line(f"br i1 {self.any(test, lanes)}, label %{aside}, label %{done}, !prof !0")
-        self.mark(aside)
-        chosen = self.new(f"select {self.shape('bool', lanes)} {test}, {ty} {rare()}, {ty} {usual}")
-        self.line(f"store {ty} {chosen}, ptr {found}")
-        self.line(f"br label %{done}")
-        self.mark(done)
-        return self.new(f"load {ty}, ptr {found}")
 
     def call_math(self, name: str, node: Expr, args: Sequence[str]) -> str:
         """Inline code, or a function of the C library: its vector variant piece by piece, or one call a lane where there is none.  A scalar takes
@@ -214,15 +118,6 @@ class LlvmFunction:
             n = lanes // len(parts)
             parts = [self.join(parts[i], parts[i + 1], scalar, n) for i in range(0, len(parts), 2)]
         return parts[0]
-
-    def shuffle(self, value: str, scalar: str, lanes: int, picks: Iterable[int]) -> str:
-        picks = list(picks)
-        mask = ", ".join(f"i32 {p}" for p in picks)
-        return self.new(f"shufflevector <{lanes} x {scalar}> {value}, <{lanes} x {scalar}> poison, <{len(picks)} x i32> <{mask}>")
-
-    def join(self, a: str, b: str, scalar: str, lanes: int) -> str:
-        mask = ", ".join(f"i32 {p}" for p in range(2 * lanes))
-        return self.new(f"shufflevector <{lanes} x {scalar}> {a}, <{lanes} x {scalar}> {b}, <{2 * lanes} x i32> <{mask}>")
 
     # ------------------------------------------------------------ values
 
@@ -405,7 +300,7 @@ class LlvmFunction:
         pointers = self.new(f"getelementptr {element}, ptr {pointer.name}, <{lanes} x i64> {offsets}")
         return self._gather(element, align, pointers, lanes, mask or "splat (i1 true)")
 
-    def read_window(self, buffer: int, address: Address, window: Window, level: int) -> str:
+    def read_window(self, buffer: int, address: Address, window: ReadWindow, level: int) -> str:
         """Elements a few apart, out of vectors that all loads of the window share."""
         element, align = MEMORY[self.nest.dtypes[buffer]], BYTES[self.nest.dtypes[buffer]]
         rows = []
@@ -416,20 +311,6 @@ class LlvmFunction:
                 self.remember(key, self.new(f"load <{self.width} x {element}>, ptr {pointer.name}, align {align}"), self.width, level)
             rows.append(self.memo[key].name)
         return self.picked(rows, element, window.homes(address, self.width))
-
-    def picked(self, rows: Sequence[str], element: str, homes: Sequence[tuple[int, int]]) -> str:
-        """A vector whose lanes are (row, lane of it): a shuffle for each row but the first."""
-        lanes, used = self.width, sorted({row for row, _ in homes})
-        value, inside = rows[used[0]], used[:1]
-        for row in used[1:] or used:
-            picks = []
-            for k, (home, lane) in enumerate(homes):
-                kept = lane if len(inside) == 1 else k      # a shuffle before this one has put it into its place
-                picks.append(f"i32 {kept if home in inside else lanes + lane}" if home in inside or home == row else "i32 poison")
-            ty = f"<{lanes} x {element}>"
-            value = self.new(f"shufflevector {ty} {value}, {ty} {rows[row]}, <{lanes} x i32> <{', '.join(picks)}>")
-            inside = [*inside, row]
-        return value
 
     def _every_other(self, buffer: int, pointer: LlvmValue, lanes: int, mask: str | None) -> str:
         """Two vectors in a row, the second of which ends with the last element that is read."""
@@ -448,10 +329,6 @@ class LlvmFunction:
         picks = [lanes if (k + second) % 2 else (k + second * lanes) // 2 for k in range(lanes)]
         ty = f"<{lanes} x i1>"
         return self.new(f"shufflevector {ty} {mask}, {ty} zeroinitializer, <{lanes} x i32> <{', '.join(f'i32 {k}' for k in picks)}>")
-
-    def reversed(self, vector: str, element: str, lanes: int) -> str:
-        ty = f"<{lanes} x {element}>"
-        return self.new(f"shufflevector {ty} {vector}, {ty} poison, <{lanes} x i32> <{', '.join(f'i32 {k}' for k in reversed(range(lanes)))}>")
 
     def _gather(self, element: str, align: int, pointers: str, lanes: int, mask: str) -> str:
         ty, masks = f"<{lanes} x {element}>", f"<{lanes} x i1>"

@@ -20,7 +20,7 @@ ALONE = 4           # the most vectors that are read for one of them
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReadWindow:
     """The places of loads that share their vectors: from `first` to `last` for the first lane, the others `step` further each."""
     first: int
     last: int
@@ -47,14 +47,14 @@ def lane_step(address: Address, irregular: Sequence[Expr], lane: str | None) -> 
     return step if type(step) is int and 2 <= step <= MOST_STEP and type(address.base) is int else 0
 
 
-def windows(phase: FlatPhase, lane: str | None) -> dict[tuple[int, Address], Window]:
+def windows(phase: FlatPhase, lane: str | None) -> dict[tuple[int, Address], ReadWindow]:
     """(buffer, address) of a load -> the window that it is read from."""
     found: dict[tuple[int, tuple, int], set[Address]] = {}
     for node in postorder(*phase.roots()):
         if node.op == "at" and (step := lane_step(node.attr[1], node.args, lane)):
             found.setdefault((node.attr[0], node.attr[1].terms, step), set()).add(node.attr[1])
     return {(buffer, address): window for (buffer, _, step), addresses in found.items() for near in _near(sorted(addresses, key=_base), step)
-            if step <= ALONE or len(near) * ALONE >= step for window in [Window(_base(near[0]), _base(near[-1]), step)] for address in near}
+            if step <= ALONE or len(near) * ALONE >= step for window in [ReadWindow(_base(near[0]), _base(near[-1]), step)] for address in near}
 
 
 def _base(address: Address) -> int:

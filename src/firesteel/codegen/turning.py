@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from firesteel.codegen.lane_masks import first_lanes, smaller
-from firesteel.codegen.llvm_code import LlvmFunction, LlvmValue
+from firesteel.codegen.llvm_code import LlvmFunction
 from firesteel.codegen.llvm_ops import BYTES, MEMORY
 from firesteel.codegen.llvm_phases import bind, divides, write_lanes, write_loop
 from firesteel.loops.ir import Axis
@@ -74,7 +74,7 @@ def _read_square(w: LlvmFunction, node: Expr, mask: str | None, stop: str) -> st
     for k in range(width):
         number = smaller(w, str(k), last) if last and k else str(k)
         place = w.new(f"getelementptr {element}, ptr {corner.name}, i64 {w.new(f'mul i64 {number}, {step}')}")
-        rows.append(w.read(buffer, LlvmValue(place, 0, w.level), None, width, "row", mask))
+        rows.append(w.read(buffer, w.scalar(place), None, width, "row", mask))
     square = w.alloca(f"[{width} x {w.vector(element, width)}], align 64")
     for k, row in enumerate(turned(w, rows, element, width, BYTES[node.dtype])):
         place = w.new(f"getelementptr {element}, ptr {square}, i64 {k * width}")
