@@ -1,4 +1,4 @@
-"""Pointwise operators whose errors depend on data."""
+"""Pointwise operators whose errors or formulas depend on more than dtypes."""
 from __future__ import annotations
 
 import pytest
@@ -45,3 +45,26 @@ def test_what_is_not_chosen_is_divided_all_the_same():
         fs.compile(lambda x, y: torch.where(y == 0, x, x // y))(x, y)
     padded = fs.compile(lambda x, y: torch.cat((x // y, y)) + torch.nn.functional.pad(x % y, (0, 99)))
     assert torch.equal(padded(x, y + 1), torch.cat((x // (y + 1), y + 1)) + torch.nn.functional.pad(x % (y + 1), (0, 99)))
+
+
+def test_polygamma_of_each_order():
+    compiled = fs.compile(lambda x, n: torch.polygamma(n, x) * 2, dynamic=True)
+    x = torch.rand(50, generator=torch.Generator().manual_seed(0)) + 0.5
+    for n in (0, 1, 2, 3):
+        torch.testing.assert_close(compiled(x, n), torch.polygamma(n, x) * 2)
+    torch.testing.assert_close(compiled(torch.arange(1, 9), 1), torch.polygamma(1, torch.arange(1, 9)) * 2)
+
+
+def test_gradients_of_the_gamma_functions_are_loops():
+    def loss(a, b):
+        return (torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + a * torch.digamma(a) + torch.special.i0e(b)).square().sum()
+    values = [torch.rand(400, generator=torch.Generator().manual_seed(s)) + 0.5 for s in (0, 1)]
+    fs.counters.clear()
+    gradients = []
+    for function, dtype in ((loss, torch.float64), (fs.compile(loss), torch.float32)):
+        given = [v.to(dtype).clone().requires_grad_() for v in values]
+        function(*given).backward()
+        gradients.append([g.grad.double() for g in given])
+    for want, got in zip(*gradients):
+        torch.testing.assert_close(got, want, rtol=3e-6, atol=1e-6)
+    assert not fs.counters["native"]["fallbacks"]
