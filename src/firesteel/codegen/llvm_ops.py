@@ -349,8 +349,9 @@ def _special(w: LlvmFunction, node: Expr, args: list[str]) -> str:
     value = w.formula(function(x))
     if node.op != "lgamma":
         return value
-    zeros = w.formula(S.and_(S.gt(x, -20), S.lt(x, -2)))
-    return w.rarely(zeros, w.type(node), lanes, value, lambda: w.call_lanes("lgamma", "double", lanes, args))
+    between = S.and_(S.gt(x, -20), S.lt(x, -2))
+    zeros, asked = w.formula(between), w.formula(S.where(between, x, 1))        # of 1 the library knows the answer at once
+    return w.rarely(zeros, w.type(node), lanes, value, lambda: w.call_lanes("lgamma", "double", lanes, [asked]))
 
 
 # ---------------------------------------------------------------- conversions
