@@ -20,6 +20,8 @@ from firesteel.loops.ir import Axis
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, postorder
 
+FEWEST_SCANNED = 4      # lanes whose running values are worth the shuffles
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -42,7 +44,7 @@ def choose(nest: FlatNest, target: Target) -> Shape:
     points = _best(nest.axes, nest.phases, not swept)
     if not swept:
         return _computing(nest, _turning(nest, _points_shape(nest, points, width, fewest, False)))
-    rows = [_best(() if p.kind == "scan" else p.axes, [p]) for p in nest.phases]
+    rows = [_best(() if p.kind == "scan" and width < FEWEST_SCANNED else p.axes, [p]) for p in nest.phases]
     overlap = points is not None and points[0] >= 2         # overlapping windows are rows either way: points need no sum over the lanes
     if points and (overlap or points[0] > _rows_score(nest, rows)):
         return _points_shape(nest, points, width, fewest, True)
@@ -76,7 +78,7 @@ def _row_width(phase: FlatPhase, axis: Axis, width: int, fewest: int) -> int:
     if width == 1:
         return width
     width = max(width, fewest)
-    if not phase.reduces:
+    if not phase.reduces or phase.kind == "scan":
         return width
     wide = width * (4 if weight(phase) <= 8 else 2 if weight(phase) <= 24 else 1)
     while wide > width and isinstance(axis.extent, int) and (axis.extent < 2 * wide or (axis.extent % wide and not axis.extent % width)):
@@ -126,7 +128,7 @@ def turned_loads(nest: FlatNest, lane: str, across: str) -> list[Expr]:
 
 
 def _rows_score(nest: FlatNest, rows: list[tuple[float, Axis] | None]) -> float:
-    """The mean over the phases that sweep; a scan cannot have lanes along its axis."""
+    """The mean over the phases that sweep."""
     scores = [-3.0 if r is None else r[0] for p, r in zip(nest.phases, rows) if p.axes]
     return sum(scores) / len(scores)
 

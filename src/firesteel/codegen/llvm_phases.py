@@ -136,8 +136,31 @@ class _Accumulator:
         for place in (self.running, self.lost) if self.lost else (self.running,) if blocked else ():
             w.line(f"store {self.type} {self.identity}, ptr {place}")
 
-    def _identity(self, w: LlvmFunction, dtype: str) -> str:
-        return w.constant(REDUCE_OPS[self.reduce.op].identity(dtype), make("acc", dtype, (), self.reduce.name), self.lanes)
+    def _identity(self, w: LlvmFunction, dtype: str, lanes: int | None = None) -> str:
+        lanes = self.lanes if lanes is None else lanes
+        return w.constant(REDUCE_OPS[self.reduce.op].identity(dtype), make("acc", dtype, (), self.reduce.name), lanes)
+
+    def _neutral(self, w: LlvmFunction, lanes: int) -> str:
+        """What changes no value.  Of float sums -0.0: LLVM shifts zeros in by an instruction that is slow."""
+        if self.reduce.op == "sum" and self.reduce.dtype in FLOAT:
+            return w.constant(-0.0, make("acc", self.reduce.dtype, (), self.reduce.name), lanes)
+        return self._identity(w, self.reduce.dtype, lanes)
+
+    def scan(self, w: LlvmFunction, value: str) -> str:
+        """The running values of all lanes: within the vector in log2(lanes) steps, then with that of the vector before, for which each waits."""
+        op, dtype, lanes, ty = self.reduce.op, self.reduce.dtype, w.width, w.shape(self.reduce.dtype, w.width)
+        neutral = self._neutral(w, lanes)
+        if w.mask:
+            value = w.new(f"select {w.shape('bool', lanes)} {w.mask}, {ty} {value}, {ty} {neutral}")
+        step = 1
+        while step < lanes:
+            picks = ", ".join(f"i32 {lane - step if lane >= step else lanes}" for lane in range(lanes))
+            earlier = w.new(f"shufflevector {ty} {value}, {ty} {neutral}, <{lanes} x i32> <{picks}>")
+            value, step = combine(w, op, dtype, lanes, earlier, value), 2 * step
+        before = w.new(f"load {self.type}, ptr {self.total}")
+        last = w.new(f"extractelement {ty} {value}, i64 {lanes - 1}")
+        w.line(f"store {self.type} {combine(w, op, dtype, 0, before, last)}, ptr {self.total}")
+        return combine(w, op, dtype, lanes, w.spread(before, REGISTER[dtype], lanes), value)
 
     def take(self, w: LlvmFunction, value: str) -> str:
         old = w.new(f"load {self.type}, ptr {self.running}")
@@ -201,6 +224,7 @@ def write_phase(w: LlvmFunction, shape: Shape, number: int, phase: FlatPhase, wi
     width = shape.widths[number]
     lanes = width if width > 1 and (shape.points or lane) else 0
     w.windows = windows(phase, shape.points or lane) if lanes else {}
+    lanes = 0 if phase.kind == "scan" and lane else lanes       # one running value goes from vector to vector
     long = phase.kind == "reduce" and _is_long(phase.axes, width if lane else 1)
     accumulators = [_Accumulator(w, r, lanes, long and r.op == "sum" and r.dtype in FLOAT, lane is not None) for r in phase.reduces]
     _sweep(w, phase, loop_order(phase, lane), lane, width, accumulators, window)
@@ -259,9 +283,10 @@ def _point(w: LlvmFunction, phase: FlatPhase, accumulators: list[_Accumulator]) 
     """Accumulate, then store; a scan's stores see the running value."""
     vals = w.values([a.reduce.value for a in accumulators])
     for a, val in zip(accumulators, vals, strict=True):
-        running = a.take(w, w.shaped(val, a.reduce.value, a.lanes))
+        along = w.width if phase.kind == "scan" and not a.lanes else 0
+        running = a.scan(w, w.shaped(val, a.reduce.value, along)) if along else a.take(w, w.shaped(val, a.reduce.value, a.lanes))
         if phase.kind == "scan":
-            w.remember(make("acc", a.reduce.dtype, (), a.reduce.name), running, a.lanes, w.level)
+            w.remember(make("acc", a.reduce.dtype, (), a.reduce.name), running, along or a.lanes, w.level)
     w.values([e for s in phase.stores for e in (*s.irregular, s.value)])
     for stores in woven(phase.stores, w.lane_axis if w.width and w.mask is None else None):
         if len(stores) > 1:
