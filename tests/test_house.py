@@ -156,6 +156,10 @@ FIRST_CALLS = """
 import sys, torch, firesteel as fs
 from torch.utils.checkpoint import checkpoint
 layer = torch.nn.Linear(4, 4)
+def solved(x, y):
+    root = torch.linalg.cholesky(x.mT @ x + torch.eye(3))
+    lines = torch.cross(x, x * 2, dim=-1).sum() + torch.dist(x, x + 1) + torch.linalg.solve(root, y[:3]).sum() + torch.linalg.svdvals(x).sum()
+    return torch.cdist(x, y).sum() + torch.block_diag(x, y, x[0], x[0, 0]).sum() + lines
 calls = {
     "leaf": lambda: fs.compile(layer)(torch.randn(2, 4)),
     "result": lambda: fs.compile(layer)(torch.randn(2, 4, requires_grad=True) * 2),
@@ -165,6 +169,7 @@ calls = {
     "sizes": lambda: fs.compile(lambda x: x.view(-1, 2).softmax(0), dynamic=True)(torch.randn(6, 4)),
     "recurrent": lambda: fs.compile(torch.nn.LSTM(4, 4))(torch.randn(2, 3, 4)),
     "region": lambda: fs.compile(lambda x: checkpoint(layer, x, use_reentrant=False))(torch.randn(2, 4)),
+    "meta kernels": lambda: fs.compile(solved)(torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)).backward(),
     "captured backward": lambda: fs.compiled_autograd()(lambda: layer(torch.randn(2, 4)).sum().backward())(),
 }
 for name, call in calls.items():

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from firesteel.artifacts import counters
 from firesteel.errors import InternalError
+from firesteel.graph.plain_numbers import plain_numbers
 from firesteel.graph.sizes import current, fixed, hint
 from firesteel.graph.spec import Shape, Spec, spec_of, strides_in_order
 from firesteel.graph.tensor import AbstractTensor, tensors_in, to_spec
@@ -99,7 +100,8 @@ def count_specialized(op: OpOverload) -> None:
 
 def _by_meta_kernel(op: OpOverload, args: tuple, kwargs: dict, number: Callable[[Size], int]) -> Any:
     try:
-        results = op(*as_meta(args, number), **as_meta(kwargs, number))
+        with plain_numbers():
+            results = op(*as_meta(args, number), **as_meta(kwargs, number))
     except NotImplementedError as error:
         raise NotImplementedError(f"no shape rule for {op}: add a row in graph/rules/ ({error})") from error
     return _specs_on(results, _device_of(args, kwargs))

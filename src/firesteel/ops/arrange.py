@@ -107,6 +107,15 @@ def chunk_cat(tensors: Sequence[Spec], dim: int, chunks: int) -> Shape:
     return (*tensors[0].shape[:dim], chunks, sum((-(-t.shape[dim] // chunks) * product(t.shape[dim + 1:]) for t in tensors), 0))
 
 
+@device_rule("block_diag")
+def block_diag(tensors: Sequence[Spec]) -> Spec:
+    blocks, dtype = [(1, 1, *t.shape)[-2:] for t in tensors], None
+    for place, t in enumerate(tensors):
+        check(len(t.shape) <= 2, f"torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {place} has {len(t.shape)} dimensions")
+        dtype = promote(dtype, t.dtype)
+    return fresh(tensors[0], tuple(sum(sizes[1:], sizes[0]) for sizes in zip(*blocks)), dtype)
+
+
 @device_rule("stack")
 def stack(tensors: Sequence[Spec], dim: int = 0) -> Spec:
     check(len(tensors) > 0, "stack expects a non-empty TensorList")

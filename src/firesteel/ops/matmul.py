@@ -271,10 +271,10 @@ device_rule("_cdist_forward")(
     lambda a, b, p, mode: fresh(a, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-2]), floating(a.dtype)))
 
 
-@shape("_cdist_backward")
-def cdist_backward(grad: Spec, a: Spec, b: Spec, p: float, distances: Spec) -> Shape:
+@device_rule("_cdist_backward")
+def cdist_backward(grad: Spec, a: Spec, b: Spec, p: float, distances: Spec) -> Spec:
     """An empty batch is not expanded."""
-    return a.shape if 0 in (*a.shape, *b.shape) else (*batches(a, b), *a.shape[-2:])
+    return fresh(a, a.shape if 0 in (*a.shape, *b.shape) else (*batches(a, b), *a.shape[-2:]))
 
 
 shape("_euclidean_dist")(lambda a, b: (*batches(a, b), a.shape[-2], b.shape[-2]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from firesteel.graph.rules.base import TO_REAL, check, is_integral, wrap_dim, wrap_dims
+from firesteel.graph.rules.base import TO_REAL, broadcast, check, is_integral, promote, wrap_dim, wrap_dims
 from firesteel.graph.rules.refusals import known, within
 from firesteel.graph.sizes import must, same
 from firesteel.graph.spec import Shape, Spec, contiguous_strides, fresh
@@ -171,7 +171,11 @@ def trace(x: Spec) -> Spec:
 
 
 decomposition("trace")(lambda x: aten.sum.default(aten.diagonal.default(x)))
-shape("dist")(lambda *args: ())
+@probed_rule("dist")
+def dist(a: Spec, b: Spec, p: float = 2) -> Spec:
+    dtype: Any = promote(a.dtype, b.dtype)
+    broadcast(a.shape, b.shape)
+    return fresh(a, (), TO_REAL.get(dtype, dtype))
 shape("hash_tensor")(lambda x, dim=(), *, keepdim=False, mode=0: reduce_shape(x, reduced_dims(x, dim), keepdim))
 
 
