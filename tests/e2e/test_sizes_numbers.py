@@ -82,6 +82,52 @@ def test_symbols_are_never_taken_for_dtypes():
         torch.testing.assert_close(fs.compile(fn, fullgraph=True)(x), fn(x))
 
 
+# -- tensors as indices --------------------------------------------------------------------------------------------------
+def spline(x, t):
+    place = torch.bucketize(t, torch.arange(5.)).sub(1).clamp(0, 4)
+    return x[..., place, :] * 2 + torch.arange(5.)[place]
+
+
+def written_through(x, t):
+    y = x.clone()
+    y[t.long()[()]].add_(1)
+    y[:, 0, t.int()] = x[1, 0, 0]
+    return y
+
+
+ONE_PLACE = {
+    "spline": spline, "written": written_through, "best row": lambda x, t: x[x.sum((1, 2)).argmax()], "from the end": lambda x, t: x[t.long() - 3],
+    "beside a list": lambda x, t: x[t.long(), torch.tensor([0, 2])], "beside none": lambda x, t: x[None, :, t.long()], "twice": lambda x, t: x[t.short(), :, t.long()]}
+
+
+@pytest.mark.parametrize("backend", ["native", "eager", "aot_eager"])
+@pytest.mark.parametrize("name", ONE_PLACE)
+def test_a_tensor_of_no_dimension_is_one_place(name, backend):
+    fn, x = ONE_PLACE[name], torch.randn(3, 5, 4, requires_grad=True)
+    compiled = fs.compile(fn, fullgraph=True, backend=backend)
+    for place in (1.5, 2.0, 0.0):
+        found, expected = compiled(x, torch.tensor(place)), fn(x, torch.tensor(place))
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), x), torch.autograd.grad(expected.square().sum(), x))
+    assert fs.counters["stats"]["unique_graphs"] == 1
+
+
+def test_one_place_is_a_view():
+    x = torch.zeros(4, 5)
+    compiled = fs.compile(lambda x, t: x[t], fullgraph=True)
+    compiled(x, torch.tensor(2)).add_(1)
+    assert x[2].sum() == x.sum() == 5
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor(4))
+
+
+def test_one_place_of_each_in_a_batch():
+    x, places = torch.arange(20.).view(4, 5), torch.tensor([1, 3])
+    fn = lambda x, places: torch.func.vmap(lambda t: x[t])(places)
+    torch.testing.assert_close(fs.compile(fn)(x, places), fn(x, places))
+
+
 # -- conditions ----------------------------------------------------------------------------------------------------------
 def counted(x):
     z = x.nonzero()

@@ -259,12 +259,15 @@ def is_inference_result(m: Machine, out: torch.Tensor) -> bool:
     return owner is not None and owner.inference     # type: ignore[attr-defined]  # a tensor
 
 
+PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
 def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
     """The tensor and the rest of the key, after the symbolic ints in the key (which torch's own indexing refuses) have been applied."""
     if isinstance(key, TupleValue):
-        key = TupleValue([m.look(item).as_index(m, alone=False) for item in key.items])
+        key = TupleValue([as_place(m, m.look(item).as_index(m, alone=False)) for item in key.items])
     else:
-        key = key.as_index(m, alone=True)
+        key = as_place(m, key.as_index(m, alone=True))
     items = key.items if isinstance(key, TupleValue) else [key]
     places = [i for i, item in enumerate(items) if isinstance(item, SymNumber) and item.python_type() is int]
     if not places:
@@ -276,6 +279,19 @@ def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value 
         tensor = call_graph(m, "call_method", "select", [tensor, ConstValue(dim), items[i]], {})
     rest = [item for i, item in enumerate(items) if i not in places]
     return tensor, TupleValue(rest) if rest else None
+
+
+def as_place(m: Machine, item: Value) -> Value:
+    """An index of no dimension is one place: torch reads it as a number, and the result is a view.  Nobody else sees the number."""
+    if not isinstance(item, TensorValue) or item.abstract.dim() or item.abstract.dtype not in PLACES or m.world.env is None:
+        return item
+    if m.world.literal(item.abstract) is not None or known_data(m, item) is not None:
+        return item
+    try:
+        with config.patch(capture_scalar_outputs=True):
+            return call_graph(m, "call_method", "item", [item], {})
+    except Break:       # inside of torch.func.vmap it is many numbers
+        return item
 
 
 def _dims_taken(item: Value) -> int:
