@@ -95,6 +95,7 @@ class SymbolicMachine(Reader):
         self.states = States(self.guard, self.record, self.effects)
         self.modes, self.leaves = Modes(), Leaves()
         self.draws: tuple[Any, ...] = ()                # see values/python_random.py
+        self.bodies = 0                                 # functions that become one node each, which are executed now; see values/transforms.py
         self.part: Callable[[Any], Any] | None = None   # see parts.py; None: the graph is not to be split
         self.unjoined: frozenset[int] = frozenset()     # steps at which branches are not joined (joins.py)
         self.joining = 0                                # how many branches are being joined

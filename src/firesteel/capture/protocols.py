@@ -135,6 +135,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     modes: Modes
     leaves: Leaves
     draws: tuple[Any, ...]
+    bodies: int
     unjoined: frozenset[int]
     imported: dict[str, tuple[str, ...]]
     joining: int

@@ -60,6 +60,7 @@ class Value:
     source: Any = None
     holder: Value | None = None     # the object whose builtin part this is; see natives.py
     watched = False                 # has the program taken a weak reference to it?
+    asks_its_class = False          # do operators call methods of a class of the user's?
 
     # -- what it is ------------------------------------------------------------------------------------------------
     def python_type(self) -> type:

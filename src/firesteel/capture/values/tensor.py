@@ -265,9 +265,9 @@ PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value | None]:
     """The tensor and the rest of the key, after the symbolic ints in the key (which torch's own indexing refuses) have been applied."""
     if isinstance(key, TupleValue):
-        key = TupleValue([as_place(m, m.look(item).as_index(m, alone=False)) for item in key.items])
+        key = TupleValue([as_place(m, tensor, m.look(item).as_index(m, alone=False)) for item in key.items])
     else:
-        key = as_place(m, key.as_index(m, alone=True))
+        key = as_place(m, tensor, key.as_index(m, alone=True))
     items = key.items if isinstance(key, TupleValue) else [key]
     places = [i for i, item in enumerate(items) if isinstance(item, SymNumber) and item.python_type() is int]
     if not places:
@@ -281,17 +281,16 @@ def select_symbols(m: Machine, tensor: Value, key: Value) -> tuple[Value, Value 
     return tensor, TupleValue(rest) if rest else None
 
 
-def as_place(m: Machine, item: Value) -> Value:
+def as_place(m: Machine, tensor: Value, item: Value) -> Value:
     """An index of no dimension is one place: torch reads it as a number, and the result is a view.  Nobody else sees the number."""
-    if not isinstance(item, TensorValue) or item.abstract.dim() or item.abstract.dtype not in PLACES or m.world.env is None:
+    if type(item) is not TensorValue or item.abstract.dim() or item.abstract.dtype not in PLACES or m.world.env is None:
+        return item
+    if tensor.asks_its_class or m.modes.entered or m.bodies:        # an override sees the index; inside of torch.func.vmap it is many numbers
         return item
     if m.world.literal(item.abstract) is not None or known_data(m, item) is not None:
         return item
-    try:
-        with config.patch(capture_scalar_outputs=True):
-            return call_graph(m, "call_method", "item", [item], {})
-    except Break:       # inside of torch.func.vmap it is many numbers
-        return item
+    with config.patch(capture_scalar_outputs=True):
+        return call_graph(m, "call_method", "item", [item], {})
 
 
 def _dims_taken(item: Value) -> int:

@@ -83,6 +83,7 @@ class Body:
         mark = m.checkpoint()
         leaves_before, draws_before = m.leaves.filled, m.draws
         owned = {id(leaf): m.record.tensors.get(id(leaf)) for leaf in leaves}
+        m.bodies += 1
         try:
             source = enumerate(leaves)
             inside = [self._inside(m, value, source) for value in args]
@@ -100,6 +101,7 @@ class Body:
                 raise Break("transform", name="with hooks or seeds inside")
             self.module = self._module(nodes, len(leaves), result)
         finally:
+            m.bodies -= 1
             m.rollback(mark)
             m.record.tensors.update({key: known for key, known in owned.items() if known is not None})
 
