@@ -129,6 +129,112 @@ def test_subclass_inputs(cls, backend):
     torch.testing.assert_close(plain, f(t, w)[0])
 
 
+class Posed(torch.Tensor):
+    """Python's operators mean something else."""
+
+    def __add__(self, other):
+        return NotImplemented if isinstance(other, str) else super().__add__(other) * 10
+
+    def __mul__(self, other):
+        return self.plain() + 100
+
+    def __rsub__(self, other):
+        return self.plain() - 200
+
+    def __matmul__(self, other):
+        return (self.plain().unsqueeze(-1) + other).as_subclass(Posed)
+
+    def __imul__(self, other):
+        return self.plain() + 300
+
+    def __lt__(self, other):
+        return self.plain() + 400
+
+    def __neg__(self):
+        return self.plain() + 500
+
+    def __getitem__(self, key):
+        return self.plain()[0] + 600 + key
+
+    def __len__(self):
+        return 7
+
+    def __bool__(self):
+        return False
+
+    def __iter__(self):
+        return iter([self.plain() + 700, self.plain() + 800])
+
+    def __contains__(self, item):
+        return item == "there"
+
+    def __call__(self, more):
+        return self.plain() + more
+
+    def plain(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def posed(p, x):
+    yield from (p + 1, p * x, p * p, x - p, 1 - p, p @ x, p < x, x > p, -p, p[1], p(900), p - 1, p > 0, +p)
+    q = p
+    q *= 2
+    r = p
+    r @= x
+    first, second = p
+    yield from (q, r, first, second, len(p), bool(p), "there" in p, "here" in p, [type(part) for part in p], 1 if p else 2)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_operators_call_the_methods_of_a_subclass(inside):
+    def f(p, x):
+        return list(posed(x.as_subclass(Posed) if inside else p, x))
+    x = torch.randn(3)
+    found, expected = fs.compile(f, fullgraph=True)(x.as_subclass(Posed), x), f(x.as_subclass(Posed), x)
+    assert [type(value) for value in found] == [type(value) for value in expected]
+    for have, want in zip(found, expected):
+        same(*(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value for value in (have, want)))
+
+
+def test_writing_an_item_of_a_subclass():
+    class Kept(torch.Tensor):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value * 2)
+
+    def f(x):
+        y = x.clone().as_subclass(Kept)
+        y[1] = torch.tensor(4.0)
+        return y.as_subclass(torch.Tensor)
+    x = torch.randn(3)
+    same(fs.compile(f, fullgraph=True)(x), f(x))
+
+
+class Left:
+    def __add__(self, other):
+        return 1
+
+    def __lt__(self, other):
+        return 2
+
+
+class Right(Left):
+    def __radd__(self, other):
+        return 3
+
+    def __gt__(self, other):
+        return 4
+
+
+class Silent(Left):
+    def __radd__(self, other):
+        return NotImplemented
+
+
+@one
+def test_the_operand_of_a_subclass_is_asked_first(x):
+    return x + 1, Left() + Right(), Left() < Right(), Left() + Silent(), Right() + Left(), Left() + Left(), True + 1, 1 + True
+
+
 class SinIsCos(TorchFunctionMode):
     def __init__(self, log):
         self.log = log

@@ -71,6 +71,7 @@ from firesteel.capture.values.exceptions import ExceptionValue
 from firesteel.capture.values.functions import BoundBuiltin, CellValue, FunctionValue
 from firesteel.capture.values.generators import AGAIN, GeneratorValue, exhausted
 from firesteel.capture.values.iterators import SequenceIterator
+from firesteel.capture.values.objects import BINARY_METHODS, COMPARE_METHODS, is_asked_first
 from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
@@ -321,8 +322,12 @@ class SymbolicMachine(Reader):
 
     # -- operators -------------------------------------------------------------------------------------------------
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        result = a.binary(self, op, b)
+        result, first = None, is_asked_first(b, a, f"__r{BINARY_METHODS[op]}__")
+        if first:
+            result = b.binary(self, op, a, reflected=True)
         if result is None:
+            result = a.binary(self, op, b)
+        if result is None and not first:
             result = b.binary(self, op, a, reflected=True)
         if result is None:
             raise Break("operator", name=op, value=f"{a.describe()} and {b.describe()}")
@@ -333,8 +338,12 @@ class SymbolicMachine(Reader):
         return self.binary(op, a, b) if result is None else result
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
-        result = a.compare(self, op, b)
+        result, first = None, is_asked_first(b, a, COMPARE_METHODS[MIRRORED[op]])
+        if first:
+            result = b.compare(self, MIRRORED[op], a)
         if result is None:
+            result = a.compare(self, op, b)
+        if result is None and not first:
             result = b.compare(self, MIRRORED[op], a)
         if result is None and {type(a), type(b)} == {ConstValue, TupleValue} and all(item.is_constant() for item in (*all_items(a), *all_items(b))):
             return fold(self, OPERATORS[op], self.known(a), self.known(b))      # a version of torch and a tuple, say

@@ -208,7 +208,8 @@ for _cls in (int, float, complex):
 def call_bool(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         return boolean(False)
-    if isinstance(args[0], TensorValue) and known_data(m, args[0]) is None:
+    cls: Any = args[0].python_type() if isinstance(args[0], TensorValue) else None
+    if cls is not None and cls.__bool__ is torch.Tensor.__bool__ and known_data(m, args[0]) is None:
         raise Break("data_scalar", name="bool()")
     return boolean(args[0].truth(m))
 

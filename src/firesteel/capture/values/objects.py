@@ -37,10 +37,19 @@ UNARY_METHODS = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}
 GENERIC = {name: tuple(getattr(cls, name) for cls in (object, types.SimpleNamespace, threading.local)) for name in ("__setattr__", "__delattr__")}
 
 
+def is_asked_first(right: Value, left: Value, name: str) -> bool:
+    """Python asks the right operand first where its class is a subclass of the other's with a method of its own."""
+    if not right.asks_its_class or left.cls is right.cls and left.cls is not None:
+        return False
+    own, other = right.python_type(), left.python_type()
+    return own is not other and issubclass(own, other) and getattr(own, name, None) is not getattr(other, name, None)
+
+
 class ObjectValue(Value):
     """An instance of a class written in Python; the user's (with a source) or one made inside."""
 
     words = "{self.cls.__qualname__} object"
+    asks_its_class = True
 
     def __init__(self, cls: type, obj: Any = None, source: Source | None = None):
         self.cls, self.obj, self.source = cls, obj, source

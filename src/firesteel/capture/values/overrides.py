@@ -31,7 +31,7 @@ from firesteel.capture.values.contexts import ContextValue, ExitValue
 from firesteel.capture.values.functions import NATIVE_CALLS, Args, Kwargs
 from firesteel.capture.values.mappings import DictValue
 from firesteel.capture.values.number import SymNumber
-from firesteel.capture.values.objects import ObjectValue
+from firesteel.capture.values.objects import BINARY_METHODS, COMPARE_METHODS, UNARY_METHODS, ObjectValue
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
@@ -217,7 +217,9 @@ def attribute(m: Machine, tensor: Value, name: str) -> Value | None:
 
 # -- tensors of subclasses ----------------------------------------------------------------------------------------------
 class SubclassValue(TensorValue):
-    """A tensor of a subclass, around the tensor in the graph."""
+    """A tensor of a subclass, around the tensor in the graph.  Python's operators call the subclass's own methods, else torch's."""
+
+    asks_its_class = True
 
     def __init__(self, cls: type, inner: TensorValue, source: Source | None = None, real: Any = None):
         self.cls, self.inner, self.source, self.real = cls, inner, source, real
@@ -248,16 +250,73 @@ class SubclassValue(TensorValue):
         written = m.effects.written(self, name)
         if written is not None:
             return written
-        own = self.cls.__mro__[:self.cls.__mro__.index(torch.Tensor)]
-        found = next((vars(base)[name] for base in own if name in vars(base)), MISSING)
-        if found is not MISSING:
-            return bind(m, found, self, self.cls, name)
+        own = self.own(m, name)
+        if own is not None:
+            return own
         if self.real is not None and name in vars(self.real):
             return m.read_attribute(self, name)
         return super().getattr(m, name)
 
+    def own(self, m: Machine, name: str) -> Value | None:
+        """What the subclass has under the name, bound; None where it is torch's."""
+        own = self.cls.__mro__[:self.cls.__mro__.index(torch.Tensor)]
+        found = next((vars(base)[name] for base in own if name in vars(base)), MISSING)
+        return None if found is MISSING else bind(m, found, self, self.cls, name)
+
+    # -- operators -------------------------------------------------------------------------------------------------
+    def _operate(self, m: Machine, name: str, args: Args, otherwise: Callable[[], Any]) -> Any:
+        """By a method of the subclass; `otherwise` is torch's way.  None stands for NotImplemented."""
+        method = self.own(m, name)
+        if method is None:
+            return otherwise()
+        result = m.call_now(method, args, {})
+        return None if is_not_implemented(result) else result
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        name = f"__{'r' if reflected else ''}{BINARY_METHODS[op]}__"
+        return self._operate(m, name, [other], lambda: super(SubclassValue, self).binary(m, op, other, reflected))
+
+    def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
+        if not hasattr(self.cls, name := f"__i{BINARY_METHODS[op]}__"):
+            return None
+        return self._operate(m, name, [other], lambda: super(SubclassValue, self).inplace(m, op, other))
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        return self._operate(m, COMPARE_METHODS[op], [other], lambda: super(SubclassValue, self).compare(m, op, other))
+
+    def unary(self, m: Machine, op: str) -> Value:
+        return super().unary(m, op) if op == "not" else self._operate(m, UNARY_METHODS[op], [], lambda: super(SubclassValue, self).unary(m, op))
+
+    def truth(self, m: Machine) -> bool:
+        method = self.own(m, "__bool__")
+        return super().truth(m) if method is None else m.call_now(method, [], {}).truth(m)
+
+    def call(self, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+        method = self.own(m, "__call__")
+        return super().call(m, args, kwargs) if method is None else m.call_now(method, args, kwargs)
+
+    # -- as a container --------------------------------------------------------------------------------------------
+    def getitem(self, m: Machine, key: Value) -> Value:
+        return self._operate(m, "__getitem__", [key], lambda: super(SubclassValue, self).getitem(m, key))
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        self._operate(m, "__setitem__", [key, value], lambda: super(SubclassValue, self).setitem(m, key, value))
+
+    def contains(self, m: Machine, item: Value) -> Value:
+        return self._operate(m, "__contains__", [item], lambda: super(SubclassValue, self).contains(m, item))
+
+    def length(self, m: Machine) -> Value:
+        return self._operate(m, "__len__", [], lambda: super(SubclassValue, self).length(m))
+
+    def iterator(self, m: Machine) -> Value:
+        return self._operate(m, "__iter__", [], lambda: super(SubclassValue, self).iterator(m))
+
     def iterate(self, m: Machine) -> list[Value]:
+        if self.own(m, "__iter__") is not None:
+            return self.iterator(m).iterate(m)
         return self.getattr(m, "unbind").call(m, [ConstValue(0)], {}).iterate(m) if overrides(self) else super().iterate(m)
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
 
     def rebuild(self, e: Emitter) -> str:
         return e.with_attributes(self, e.assign(f"{e.expr(self.inner)}.as_subclass({e.class_text(self.cls)})"))
