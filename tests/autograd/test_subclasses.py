@@ -197,6 +197,82 @@ def test_other_subclasses_run_as_they_are():
     assert type(fs.compile(lambda x: x.sin() * 2)(x)) is Loud
 
 
+class Rounded(torch.Tensor):
+    """Integers and a scale, with functions of torch in a table, as quantised weights are."""
+
+    FUNCTIONS = {}
+
+    def __new__(cls, whole, scale, kind):
+        return torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype)
+
+    def __init__(self, whole, scale, kind):
+        self.whole, self.scale, self.kind = whole, scale, kind
+
+    @classmethod
+    def of(cls, x, kind="rows"):
+        scale = x.abs().amax(1, keepdim=True) / 127 if kind == "rows" else x.abs().amax().reshape(1, 1) / 127
+        return cls((x / scale).round().to(torch.int8), scale, kind)
+
+    def plain(self):
+        return self.whole.to(self.scale.dtype) * self.scale
+
+    def __tensor_flatten__(self):
+        return ["whole", "scale"], self.kind
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, kind, size, strides):
+        return cls(parts["whole"], parts["scale"], kind)
+
+    @classmethod
+    def __torch_function__(cls, fn, types, args=(), kwargs=None):
+        if fn in cls.FUNCTIONS:
+            return cls.FUNCTIONS[fn](*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return fn(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args, kwargs=None):
+        if op is torch.ops.aten.detach.default:
+            return cls(args[0].whole, args[0].scale, args[0].kind)
+        if op is torch.ops.aten.copy_.default:
+            new = cls.of(args[1], args[0].kind)
+            args[0].whole.copy_(new.whole)
+            args[0].scale.copy_(new.scale)
+            return args[0]
+        return op(*pytree.tree_map_only(Rounded, Rounded.plain, args), **(kwargs or {}))
+
+
+Rounded.FUNCTIONS[F.linear] = lambda x, weight, bias=None: (x @ weight.whole.to(x.dtype).t()) * weight.scale.t() * (1 if weight.kind == "rows" else 1.0) + (0 if bias is None else bias)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functions_of_a_wrapper(backend):
+    layers = [torch.nn.Linear(4, 3) for _ in range(3)]
+    for layer, kind in zip(layers, ("rows", "rows", "whole")):
+        layer.weight = torch.nn.Parameter(Rounded.of(layer.weight.detach(), kind), requires_grad=False)
+    compiled, x = fs.compile(lambda layer, x: layer(x).relu(), backend=backend, fullgraph=True), leaf(2, 4)
+    for layer in layers:
+        found, expected = compiled(layer, x), layer(x).relu()
+        same(found, expected)
+        same(torch.autograd.grad(found.sum(), [x, layer.bias]), torch.autograd.grad(expected.sum(), [x, layer.bias]))
+    layers[0].weight = torch.nn.Parameter(Rounded.of(torch.randn(3, 4)), requires_grad=False)
+    same(compiled(layers[0], x), layers[0](x).relu())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_of_rounded_numbers(backend):
+    def step(state, grad):
+        mean = (state + 0.0).lerp(grad, 0.1)
+        state.copy_(mean)
+        return mean * 2
+    states = [Rounded.of(torch.ones(3, 4) * torch.arange(1, 4).unsqueeze(1)) for _ in range(2)]
+    compiled = fs.compile(step, backend=backend, fullgraph=True)
+    for seed in range(3):
+        grad = leaf(3, 4, seed=seed).detach()
+        same(compiled(states[0], grad), step(states[1], grad))
+        same((states[0].whole, states[0].scale), (states[1].whole, states[1].scale))
+
+
 def test_a_joint_graph_over_parts_has_a_signature():
     class Scaled(torch.nn.Module):
         def __init__(self):

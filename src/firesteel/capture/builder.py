@@ -59,7 +59,7 @@ from firesteel.capture.values.scripted import QUANTISED, ScriptedValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, run_abstract
 from firesteel.capture.values.torch_states import CoreFunction
-from firesteel.capture.values.wrappers import guard_parts, is_captured
+from firesteel.capture.values.wrappers import guard_parts, is_wrapper_class
 from firesteel.capture.world import STATIC
 from firesteel.homes import home_of, is_in_package, is_in_private, is_library
 from firesteel.sym.expr import Expr, eq, free_symbols, row_major, symbol
@@ -225,7 +225,7 @@ BASES.add(torch.nn.parameter.Buffer, wrap_tensor)
 def wrap_tensor_subclass(m: Machine, obj: torch.Tensor, source: Source) -> Value:
     if isinstance(obj, NestedTensor):
         return wrap_jagged(m, obj, source, symbol_input if m.world.env is not None and m.policy.dynamic is not False else wrap_constant)
-    if is_captured(type(obj)):
+    if is_wrapper_class(type(obj)):
         return wrap_wrapper(m, obj, source)
     return wrap_subclass(m, obj, source, wrap_tensor) or opaque(m, obj, source)
 

@@ -1,7 +1,8 @@
 """Tensor subclasses that wrap tensors (`__tensor_flatten__`): in the graph they are tensors like others, the class's own dispatch runs inside.
 
 A wrapper that comes in is one placeholder; its abstract value is an object of the same class over abstract parts.  What is guarded is the wrapper's
-metadata, its context, and the metadata of its parts; sizes are constants.  A class with a `__torch_function__` of its own is not captured.
+metadata, its context, and the metadata of its parts; sizes are constants.  A `__torch_function__` of the class's own runs inside too, as its dispatch
+does: when the program is compiled, and not in later calls.
 
     TwoTensor(x.sin(), y)           # a node
     t.a                             # a node: getattr(t, "a")
@@ -24,21 +25,14 @@ from firesteel.capture.values.objects import MISSING, bind
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.layouts import is_layout
 
-PLAIN_FUNCTIONS = (torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__)      # type: ignore[attr-defined]
-
 
 def is_wrapper_class(cls: type) -> bool:
     return hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__")
 
 
-def is_captured(cls: type) -> bool:
-    function = cls.__torch_function__       # type: ignore[attr-defined]
-    return is_wrapper_class(cls) and getattr(function, "__func__", function) in PLAIN_FUNCTIONS
-
-
 @INSTANTIATE.row("wrapper of tensors")
 def new_wrapper(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
-    if not issubclass(cls, torch.Tensor) or not is_captured(cls) or any(is_layout(m.look(value).identity()) for value in args):
+    if not issubclass(cls, torch.Tensor) or not is_wrapper_class(cls) or any(is_layout(m.look(value).identity()) for value in args):
         return None
     return call_graph(m, "call_function", cls, args, kwargs)
 
