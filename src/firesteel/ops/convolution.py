@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firesteel.graph.rules.base import check, each
 from firesteel.graph.rules.refusals import within
-from firesteel.graph.sizes import must, must_match, same
+from firesteel.graph.sizes import must_match, same
 from firesteel.graph.spec import Shape, Spec, channels_last_strides, contiguous_strides, fresh, is_contiguous, suggests_channels_last
 from firesteel.ops.block import decomposition, device_rule, operator, refuses, rule
 from firesteel.ops.matmul import one_dtype
