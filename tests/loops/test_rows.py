@@ -55,6 +55,28 @@ WRITTEN = {
 }
 
 
+def woven(a, b):
+    y = torch.zeros(a.shape[0], 2 * a.shape[1])
+    y[:, ::2], y[:, 1::2] = a, b
+    return y + 1
+
+
+TAKEN_APART = {
+    "every other element": (woven, (torch.randn(64, 100), torch.randn(64, 100)), 1),
+    "each element again": (lambda x: x.repeat_interleave(4, 1) + 1, (torch.randn(64, 100),), 1),
+    "pixels of channels": (lambda x: x.permute(0, 1, 4, 2, 5, 3).reshape(2, 3, 60, 60) + 1, (torch.randn(2, 3, 2, 2, 30, 30),), 1),
+    "moved": (lambda x: x[:, (torch.arange(256) + 1) // 2] * 2, (torch.randn(64, 200),), 1),
+    "too long to write out": (lambda x: x.repeat_interleave(40, 1) + 1, (torch.randn(64, 100),), 1),
+    "few points": (lambda x: x.repeat_interleave(2, 1) + 1, (torch.randn(8, 10),), 1),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_places_that_are_divided(name):
+    function, inputs, count = TAKEN_APART[name]
+    assert len(nests(check(function, *inputs))) == count
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_meaning_stays(name):
     function, inputs = WRITTEN[name]

@@ -302,15 +302,15 @@ class LlvmFunction(LlvmText):
 
     def read_window(self, buffer: int, address: Address, window: ReadWindow, level: int) -> str:
         """Elements a few apart, out of vectors that all loads of the window share."""
-        element, align = MEMORY[self.nest.dtypes[buffer]], BYTES[self.nest.dtypes[buffer]]
-        rows = []
+        rows, mask = [], None if self.inside else self.mask
         for start in window.starts(self.width):
             key = ("row", buffer, address.terms, window, start)
             if key not in self.memo:
                 pointer, _ = self.pointer(buffer, Address(address.terms, window.first + start), (), level)
-                self.remember(key, self.new(f"load <{self.width} x {element}>, ptr {pointer.name}, align {align}"), self.width, level)
+                wanted = mask and self.spread_mask(mask, window.owners(start, self.width))
+                self.remember(key, self.read(buffer, pointer, None, self.width, "row", wanted), self.width, level)
             rows.append(self.memo[key].name)
-        return self.picked(rows, element, window.homes(address, self.width))
+        return self.picked(rows, MEMORY[self.nest.dtypes[buffer]], window.homes(address, self.width))
 
     def _every_other(self, buffer: int, pointer: LlvmValue, lanes: int, mask: str | None) -> str:
         """Two vectors in a row, the second of which ends with the last element that is read."""
@@ -431,7 +431,7 @@ def _write_at(w: LlvmFunction, node: Expr) -> None:
     w.level = level
     pointer, offsets = w.pointer(buffer, address, node.args, level)
     kind = w.lane_kind(address, node.args, offsets)
-    window = w.windows.get((buffer, address)) if lanes and not node.args and (w.mask is None or w.inside) else None
+    window = w.windows.get((buffer, address)) if lanes and not node.args else None
     if window is not None:
         raw = w.read_window(buffer, address, window, level)
     elif kind == "apart" and offsets is not None and is_computed(node.args):

@@ -13,7 +13,7 @@ from firesteel.codegen.flat import Address, FlatPhase, FlatStore
 from firesteel.codegen.lane_masks import first_lanes, smaller
 from firesteel.codegen.lanes import Shape
 from firesteel.codegen.llvm_code import LlvmFunction
-from firesteel.codegen.llvm_ops import BYTES, FLOAT, MEMORY, REGISTER, combine, convert
+from firesteel.codegen.llvm_ops import FLOAT, MEMORY, REGISTER, combine, convert
 from firesteel.codegen.printer import weight
 from firesteel.codegen.strided import is_apart, windows, woven, woven_homes
 from firesteel.loops.ir import Axis, Reduce
@@ -288,7 +288,7 @@ def _point(w: LlvmFunction, phase: FlatPhase, accumulators: list[_Accumulator]) 
         if phase.kind == "scan":
             w.remember(make("acc", a.reduce.dtype, (), a.reduce.name), running, along or a.lanes, w.level)
     w.values([e for s in phase.stores for e in (*s.irregular, s.value)])
-    for stores in woven(phase.stores, w.lane_axis if w.width and w.mask is None else None):
+    for stores in woven(phase.stores, w.lane_axis if w.width else None):
         if len(stores) > 1:
             _store_woven(w, stores)
         else:
@@ -311,9 +311,12 @@ def _store(w: LlvmFunction, s: FlatStore) -> None:
 
 def _store_woven(w: LlvmFunction, stores: Sequence[FlatStore]) -> None:
     """Values that together fill memory without gaps, in whole vectors."""
-    first, dtype = stores[0], w.nest.dtypes[stores[0].buffer]
+    first, dtype, mask = stores[0], w.nest.dtypes[stores[0].buffer], w.mask
     values = [w.stored(store.value, w.width) for store in stores]
     for part in range(len(stores)):
-        row = w.picked(values, MEMORY[dtype], woven_homes(len(stores), part, w.width))
+        homes = woven_homes(len(stores), part, w.width)
+        row = w.picked(values, MEMORY[dtype], homes)
         pointer, _ = w.pointer(first.buffer, Address(first.address.terms, first.address.base + part * w.width), (), w.level)
-        w.line(f"store <{w.width} x {MEMORY[dtype]}> {row}, ptr {pointer.name}, align {BYTES[dtype]}")
+        w.mask = mask and w.spread_mask(mask, [lane for _, lane in homes])
+        w.put(first.buffer, pointer, None, w.width, "row", row)
+    w.mask = mask

@@ -138,6 +138,12 @@ class LlvmText:
             inside = [*inside, row]
         return value
 
+    def spread_mask(self, mask: str, owners: Sequence[int | None]) -> str:
+        """The mask of elements, each of which belongs to a lane or to none."""
+        lanes = len(owners)
+        picks = ", ".join(f"i32 {lanes if owner is None else owner}" for owner in owners)
+        return self.new(f"shufflevector <{lanes} x i1> {mask}, <{lanes} x i1> zeroinitializer, <{lanes} x i32> <{picks}>")
+
     def reversed(self, vector: str, element: str, lanes: int) -> str:
         ty = f"<{lanes} x {element}>"
         return self.new(f"shufflevector {ty} {vector}, {ty} poison, <{lanes} x i32> <{', '.join(f'i32 {k}' for k in reversed(range(lanes)))}>")

@@ -2,7 +2,7 @@
 
 In: accesses of a phase whose lanes step by a small number, as those of x[:, 0] and x[:, 1] of an x of two columns do.  What lies between the
 first and the last element of such loads of one buffer is read once for all of them.  Stores are woven where they fill memory without gaps.
-No element outside of the first and the last one that the program reads is touched.  Masked lanes gather and scatter instead.
+No element outside of the first and the last one that the program reads is touched, nor any of a lane that is masked.
 
     a = x[0], x[3], x[6], x[9]      load x[0:4], x[4:8], x[6:10]      a: lanes 0 and 3 of the first, 2 of the second, 3 of the third
     b = x[1], x[4], x[7], x[10]     (one vector more where both are read: the window of a and b ends at x[10])
@@ -36,6 +36,10 @@ class ReadWindow:
         places = [_base(address) - self.first + k * self.step for k in range(lanes)]
         last, count = len(self.starts(lanes)) - 1, self._elements(lanes)
         return [(p // lanes, p % lanes) if p // lanes < last else (last, p - count + lanes) for p in places]
+
+    def owners(self, start: int, lanes: int) -> list[int | None]:
+        """The lane to whose places the elements of a vector belong: none for what lies between those of two lanes."""
+        return [p // self.step if p % self.step <= self.last - self.first else None for p in range(start, start + lanes)]
 
     def _elements(self, lanes: int) -> int:
         return (lanes - 1) * self.step + self.last - self.first + 1

@@ -27,16 +27,16 @@ from firesteel.loops.inplace import write_in_place, write_to_inputs
 from firesteel.loops.ir import Program
 from firesteel.loops.loads import read_in_rows, without_needless_masks
 from firesteel.loops.ranges import by_ranges
-from firesteel.loops.rows import short_rows
+from firesteel.loops.rows import short_rows, will_be_written_out
 from firesteel.loops.simplify import split_axes
 from firesteel.loops.spread import spread
 
 
 def fuse(program: Program) -> Program:
-    """Producers into readers, then neighbours into groups; then linear indices, which need the whole nest; then parts for the cores."""
+    """Producers into readers, then neighbours into groups; then indices, rows and ranges, which need whole nests; then parts for the cores."""
     program = separate_biases(write_in_place(program))
     fuel, rewritten = Fuel(config.fusion_fuel), written_again(program)
     program = write_to_inputs(without_needless_masks(inline(program, fuel, rewritten)))
     rewritten = written_again(program)
-    program = short_rows(read_in_rows(group(program, fuel, rewritten), rewritten), fuel)
-    return spread(split_axes(by_ranges(program, fuel)))
+    program = split_axes(read_in_rows(group(program, fuel, rewritten), rewritten), will_be_written_out)
+    return spread(by_ranges(short_rows(program, fuel), fuel))

@@ -80,15 +80,28 @@ def _written_out(nest: Nest, buffers: Mapping[str, Buffer], fuel: Fuel) -> Nest:
     return found if found is not None and fuel.take(lambda: f"rows of {nest.name} written out") else nest
 
 
+def will_be_written_out(nest: Nest, divisor: int, buffers: Mapping[str, Buffer]) -> bool:
+    """Is it a map, of whose rows so many elements at a time may be?"""
+    if len(nest.phases) != 1 or nest.phases[0].kind != "map" or nest.phases[0].axes or divisor > cost.SHORT_ROW:
+        return False
+    few = divisor * cost.measure(*nest.exprs())[1] <= cost.MOST_NODES
+    return few and cost.points(nest.axes) >= divisor * FEWEST_POINTS and _is_plain(nest, buffers)
+
+
+def _is_plain(nest: Nest, buffers: Mapping[str, Buffer]) -> bool:
+    return (all(store.mode == "set" and buffers[store.buffer].device == CPU for store in nest.stores())
+            and not any(expr.holds & CHECKING for expr in nest.exprs()))
+
+
 def _may_be(nest: Nest, buffers: Mapping[str, Buffer]) -> bool:
-    if not nest.axes or cost.points(nest.axes) < FEWEST_POINTS or not all(buffers[name].device == CPU for name in nest.writes()):
+    if not nest.axes or cost.points(nest.axes) < FEWEST_POINTS or not _is_plain(nest, buffers):
         return False
     extents = [cost.hint_product([axis.extent for axis in phase.axes]) for phase in nest.phases]
     known = all(type(axis.extent) is int for phase in nest.phases for axis in phase.axes)
-    if not known or not all(0 < extent <= cost.SHORT_ROW for extent in extents) or any(expr.holds & CHECKING for expr in nest.exprs()):
+    if not known or not all(0 < extent <= cost.SHORT_ROW for extent in extents):
         return False
     nodes = sum(extent * cost.measure(*phase.exprs())[1] for extent, phase in zip(extents, nest.phases))
-    return nodes <= cost.MOST_NODES and all(store.mode == "set" for store in nest.stores())
+    return nodes <= cost.MOST_NODES
 
 
 # ---------------------------------------------------------------- which rows
@@ -105,8 +118,8 @@ def _with_rows(nest: Nest, buffers: Mapping[str, Buffer]) -> Nest | None:
 
 def _row(nest: Nest, buffers: Mapping[str, Buffer]) -> Axis | None:
     """The axis along which a map stores in a row, where that is short and not as good as one long row."""
-    inner = {part for store in nest.stores() for part, stride in zip(store.index, buffers[store.buffer].strides) if stride == 1}
-    axis = next((a for a in nest.axes if a.value in inner), None)
+    steps = [_steps(buffers[store.buffer], store.index) or {} for store in nest.stores()]
+    axis = next((a for a in nest.axes if any(row.get(a.value) == 1 for row in steps)), None)
     if axis is None or type(axis.extent) is not int or axis.extent > cost.SHORT_ROW or _are_one_row(nest, axis, buffers):
         return None
     return axis if axis.extent < LANES or any(axis.name in axes_of(node.args[0]) for node in _choices(nest)) else None

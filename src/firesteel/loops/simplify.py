@@ -203,22 +203,29 @@ def as_checked(part: Expr, place: Expr, value: Callable[[Expr], Expr]) -> Expr:
 
 # ---------------------------------------------------------------- axes that are taken apart
 
-def split_axes(program: Program) -> Program:
+Woven = Callable[[Nest, int, Mapping[str, Buffer]], bool]      # will so short rows of a nest be written out?
+
+
+def _never(nest: Nest, divisor: int, buffers: Mapping[str, Buffer]) -> bool:
+    return False
+
+
+def split_axes(program: Program, woven: Woven = _never) -> Program:
     """Every nest without i // c and i % c in its indices, where c divides the extent of i."""
-    return replace(program, steps=tuple([step.map(lambda nest: split_nest(nest, program.buffers)) for step in program.steps]))
+    return replace(program, steps=tuple([step.map(lambda nest: split_nest(nest, program.buffers, woven)) for step in program.steps]))
 
 
-def split_nest(nest: Nest, buffers: Mapping[str, Buffer]) -> Nest:
+def split_nest(nest: Nest, buffers: Mapping[str, Buffer], woven: Woven = _never) -> Nest:
     """Each round takes one factor off an axis: i < 24*32 becomes 32*i + i_r with i < 24, i_r < 32."""
     for _ in range(MOST_SPLITS):
-        found = _divided_axis(nest, buffers)
+        found = _divided_axis(nest, buffers, woven)
         if found is None:
             return nest
         nest = simplify_nest(_split(nest, *found))
     return nest
 
 
-def _divided_axis(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[Axis, Size] | None:
+def _divided_axis(nest: Nest, buffers: Mapping[str, Buffer], woven: Woven) -> tuple[Axis, Size] | None:
     """An axis of a map or reduce phase, and a divisor of its extent by which some index takes it apart."""
     if not any(expr.holds & DIVIDING for expr in nest.exprs()):
         return None
@@ -226,11 +233,23 @@ def _divided_axis(nest: Nest, buffers: Mapping[str, Buffer]) -> tuple[Axis, Size
     axes.update((axis.value, axis) for phase in nest.phases if phase.kind != "scan" for axis in phase.axes)
     indices = [part for store in nest.stores() for part in store.index] + [part for load in all_loads(nest.exprs()) for part in load_index(load)]
     for node in postorder(*indices, below=lambda node: node.args if node.op not in LOADS else (), only=DIVIDING):
-        if node.op in ("floordiv", "mod") and node.args[0] in axes:
-            axis, divisor = axes[node.args[0]], as_size(node.args[1])
-            if divides(divisor, axis.extent) and not (divisor in SHORT_RUNS and _stored_along(nest, axis, buffers)):
-                return axis, divisor
+        moved = _moved_axis(node) if node.op in ("floordiv", "mod") else None
+        axis = axes.get(moved) if moved is not None else None
+        if axis is None or not divides(divisor := as_size(node.args[1]), axis.extent):
+            continue
+        plain = node.args[0] is axis.value
+        if plain and divisor not in SHORT_RUNS:
+            return axis, divisor
+        if type(divisor) is int and (woven(nest, divisor, buffers) if _stored_along(nest, axis, buffers) else plain):
+            return axis, divisor
     return None
+
+
+def _moved_axis(node: Expr) -> Expr | None:
+    """Of what is taken apart: i, or i and a number."""
+    terms = poly(as_size(node.args[0]))
+    found = [monomial for monomial in terms if monomial]
+    return found[0][0] if len(found) == 1 and len(found[0]) == 1 and terms[found[0]] == 1 else None
 
 
 def _stored_along(nest: Nest, axis: Axis, buffers: Mapping[str, Buffer]) -> bool:
