@@ -67,6 +67,16 @@ def smooth(logits, labels):
     return F.cross_entropy(logits, labels, label_smoothing=0.1)
 
 
+def wavelet(x):
+    a, b, c, d = x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]
+    return torch.cat([a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d], 1) / 2
+
+
+def rotated(q, v):
+    twice = torch.linalg.cross(q[:, :3], v) * 2
+    return v + q[:, 3:] * twice + torch.linalg.cross(q[:, :3], twice)
+
+
 def cases() -> dict[str, tuple[Callable, Callable[[], tuple], bool]]:
     """name -> (function, inputs, with its backward?)"""
     square, rows = (lambda: (R(1000, 1000),)), (lambda: (R(512, 1024),))
@@ -109,6 +119,13 @@ def cases() -> dict[str, tuple[Callable, Callable[[], tuple], bool]]:
         "flipped rows": (lambda x: torch.log1p(x.abs()).flip(-1), square, False),
         "rolled differences": (lambda x: torch.roll(x, 1, 1) + torch.roll(x, -1, 1) - 2 * x, square, False),
         "reflected padding": (lambda x: torch.tanh(F.pad(x, (3, 3, 3, 3), mode="reflect")), lambda: (R(4, 16, 64, 64),), False),
+        "parts one behind the other": (lambda a, b: torch.cat([a.sin(), b.exp()]) * 2, lambda: (R(256, 1024), R(256, 1024)), False),
+        "wavelet": (wavelet, lambda: (R(4, 3, 96, 96),), False),
+        "three in turns": (lambda a, b, c: torch.stack([a + 1, b * 2, c], -1), lambda: (R(512, 400), R(512, 400), R(512, 400)), False),
+        "vectors rotated": (rotated, lambda: (R(8192, 4), R(8192, 3)), False),
+        "pixels out of channels": (lambda x: F.pixel_shuffle(x, 2) + 1, lambda: (R(4, 64, 32, 32),), False),
+        "average pooling'": (lambda x: F.avg_pool2d(x, 5, 1, 2) * 2, lambda: (R(2, 8, 48, 48),), True),
+        "remainders": (lambda x, y: torch.remainder(x, y) + 1, lambda: (R(256, 256), R(256, 256)), False),
         "bytes to pixels": (lambda x: (x.view(-1, 64, 64, 3).permute(0, 3, 1, 2) / 255 - 0.45) / 0.22,
                             lambda: (torch.randint(0, 256, (16, 3, 64, 64), dtype=torch.uint8),), False),
     }
