@@ -98,7 +98,7 @@ probed_rule("polygamma")(lambda n, x: elementwise([x], floating(x.dtype)))
 
 @pointwise("polygamma")
 def compute_polygamma(n, x):
-    if isinstance(n, Expr) or n > 1:
+    if isinstance(n, Expr) or n not in (0, 1):
         raise Impossible
     return S.trigamma(x) if n else S.digamma(x)
 
