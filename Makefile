@@ -24,7 +24,7 @@ test: $(VENV)/.installed
 test-pythons:
 	$(PYTHON) tests/on_every_python.py
 
-# thirty third-party packages, versions pinned, in an environment of its own
+# 36 third-party packages, versions pinned, in an environment of its own
 $(VENV)-packages/.installed: pyproject.toml constraints.txt
 	test -x $(VENV)-packages/bin/python || $(PYTHON) -m venv $(VENV)-packages
 	$(VENV)-packages/bin/python -m pip install -q -c constraints.txt -e '.[test,packages]'
