@@ -54,6 +54,7 @@ from firesteel.capture.values import (  # noqa: F401
     jagged,
     known_names,
     leaves,
+    made_tensors,
     math_calls,
     natives,
     nested_regions,
@@ -299,7 +300,8 @@ class SymbolicMachine(Reader):
             raise
 
     def join(self, frame: Frame, instr: Instr) -> bool:
-        return rounds.join_loop(self, frame, instr, frame.stack[-1]) or joins.join(self, frame, instr, frame.stack[-1])
+        condition = frame.stack[-1].decided_by(self)
+        return rounds.join_loop(self, frame, instr, condition) or joins.join(self, frame, instr, condition)
 
     def next_now(self, iterator: Value) -> Value | None:
         item = iterator.next(self)

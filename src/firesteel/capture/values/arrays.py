@@ -31,6 +31,7 @@ from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequ
 from firesteel.capture.values.functions import Args, Kwargs, NumpyFunction
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue, size_of
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.config import config
 from firesteel.errors import Break
 from firesteel.homes import is_in_package
 from firesteel.sym.symint import from_sym
@@ -63,6 +64,12 @@ FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh 
 
 class ArrayOperators(Value):
     """What is done with an array or a number of NumPy's."""
+
+    def truth(self, m: Machine) -> Any:
+        return self.decided_by(m).truth(m)
+
+    def decided_by(self, m: Machine) -> Value:
+        return over_memory(m, self)
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         return call_numpy(m, BINARY[op], [other, self] if reflected else [self, other], {}) if op in BINARY else None
@@ -228,9 +235,26 @@ class ArrayNumber(ArrayOperators):
 
     words = "number of type {self.cls.__name__}"
     form = "{memory}.numpy()[()]"
+    item: Value | None = None       # Python's number, where torch has taken it for that
+    is_argument = True
 
     def __init__(self, memory: TensorValue, cls: type):
         self.memory, self.cls = memory, cls
+
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
+        """Torch takes it for a number of Python's, one that run time knows."""
+        if self.item is None and (m.world.env is None or self.memory.abstract.dtype.is_complex):
+            return super().as_arg(m)
+        if self.item is None:
+            with config.patch(capture_scalar_outputs=True):
+                m.effects.change(self, "item", call_graph(m, "call_method", "item", [self.memory], {}))
+        return self.item.as_arg(m)      # type: ignore[union-attr]  # it was just set
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        return None if isinstance(other, TensorValue) else super().binary(m, op, other, reflected)
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        return None if isinstance(other, TensorValue) else super().compare(m, op, other)
 
     def inplace(self, m: Machine, op: str, other: Value) -> Value | None:
         return None
@@ -433,7 +457,8 @@ BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has 
     "ndarray.nonzero": lambda t: torch.nonzero(t, as_tuple=True), "flatnonzero": lambda t: torch.nonzero(t.reshape(-1), as_tuple=True)[0],
     "pad": padded, "linalg.qr": decomposed, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
     "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
-    "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64)}
+    "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64),
+    **{f"fft.{name}": getattr(torch.fft, name) for name in ["fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "fftn", "ifftn"]}}
 
 
 def as_torch_numpy(numpy: Any, value: Any) -> Any:
@@ -490,34 +515,9 @@ def memory_of(m: Machine, value: Value, name: str) -> Value:
     return array.tensor(m)
 
 
-def is_array(m: Machine, args: Args, kwargs: Kwargs) -> bool:
-    return isinstance(m.look((args or [*kwargs.values()])[0]), (ArrayValue, TensorArray))
-
-
-def copied_array(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """torch.tensor(array, dtype=..., device=...)"""
-    if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
-        raise Break("array", name="torch.tensor")
-    copy = call_graph(m, "call_method", "clone", [memory_of(m, args[0], "torch.tensor")], {"memory_format": ConstValue(torch.contiguous_format)})
-    return converted(m, copy, kwargs)
-
-
 def converted(m: Machine, tensor: Value, settings: Kwargs) -> Value:
     given = {name: value for name, value in settings.items() if not is_none(m.look(value))}
     return call_graph(m, "call_method", "to", [tensor], given) if given else tensor
-
-
-def _shared(function: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """torch.as_tensor(array) shares the memory where nothing is converted."""
-    if not is_array(m, args, kwargs):
-        return call_graph(m, "call_function", function, args, kwargs)
-    if len(args) != 1 or set(kwargs) - {"dtype", "device"}:
-        raise Break("array", name=f"torch.{function.__name__}")
-    return converted(m, memory_of(m, args[0], f"torch.{function.__name__}"), kwargs)
-
-
-for _function in (torch.as_tensor, torch.asarray):
-    CALLS.add(_function, functools.partial(_shared, _function))
 
 
 @CALLS.row(np.asarray)

@@ -55,6 +55,7 @@ class Value:
     obj: Any = None                 # the real object that it stands for, where there is one now
     cls: Any = None                 # its Python class, where that is known
     always_true = False             # as most objects are
+    is_argument = False             # do operators of tensors take it for a number?
     words = ""                      # what messages call it, over {self}
     form = ""                       # the Python that makes it, over its attributes
     source: Any = None
@@ -108,6 +109,10 @@ class Value:
         if self.always_true:
             return True
         raise Break("operator", name="bool()", value=self.describe())
+
+    def decided_by(self, m: Machine) -> Value:
+        """The tensor or number that run time knows, which decides a branch on this."""
+        return self
 
     def call(self, m: Machine, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise Break("call", name=self.describe())

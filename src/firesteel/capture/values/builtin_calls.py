@@ -18,7 +18,6 @@ from firesteel.capture.polyfills import EXTREMES
 from firesteel.capture.protocols import Machine
 from firesteel.capture.python_operators import BINARY, COMPARE, IN_PLACE, OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
-from firesteel.capture.values.arrays import copied_array, is_array
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.capture.values.class_statements import make_class_of
@@ -33,7 +32,7 @@ from firesteel.capture.values.mappings import DictValue, SetValue, pairs_of
 from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
-from firesteel.capture.values.torch_calls import call_graph, call_or_inline
+from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
 
 # -- questions about objects --------------------------------------------------------------------------------------------
@@ -448,44 +447,3 @@ CALLS.row(operator.index)(lambda m, args, kwargs: args[0] if isinstance(args[0],
 # -- what torch asks about the compiler ---------------------------------------------------------------------------------
 for _fn, _answer in {torch.jit.is_scripting: False, torch.jit.is_tracing: False, torch._C._get_tracing_state: None}.items():
     CALLS.add(_fn, lambda m, args, kwargs, answer=_answer: ConstValue(answer))
-
-
-# -- tensors of numbers -------------------------------------------------------------------------------------------------
-@CALLS.row(torch.tensor)
-def call_tensor(m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    """torch.tensor of symbols keeps them: a tensor of each, stacked as the lists are."""
-    data = m.look(args[0] if args else kwargs["data"])
-    if is_array(m, args, kwargs):
-        return copied_array(m, args, kwargs)
-    if not holds_symbol(m, data):
-        return call_or_inline(m, "call_function", torch.tensor, args, kwargs, torch.tensor)
-    wish = kwargs.get("dtype")
-    kind = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}[widest(m, data)]
-    settings = {"dtype": wish if wish is not None and wish.constant() is not None else ConstValue(kind)}
-    if "device" in kwargs:
-        settings["device"] = kwargs["device"]
-    made = tensor_of_numbers(m, data, settings)
-    if "requires_grad" in kwargs and m.known(kwargs["requires_grad"]):
-        raise Break("leaf", name="torch.tensor of symbols with requires_grad")
-    return made
-
-
-def holds_symbol(m: Machine, data: Value) -> bool:
-    return any(holds_symbol(m, m.look(item)) for item in data.items) if isinstance(data, Sequence) else isinstance(data, SymNumber)
-
-
-def widest(m: Machine, data: Value) -> type:
-    """The Python type that decides the dtype: float before int before bool."""
-    if isinstance(data, Sequence):
-        kinds = {widest(m, m.look(item)) for item in data.items}
-        return next(kind for kind in (float, int, bool) if kind in kinds)
-    if data.python_type() not in (float, int, bool):
-        raise Break("arguments", name="torch.tensor of symbols and other objects")
-    return data.python_type()
-
-
-def tensor_of_numbers(m: Machine, data: Value, settings: Kwargs) -> Value:
-    if isinstance(data, Sequence):
-        rows = [tensor_of_numbers(m, m.look(item), settings) for item in data.items]
-        return call_graph(m, "call_function", torch.stack, [ListValue(rows)], {})
-    return call_graph(m, "call_function", torch.scalar_tensor, [data], settings)

@@ -302,7 +302,7 @@ def _dims_taken(item: Value) -> int:
 
 def can_be_argument(value: Value) -> bool:
     value = getattr(value, "payload", value)        # an object over int or float
-    return isinstance(value, (TensorValue, SymNumber)) or (
+    return isinstance(value, (TensorValue, SymNumber)) or value.is_argument or (
         isinstance(value, ConstValue) and (isinstance(value.value, (int, float, complex, np.generic)) or value.value is None))
 
 
