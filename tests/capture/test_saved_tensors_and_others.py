@@ -1,4 +1,4 @@
-"""Programs of users in one graph: hooks on saved tensors, scripted modules, quantised layers, comparisons of versions, questions about the thread."""
+"""Programs of users in one graph: hooks on saved tensors, scripted modules, comparisons of versions, questions about the thread."""
 import collections
 import copy
 import io
@@ -163,29 +163,6 @@ def test_a_scripted_module_that_branches_on_data(make, breaks):
             torch.testing.assert_close(ours, theirs)
             torch.testing.assert_close(torch.autograd.grad(sum(o.sum() for o in ours), x), torch.autograd.grad(sum(o.sum() for o in theirs), x))
     assert breaks or fs.counters["stats"]["unique_graphs"] == 2
-
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = torch.nn.LayerNorm(8), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_quantised_layers_are_a_node_each():
-    fs.reset()
-    model = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 4)), {torch.nn.Linear}, dtype=torch.qint8)
-    compiled = fs.compile(model, fullgraph=True)
-    for rows in (3, 5, 7):
-        x = torch.randn(rows, 6, 8)
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(x), model(x))
-    assert fs.counters["stats"]["unique_graphs"] == 2
-    x = torch.randn(3, 6, 8, requires_grad=True)
-    assert compiled(x).requires_grad == model(x).requires_grad
 
 
 # -- small things -------------------------------------------------------------------------------------------------------

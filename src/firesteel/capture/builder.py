@@ -55,7 +55,8 @@ from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.overrides import wrap_subclass
 from firesteel.capture.values.python_modules import PythonModuleValue
 from firesteel.capture.values.python_random import RANDOM
-from firesteel.capture.values.scripted import QUANTISED, ScriptedValue
+from firesteel.capture.values.quantised import kind_of
+from firesteel.capture.values.scripted import ScriptedValue
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import TorchFunctionValue, run_abstract
 from firesteel.capture.values.torch_states import CoreFunction
@@ -457,7 +458,7 @@ BASES.add(types.ModuleType, guarded("identity", PythonModuleValue))
 
 @BASES.row(torch.nn.Module)
 def wrap_module(m: Machine, obj: torch.nn.Module, source: Source) -> Value:
-    called = ScriptedValue if isinstance(obj, torch.jit.ScriptModule) else QUANTISED.get(f"{type(obj).__module__}.{type(obj).__qualname__}")
+    called = ScriptedValue if isinstance(obj, torch.jit.ScriptModule) else kind_of(obj)
     if called is not None:
         guard(m, source, "identity", obj)
         return called(obj, source)
