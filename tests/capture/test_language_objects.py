@@ -260,6 +260,29 @@ def test_getattr_setattr_delattr(x):
     return d.get_it(x), d.other, names, Intercepted().plain, d.deleted_count
 
 
+class TwiceSet:
+    @property
+    def twice(self):
+        return self.kept
+
+    @twice.setter
+    def twice(self, value):
+        self.kept = value * 2
+
+
+@one
+def test_deleting_and_setting_by_methods_of_the_user_in_a_loop(x):
+    """What is called by them leaves nothing on the loop's stack."""
+    d, net, seen = Dynamic(), torch.nn.Linear(2, 2), TwiceSet()
+    for number in (1, 2):
+        d.gone = number
+        delattr(d, "gone")
+        delattr(net, "weight")
+        net.weight = x * number
+        object.__setattr__(seen, "twice", number)
+    return d.deleted_count, net.weight, seen.kept
+
+
 class Base:
     registry = []
 

@@ -184,7 +184,7 @@ def call_hasattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     return boolean(True)
 
 
-CALLS.row(setattr)(gives_none(lambda m, args, kwargs: m.finish_now(args[0].setattr(m, m.known(args[1]), args[2]) or NONE)))
+CALLS.row(setattr)(gives_none(lambda m, args, kwargs: args[0].setattr(m, m.known(args[1]), args[2])))
 CALLS.row(delattr)(gives_none(lambda m, args, kwargs: args[0].delattr(m, m.known(args[1]))))
 
 

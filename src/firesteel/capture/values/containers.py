@@ -18,7 +18,7 @@ from firesteel.capture import polyfills
 from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Args, Emitter, Kwargs, Machine
 from firesteel.capture.python_operators import OPERATORS
-from firesteel.capture.values.base import MethodOfOwner, Value
+from firesteel.capture.values.base import PENDING, MethodOfOwner, Value
 from firesteel.capture.values.const import FRESH, NONE, ConstValue, boolean, fresh, run_for_program
 from firesteel.capture.values.number import SymNumber
 from firesteel.errors import Break
@@ -39,8 +39,9 @@ class ContainerMethod(MethodOfOwner):
 
 def gives_none(act: Callable[..., Any]) -> Callable[..., Value]:
     """A row of METHODS, or of CALLS, that acts and returns None."""
-    def run(*given: Any) -> Value:
-        act(*given)
+    def run(m: Machine, *given: Any) -> Value:
+        if act(m, *given) is PENDING:       # a user's method acts
+            m.finish_now(PENDING)
         return NONE
     return run
 

@@ -390,7 +390,7 @@ CALLS.row(vars)(lambda m, args, kwargs: args[0].getattr(m, "__dict__") if args e
 def call_object_setattr(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not isinstance(args[0], ObjectValue):
         raise Break("store", name="an attribute", value=args[0].describe())
-    args[0].plain_setattr(m, args[1].constant(), args[2])
+    m.finish_now(args[0].plain_setattr(m, args[1].constant(), args[2]) or NONE)
     return NONE
 
 
