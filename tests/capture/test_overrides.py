@@ -1,5 +1,6 @@
 """__torch_function__: subclasses of Tensor, objects that override functions, modes, devices as contexts; and inference mode entered inside."""
 import contextlib
+import enum
 import functools
 
 import pytest
@@ -632,3 +633,43 @@ def test_functions_of_torch_that_ask_a_mode_inside_only(name, mode):
     x, mask = torch.randn(4, 3), torch.tensor([True, False, True])
     with mode():
         same(fs.compile(fn, fullgraph=fullgraph)(x, mask), fn(x, mask))
+
+
+class Tagged(torch.Tensor):
+    """Without a __new__ of its own: torch makes it of a tensor, or of sizes."""
+
+    def __init__(self, *given):
+        self.tag = given[-1] if type(given[-1]) is int else 7
+
+
+class Number(enum.IntEnum):
+    THREE = 3
+
+
+def test_subclasses_that_torch_makes():
+    def f(x):
+        of_tensor, of_sizes, of_none = Tagged(x), Tagged(2, x.shape[0]), Tagged(Number.THREE)
+        return x * of_tensor.tag + of_sizes.tag + of_none.tag, of_tensor, of_sizes.shape, of_none.shape, type(of_sizes)
+    compiled = fs.compile(f, fullgraph=True)
+    for n in (3, 4):
+        x = torch.ones(n)
+        (mine, mine_tagged, *facts), (eager, eager_tagged, *expected) = compiled(x), f(x)
+        assert mine.tolist() == eager.tolist() and facts == expected
+        assert type(mine_tagged) is Tagged and mine_tagged.tag == eager_tagged.tag and mine_tagged.tolist() == eager_tagged.tolist()
+
+
+def test_attention_with_a_causal_bias():
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+    outside = causal_lower_right(4, 6)
+
+    def f(q, k, v):
+        lower, upper = causal_lower_right(q.shape[2], k.shape[2]), causal_upper_left(q.shape[2], k.shape[2])
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, lower), attention(q, k, v, upper), attention(q[:, :, :4], k, v, outside, dropout_p=0.0)
+    compiled = fs.compile(f, fullgraph=True)
+    for rows in (4, 5, 6):
+        given = [torch.randn(2, 2, n, 8, requires_grad=True) for n in (rows, 6, 6)]
+        mine, eager = compiled(*given), f(*given)
+        torch.testing.assert_close(mine, eager)
+        for one, other in zip(*(torch.autograd.grad(sum(part.sin().sum() for part in out), given) for out in (mine, eager))):
+            torch.testing.assert_close(one, other)

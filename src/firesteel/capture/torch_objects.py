@@ -27,7 +27,7 @@ from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.scripted import ScriptedValue
-from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.torch_calls import call_graph, run_abstract
 
 
 @BASES.row(torch._ops.HigherOrderOperator)
@@ -64,3 +64,29 @@ def new_tensor(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | None
     if not all(isinstance(arg, (SizeValue, SymNumber)) or arg.python_type() is int for arg in given):
         return None
     return call_graph(m, "call_function", torch.empty, given or [ConstValue(0)], {"dtype": dtype})
+
+
+class AttentionParams(Value):
+    """torch.backends.cuda.SDPAParams: what an attention is asked for, over abstract tensors.  C++ says which kernels take it."""
+
+    words = "parameters of an attention"
+    form = "{cls}({parts})"
+    cls = torch.backends.cuda.SDPAParams
+
+    def __init__(self, parts: Args, real: Any):
+        self.parts, self.real = parts, real
+
+    def as_arg(self, m: Machine) -> tuple[Any, Any]:
+        return self.real, self.real
+
+    def getattr(self, m: Machine, name: str) -> Value:
+        names = ("query", "key", "value", "attn_mask", "dropout", "is_causal", "enable_gqa")
+        return self.parts[names.index(name)] if name in names else super().getattr(m, name)
+
+
+@INSTANTIATE.row("parameters of an attention")
+def new_attention_params(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | None:
+    if cls is not AttentionParams.cls or kwargs:
+        return None
+    parts = [m.look(arg) for arg in args]
+    return AttentionParams(parts, run_abstract(m, cls, [part.as_arg(m)[1] for part in parts], {}, cls))

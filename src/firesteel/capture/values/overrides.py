@@ -24,7 +24,7 @@ from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.source import Call, Source
 from firesteel.capture.values.attributes import MISSING, bind, mro_lookup
 from firesteel.capture.values.base import CannotRebuild, Value
-from firesteel.capture.values.class_objects import INSTANTIATE, new_then_init
+from firesteel.capture.values.class_objects import INSTANTIATE, initialised, new_then_init
 from firesteel.capture.values.const import FALSE, NONE, ConstValue, boolean, is_constant_object, is_none
 from firesteel.capture.values.containers import Sequence, SliceValue, TupleValue, gives_none
 from firesteel.capture.values.contexts import ContextValue, ExitValue
@@ -362,9 +362,20 @@ def new_subclass(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Value | N
         return None
     if isinstance(cls.__new__, types.FunctionType):
         return new_then_init(m, cls, args, kwargs)
-    if len(args) != 1 or kwargs or not isinstance(args[0], TensorValue) or args[0].abstract.requires_grad:
+    if kwargs or (plain := by_torch(m, list(map(m.look, args)))) is None:
         return None
-    return as_class(call_graph(m, "call_method", "detach", [as_class(args[0], torch.Tensor)], {}), cls)
+    made = as_class(plain, cls)
+    return initialised(m, made, cls, args, kwargs) if isinstance(mro_lookup(cls, "__init__"), types.FunctionType) else made
+
+
+def by_torch(m: Machine, args: Args) -> Value | None:
+    """torch.Tensor.__new__: of a tensor, or of sizes, as which it also takes what is an int in another class."""
+    if len(args) == 1 and isinstance(args[0], TensorValue):
+        return None if args[0].abstract.requires_grad else call_graph(m, "call_method", "detach", [as_class(args[0], torch.Tensor)], {})
+    if not all(issubclass(arg.python_type(), int) for arg in args):
+        return None
+    sizes: Args = [arg if isinstance(arg, SymNumber) else ConstValue(int(arg.constant())) for arg in args]
+    return call_graph(m, "call_function", torch.empty, sizes or [ConstValue(0)], {"dtype": ConstValue(torch.get_default_dtype())})
 
 
 # -- torch's own override, and switching overrides off ------------------------------------------------------------------
