@@ -55,6 +55,84 @@ def test_modules_of_one_class_share_compiled_code():
     assert counter.frame_count == 1
 
 
+def scaled(x, factor, *, more=1):
+    return x * factor + more
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+    def other(self, x):
+        return x + 2 * self.factor
+
+
+class Scaling(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def over(held):
+    return lambda x: x * held + held
+
+
+def around(held):
+    inner = over(held)
+    return lambda x: inner(x) + 1
+
+
+FRESH = {
+    "an int of a closure": lambda n: over(n + 2),
+    "a float of a closure": lambda n: over(n + 0.5),
+    "of a function that a closure holds": lambda n: around(n + 2),
+    "a positional argument of a partial": lambda n: functools.partial(scaled, n + 2),
+    "an argument of a partial": lambda n: functools.partial(scaled, factor=n + 0.5),
+    "of a function in a partial": lambda n: functools.partial(over(n + 2)),
+    "an attribute of a method's object": lambda n: Scale(n + 2).other,
+    "an attribute of a callable object": lambda n: Scale(n + 0.5),
+    "an attribute of a module, one method compiled": lambda n: Scaling(n + 2).forward,
+}
+
+
+@pytest.mark.parametrize("made", FRESH)
+def test_callables_that_differ_in_a_number_share_graphs(made):
+    counter, x, kept = fs.testing.CompileCounter(), torch.randn(3), []
+    for n in range(12):
+        fn = FRESH[made](n)
+        kept.append((fn, fs.compile(fn, backend=counter, fullgraph=True)))
+        torch.testing.assert_close(kept[-1][1](x), fn(x))
+    for fn, compiled in kept:
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert counter.frame_count == 2
+
+
+def test_alike_callables_that_hold_other_things_have_their_own_values():
+    x, held = torch.randn(3), [torch.randn(3), 2, True, 2.5, torch.sin(torch.ones(3)), torch.nn.Parameter(torch.ones(3))]
+    for thing in held:
+        torch.testing.assert_close(fs.compile(over(thing), backend="eager")(x), over(thing)(x))
+        torch.testing.assert_close(fs.compile(Scale(thing).other, backend="eager")(x), Scale(thing).other(x))
+    counts = [fs.compile(lambda x, n=n: sum(x + i for i in range(n)), backend="eager")(x) for n in range(1, 7)]
+    for n, found in enumerate(counts, 1):
+        torch.testing.assert_close(found, sum(x + i for i in range(n)))
+
+
+def test_a_methods_object_dies_with_it():
+    one = Scale(2)
+    compiled = fs.compile(one.other, backend="eager")
+    compiled(torch.randn(3))
+    seen = weakref.ref(one)
+    del one, compiled
+    gc.collect()
+    assert seen() is None
+
+
 def test_decorators():
     @fs.compile
     def plain(x):

@@ -57,7 +57,7 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     """Compiles a function or an nn.Module at its first call; with no model, a decorator.
 
     `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Modules of one class share
-    variants, and so do functions that differ in floats of their closure or defaults, unless `isolate_recompiles`.  `tiered`: calls for which
+    variants, and so do functions, partials and methods that differ in a number they hold, unless `isolate_recompiles`.  `tiered`: calls for which
     nothing is compiled yet run eagerly, and what serves them is compiled on another thread meanwhile (tiers.py)."""
     chosen = lookup_backend(backend)
     check_keywords(mode, options, recompile_limit, "native" if chosen is native else "ours" if is_ours(chosen) else "another's")
@@ -88,8 +88,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         return _compile_module(model, settings)
     if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
         return _with_first(_module_call(model.__self__, settings, model.__func__), model.__self__, model)
-    shares = not isolate_recompiles and shapes_spec is None and any(type(held) is float for held in held_by(model))
-    return _compile_closure(model, settings) if shares else compile_callable(model, settings)
+    alone = isolate_recompiles or shapes_spec is not None
+    return not alone and (_compile_method(model, settings) or _compile_closure(model, settings)) or compile_callable(model, settings)
 
 
 def checkpoint_budget(model: Any = None, *, bytes: float, backend: str = "native", **settings: Any) -> Any:
@@ -121,6 +121,7 @@ def reset() -> None:
     """Forgets every compiled artifact, guard, counter and record of changing sizes in this process, and gives machine code back."""
     entry.reset()
     _closure_calls.clear()
+    _method_calls.clear()
     _module_calls.clear()
     tiers.reset()
     engine.reset()
@@ -169,34 +170,82 @@ def _kept_regions() -> Any:
 # ---------------------------------------------------------------- closures
 
 _closure_calls: dict[Any, Any] = {}     # the latest KEPT
+# Function of a class -> (class of the object, *settings) -> compiled code for the method of all of them, while one of them lives
+_method_calls: weakref.WeakKeyDictionary[types.FunctionType, weakref.WeakValueDictionary[tuple, Any]] = weakref.WeakKeyDictionary()
 KEPT = 64
 CROWDED = 4     # variants: a float that differs has become a symbol by then, if it can
 
 
-def held_by(fn: Callable) -> list[Any]:
-    """What a function holds besides its code: contents of its closure, and defaults."""
-    if not isinstance(fn, types.FunctionType):
-        return []
+NUMBERS = (int, float)
+DEEP = 3        # functions that a function holds are compared like itself, and what these hold, so far down
+
+
+def held_by(fn: Any) -> list[Any]:
+    """What a function holds besides its code, contents of its closure and defaults; what a partial holds."""
+    if type(fn) is functools.partial:
+        return [fn.func, *fn.args, *fn.keywords.values()]
     cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
     return [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
 
 
+def likeness(held: Any, depth: int = 0) -> Any:
+    """What functions that share compiled code have in common: of a number, its type."""
+    kind = type(held)
+    if kind in NUMBERS:
+        return kind
+    if kind not in (types.FunctionType, functools.partial) or depth == DEEP:
+        return id(held), kind
+    own = (held.__code__, id(held.__globals__)) if kind is types.FunctionType else tuple(held.keywords)
+    return kind, *own, *(likeness(part, depth + 1) for part in held_by(held))
+
+
+def holds_number(alike: Any) -> bool:
+    return alike in NUMBERS or type(alike) is tuple and any(map(holds_number, alike))
+
+
+def is_made_anew(fn: Any) -> bool:
+    """May a program make many of it?  A function of a module is one."""
+    return type(fn) is functools.partial or type(fn) is types.FunctionType and "<locals>" in fn.__qualname__
+
+
 def call_closure(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
-    """What is captured for a function that holds floats: it is an argument, so that others of the same code are served too."""
+    """What is captured for a function that holds numbers: it is an argument, so that others of the same code are served too."""
     return fn(*args, **kwargs)
 
 
-def _compile_closure(fn: Any, settings: dict) -> Callable:
-    """Functions of the same code that differ in floats share compiled code; the guards decide."""
-    key = (fn.__code__, id(fn.__globals__), *(float if type(held) is float else (id(held), type(held)) for held in held_by(fn)), *settings.values())
+def _compile_closure(fn: Any, settings: dict) -> Callable | None:
+    """Functions of the same code that differ in numbers share compiled code; the guards decide.  None where there is no such number."""
+    alike = likeness(fn) if is_made_anew(fn) else None
+    if not holds_number(alike):
+        return None
+    key, inner = (alike, *settings.values()), fn.func if type(fn) is functools.partial else fn
     call = _closure_calls.pop(key, None)
     if call is None or any(len(region.entries) >= CROWDED for region in call.__firesteel_root__.all_regions()):
-        call = compile_callable(call_closure, {**settings, "name": settings["name"] or fn.__qualname__, "code": fn.__code__,
-                                               "names": ("fn", *entry.own_names(fn))})
+        name = settings["name"] or getattr(inner, "__qualname__", None) or type(inner).__qualname__
+        call = compile_callable(call_closure, {**settings, "name": name, "code": entry.code_of(inner), "names": ("fn", *entry.own_names(fn))})
     _closure_calls[key] = call
     if len(_closure_calls) > KEPT:
         del _closure_calls[next(iter(_closure_calls))]
     return _with_first(call, fn, fn)
+
+
+def _compile_method(fn: Any, settings: dict) -> Callable | None:
+    """Methods of a class's objects share compiled code, whose first argument is the object: of modules, and of what has numbers as attributes.
+    None for other callables."""
+    method = fn if isinstance(fn, types.MethodType) else fn.__call__
+    own, function = getattr(method, "__self__", None), getattr(method, "__func__", None)
+    if not isinstance(function, types.FunctionType) or isinstance(own, type) or hasattr(type(own), "_firesteel_original"):
+        return None
+    named = {**settings, "name": settings["name"] or function.__qualname__}
+    if isinstance(own, torch.nn.Module):
+        return _with_first(_module_call(own, named, function), own, fn)
+    if not any(type(value) in NUMBERS for value in getattr(own, "__dict__", {}).values()):
+        return None
+    calls, key = _method_calls.setdefault(function, weakref.WeakValueDictionary()), (type(own), *named.values())
+    call = calls.get(key)
+    if call is None or any(len(region.entries) >= CROWDED for region in call.__firesteel_root__.all_regions()):
+        call = calls[key] = compile_callable(function, named)
+    return _with_first(call, own, fn)
 
 
 def _with_first(call: Any, first: Any, fn: Callable) -> Callable:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_HOOKS
+from firesteel.capture.values.attributes import instance_dict
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.scripted import ScriptedValue
 from firesteel.torchstate import without_modes
@@ -86,5 +87,5 @@ def kind_of(module: torch.nn.Module) -> type[ScriptedValue] | None:
     if isinstance(module, torch.fx.GraphModule):
         quantises = any(node.target in QUANTISING for node in module.graph.nodes)
     else:
-        quantises = {type(child) for child in module.__dict__.get("_modules", {}).values()} >= STUBS
+        quantises = {type(child) for child in (instance_dict(module) or {}).get("_modules", {}).values()} >= STUBS
     return QuantisedModule if quantises else None
