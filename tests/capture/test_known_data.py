@@ -63,7 +63,7 @@ def test_known(fn):
 
 def test_what_is_not_known():
     def of_an_input(x, t):
-        return x + 1 if (t.sum() > 0).item() else x
+        return x + 1 if t.sum().item() > 0 else x
 
     def of_a_draw(x):
         return x * 0 if torch.rand(1).item() < 2 else x

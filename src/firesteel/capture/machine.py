@@ -73,6 +73,7 @@ from firesteel.capture.values.functions import BoundBuiltin, CellValue, Function
 from firesteel.capture.values.generators import AGAIN, GeneratorValue, exhausted
 from firesteel.capture.values.iterators import SequenceIterator
 from firesteel.capture.values.objects import BINARY_METHODS, COMPARE_METHODS, is_asked_first
+from firesteel.capture.values.truths import asked
 from firesteel.capture.world import MakeWorld
 from firesteel.errors import Break, Location
 from firesteel.sym.env import ShapeEnv
@@ -356,7 +357,7 @@ class SymbolicMachine(Reader):
         return result
 
     def unary(self, op: str, a: Value) -> Value:
-        return ConstValue(not a.truth(self)) if op == "not" else a.unary(self, op)
+        return asked(self, a, negated=True) if op == "not" else a.unary(self, op)
 
     def identical(self, a: Value, b: Value) -> bool:
         """a is b"""

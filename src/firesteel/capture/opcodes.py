@@ -25,6 +25,7 @@ from firesteel.capture.values.functions import CellValue, make_function
 from firesteel.capture.values.generators import GeneratorValue, drop, iterate_into, let_go
 from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import DictValue, SetValue, dict_update, pairs_of, set_add, set_update
+from firesteel.capture.values.truths import is_same
 from firesteel.errors import Break
 from firesteel.table import Table
 
@@ -167,7 +168,7 @@ def op_binary_op(m: Machine, f: Frame, i: Instr) -> None:
 
 
 OPCODES.row("COMPARE_OP")(lambda m, f, i: f.finish(2, m.compare(i.argval, f.stack[-2], f.stack[-1])))
-OPCODES.row("IS_OP")(lambda m, f, i: f.finish(2, boolean(m.identical(f.stack[-2], f.stack[-1]) != bool(i.arg))))
+OPCODES.row("IS_OP")(lambda m, f, i: f.finish(2, is_same(m, f.stack[-2], f.stack[-1], negated=bool(i.arg))))
 OPCODES.row("CONTAINS_OP")(lambda m, f, i: f.finish(2, boolean(f.stack[-1].contains(m, f.stack[-2]).truth(m) != bool(i.arg))))
 
 

@@ -33,6 +33,7 @@ from firesteel.capture.values.number import SymNumber, converted, symbolic_call
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue, read_number
 from firesteel.capture.values.torch_calls import call_graph
+from firesteel.capture.values.truths import asked, is_same
 from firesteel.errors import Break
 
 # -- questions about objects --------------------------------------------------------------------------------------------
@@ -207,10 +208,12 @@ for _cls in (int, float, complex):
 def call_bool(m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if not args:
         return boolean(False)
-    cls: Any = args[0].python_type() if isinstance(args[0], TensorValue) else None
-    if cls is not None and cls.__bool__ is torch.Tensor.__bool__ and known_data(m, args[0]) is None:
-        raise Break("data_scalar", name="bool()")
-    return boolean(args[0].truth(m))
+    try:
+        return asked(m, args[0])
+    except Break as stop:
+        if stop.kind == "data_branch" and isinstance(args[0], TensorValue):
+            raise Break("data_scalar", name="bool()") from None
+        raise
 
 
 @CALLS.row(abs)
@@ -432,11 +435,11 @@ for _symbol, _fn in IN_PLACE.items():
     CALLS.add(_fn, _applies("inplace", _symbol[:-1]))
 
 
-QUESTIONS: dict[Any, Callable[..., bool]] = {       # what instructions ask for programs that do not call these
-    operator.is_: lambda m, a, b: m.identical(a, b), operator.is_not: lambda m, a, b: not m.identical(a, b),
-    operator.truth: lambda m, a: a.truth(m), operator.contains: lambda m, a, b: a.contains(m, b).truth(m)}
+QUESTIONS: dict[Any, Callable[..., Value]] = {      # what instructions ask for programs that do not call these
+    operator.is_: is_same, operator.is_not: lambda m, a, b: is_same(m, a, b, negated=True),
+    operator.truth: asked, operator.contains: lambda m, a, b: boolean(a.contains(m, b).truth(m))}
 for _fn, _decide in QUESTIONS.items():
-    CALLS.add(_fn, lambda m, args, kwargs, decide=_decide: boolean(decide(m, *args)))
+    CALLS.add(_fn, lambda m, args, kwargs, decide=_decide: decide(m, *args))
 
 
 CALLS.row(operator.getitem)(lambda m, args, kwargs: args[0].getitem(m, args[1]))

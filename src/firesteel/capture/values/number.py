@@ -118,7 +118,8 @@ class SymNumber(Value):
     def compare(self, m: Machine, op: str, other: Value) -> Value | None:
         if not is_number(other):
             return None
-        return symbolic_call(m, OPERATORS[op], [self, other])
+        operands = [converted(m, v, int) if v.python_type() is bool else v for v in (self, other)]
+        return symbolic_call(m, OPERATORS[op], operands)
 
     def unary(self, m: Machine, op: str) -> Value:
         if op == "not":

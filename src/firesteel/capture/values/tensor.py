@@ -433,12 +433,14 @@ TENSOR_METHODS.row("item")(lambda m, tensor, args, kwargs: read_number(m, tensor
 
 
 def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
-    """The one element as a number: a symbol, where settings ask for that."""
+    """The one element as a number: a symbol, where settings ask for that.  A flag is one in any case: programs branch on flags."""
     if (data := known_data(m, tensor)) is not None and data.numel() == 1:
         return ConstValue(data.item())
-    if not config.capture_scalar_outputs or m.world.env is None or tensor.abstract.dtype.is_complex:
+    is_flag = tensor.abstract.dtype is torch.bool and not m.bodies and not m.modes.entered
+    if not (config.capture_scalar_outputs or is_flag) or m.world.env is None or tensor.abstract.dtype.is_complex:
         raise Break("data_scalar", name=name)
-    return call_graph(m, "call_method", "item", [tensor], {})
+    with config.patch(capture_scalar_outputs=True):
+        return call_graph(m, "call_method", "item", [tensor], {})
 
 
 @TENSOR_METHODS.row("tolist")
