@@ -25,6 +25,7 @@ from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import Attr, Call
+from firesteel.capture.values.array_views import BACKWARDS, WHOLE, goes_backwards, is_basic, turned_view
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_none
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, TupleValue
@@ -56,10 +57,11 @@ FUNCTIONS = f"""sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh arcsinh 
     argmin argmax any all ptp median average percentile quantile count_nonzero cumsum cumprod diff gradient clip where isclose nan_to_num
     concatenate stack vstack hstack dstack column_stack append split array_split hsplit vsplit dsplit dot vdot outer inner tensordot einsum
     kron cross convolve correlate transpose reshape ravel squeeze expand_dims swapaxes moveaxis broadcast_to broadcast_arrays atleast_1d atleast_2d
-    atleast_3d tile repeat roll flip fliplr flipud rot90 pad take take_along_axis sort argsort searchsorted meshgrid zeros_like ones_like full_like
+    atleast_3d tile repeat roll pad take take_along_axis sort argsort searchsorted meshgrid zeros_like ones_like full_like
     empty_like trace diagonal diag diagflat tril triu vander round around real imag angle conjugate copy ascontiguousarray
     linalg.norm linalg.inv linalg.det linalg.solve linalg.cholesky linalg.pinv linalg.matrix_power linalg.eigvalsh linalg.multi_dot
-    linalg.qr linalg.slogdet fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.fftshift fft.ifftshift""".split()
+    linalg.qr linalg.slogdet linalg.svd
+    fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.fftn fft.ifftn fft.fftshift fft.ifftshift""".split()
 
 
 class ArrayOperators(Value):
@@ -91,6 +93,10 @@ class ArrayOperators(Value):
         return self
 
     def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        if isinstance(view := backwards(m, self, m.look(key)), TurnedArray):
+            self.written(m)
+            view.setitem(m, ConstValue(Ellipsis), value)
+            return
         target, key, value = self.written(m), over_memory(m, key), over_memory(m, value)
         if isinstance(value, Sequence):
             value = over_memory(m, call_numpy(m, "array", [value], {}))
@@ -114,7 +120,8 @@ class ArrayOperators(Value):
         return call_numpy(m, UNARY[op], [self], {}) if op in UNARY else super().unary(m, op)
 
     def getitem(self, m: Machine, key: Value) -> Value:
-        return call_numpy(m, "getitem", [self, m.look(key)], {})
+        key = m.look(key)
+        return backwards(m, self, key) or call_numpy(m, "getitem", [self, key], {})
 
     def computed(self, m: Machine, name: str) -> Value | None:
         """An attribute that is computed."""
@@ -230,6 +237,64 @@ class TensorArray(ArrayOperators):
         return self.memory
 
 
+class TurnedArray(TensorArray):
+    """A view of a tensor's memory that reads it backwards in some dimensions."""
+
+    form = "{memory}.numpy()[{key}]"
+
+    def __init__(self, memory: TensorValue, turned: frozenset[int]):
+        super().__init__(memory)
+        self.turned = turned
+
+    @property
+    def key(self) -> ConstValue:
+        return ConstValue(tuple(BACKWARDS if dim in self.turned else WHOLE for dim in range(self.memory.abstract.dim())))
+
+    def flipped(self, m: Machine, tensor: Value) -> Value:
+        """A tensor of the view's shape from the memory's order to the view's, or back."""
+        return call_graph(m, "call_function", torch.flip, [tensor, ConstValue(tuple(sorted(self.turned)))], {})
+
+    def copied(self, m: Machine) -> Value:
+        """The elements as the view has them.  What is a view of this one is none of the array."""
+        copy: Any = self.flipped(m, self.memory)
+        copy.node.meta["turned"] = sorted(self.turned)
+        return copy
+
+    def tensor(self, m: Machine) -> Value:
+        raise Break("array", name="torch.from_numpy")       # torch refuses it
+
+    def store(self, m: Machine, made: Value) -> Value:
+        TensorArray(self.memory).store(m, TensorArray(self.flipped(m, over_memory(m, made))))      # type: ignore[arg-type]  # a tensor
+        return self
+
+    def setitem(self, m: Machine, key: Value, value: Value) -> None:
+        view, value = self.getitem(m, key), over_memory(m, value)
+        if not isinstance(view, TensorArray):
+            raise Break("numpy", name="A write to an array that is read backwards")
+        if isinstance(value, TensorValue) and isinstance(view, TurnedArray):
+            value = view.flipped(m, call_graph(m, "call_method", "expand", [value, size_of(m, view.memory)], {}))
+        view.memory.setitem(m, ConstValue(Ellipsis), value)
+
+
+def backwards(m: Machine, array: ArrayOperators, key: Value) -> Value | None:
+    """What a basic index gives of or as a view that is read backwards; None for all else."""
+    if isinstance(array, ArrayNumber) or not key.is_constant():
+        return None
+    index, turned = key.constant(), array.turned if isinstance(array, TurnedArray) else frozenset[int]()
+    index = index if isinstance(index, tuple) else (index,)
+    if not is_basic(index) or not (turned or goes_backwards(index)):
+        return None
+    memory: Any = array.memory if isinstance(array, TensorArray) else over_memory(m, array)
+    try:
+        view = turned_view(index, [functools.partial(m.known, size) for size in size_of(m, memory).iterate(m)], turned)
+    except IndexError as error:     # the real call raises it
+        raise Break("numpy", name="numpy.getitem") from error
+    made: Any = call_graph(m, "call_function", operator.getitem, [memory, ConstValue(view.key)], {})
+    if made.abstract.dim() == 0:
+        return call_numpy(m, "getitem", [TensorArray(made), ConstValue(())], {})
+    return TurnedArray(made, view.turned) if view.turned else TensorArray(made)
+
+
 class ArrayNumber(ArrayOperators):
     """A number of NumPy's that the program has computed: np.float32, ..."""
 
@@ -285,8 +350,10 @@ def call_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> Value:
     given = [over_memory(m, value) for value in args], {key: over_memory(m, value) for key, value in kwargs.items()}
     wanted, shared = asked_of_numpy(m, name, *given)
     made = call_graph(m, "call_function", by_torch(name), loop_dtypes(m, name, *given), given[1])
+    sources = tensors_among(m, [*given[0], *given[1].values()])
     raises = name in ("floor_divide", "remainder", "power") and wanted.dtype.kind in "iub"      # on numbers for which NumPy warns
-    result = None if raises else as_asked(m, made, wanted, shared, tensors_among(m, [*given[0], *given[1].values()]))
+    lost = shared and any("turned" in tensor.node.meta for tensor in sources)       # a view of what is a copy here
+    result = None if raises or lost else as_asked(m, made, wanted, shared, sources)
     if result is None:
         m.rollback(mark)
         raise Break("numpy", name=f"numpy.{name}")
@@ -311,7 +378,10 @@ def as_asked(m: Machine, made: Value, wanted: Any, shared: bool, given: list[Ten
         return None if None in items else SEQUENCES.get(type(wanted), functools.partial(NamedTupleValue, type(wanted)))(items)
     if not isinstance(made, TensorValue) or getattr(wanted, "dtype", None) != dtype_of(made):
         return None
-    copied = not shared and any(memory_owner(made) is memory_owner(tensor) for tensor in given)
+    aliases = any(memory_owner(made) is memory_owner(tensor) for tensor in given)
+    if shared and not aliases and type(wanted) is np.ndarray and wanted.flags.writeable:
+        return None
+    copied = aliases and not shared
     tensor = made.abstract
     for needed, method, args in ((wanted.shape == () and tensor.dim() == 1, "reshape", [TupleValue([])]),       # torch's median and quantile
                                  (tensor.is_complex(), "resolve_conj", []), (tensor.is_neg(), "resolve_neg", []), (copied, "clone", [])):
@@ -348,6 +418,8 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 def over_memory(m: Machine, value: Value) -> Value:
     """Tensors in place of arrays, and of numbers of NumPy's, which decide dtypes as arrays do.  A tensor makes NumPy's functions give tensors."""
     value = m.look(value)
+    if isinstance(value, TurnedArray):
+        return value.copied(m)
     if isinstance(value, (TensorArray, ArrayNumber)):
         return value.memory
     if isinstance(value, ArrayValue):
@@ -393,7 +465,8 @@ def asked_of_numpy(m: Machine, name: str, args: Args, kwargs: Kwargs) -> tuple[A
 
     def real(arg: Any) -> Any:
         if isinstance(arg, torch.fx.Node):
-            return ones.setdefault(id(arg), stand_in(m, arg.meta["val"], regular=is_in_package(name, "linalg")))
+            one = ones.setdefault(id(arg), stand_in(m, arg.meta["val"], regular=is_in_package(name, "linalg")))
+            return np.flip(one, arg.meta["turned"]) if "turned" in arg.meta else one
         return numpy_dtype(arg) if isinstance(arg, torch.dtype) else torch.fx.node.map_aggregate(arg, real) if isinstance(arg, COMPOUND) else arg
     given = real((tuple(m.look(value).as_arg(m)[0] for value in args), {key: m.look(value).as_arg(m)[0] for key, value in kwargs.items()}))
     try:
@@ -444,6 +517,12 @@ def decomposed(matrix: torch.Tensor, mode: str = "reduced") -> Any:
     return tuple(torch.linalg.qr(matrix, mode))
 
 
+def singular_values(matrix: torch.Tensor, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> torch.Tensor:
+    if compute_uv or hermitian:         # vectors have signs of their library's choice
+        raise NotImplementedError("singular vectors")
+    return torch.linalg.svdvals(matrix)
+
+
 def without_repeats(tensor: torch.Tensor, **settings: Any) -> Any:
     """np.unique.  NumPy has one NaN of several, torch has all, behind all others."""
     if settings.keys() - {"return_inverse", "return_counts"} or tensor.is_complex() or tensor.is_floating_point() and settings:
@@ -455,7 +534,7 @@ def without_repeats(tensor: torch.Tensor, **settings: Any) -> Any:
 BY_TENSORS: dict[str, Callable[..., Any]] = {      # of which torch's NumPy has none, one that reads data, or one of other dtypes
     "getitem": operator.getitem, "unique": without_repeats, "argwhere": torch.argwhere, "nonzero": lambda t: torch.nonzero(t, as_tuple=True),
     "ndarray.nonzero": lambda t: torch.nonzero(t, as_tuple=True), "flatnonzero": lambda t: torch.nonzero(t.reshape(-1), as_tuple=True)[0],
-    "pad": padded, "linalg.qr": decomposed, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
+    "pad": padded, "linalg.qr": decomposed, "linalg.svd": singular_values, "identity": lambda n, dtype=torch.float64: torch.eye(n, dtype=dtype),
     "fft.fftfreq": lambda n, d=1.0: torch.fft.fftfreq(n, d, dtype=torch.float64),
     "fft.rfftfreq": lambda n, d=1.0: torch.fft.rfftfreq(n, d, dtype=torch.float64),
     **{f"fft.{name}": getattr(torch.fft, name) for name in ["fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "fftn", "ifftn"]}}
@@ -482,6 +561,38 @@ def is_over_memory(m: Machine, value: Value) -> bool:
 for _name in (*FUNCTIONS, *MAKERS, *SIZED_BY_DATA):
     if found_in(np, _name) not in CALLS:
         CALLS.add(found_in(np, _name), functools.partial(_captured, _name, found_in(np, _name)))
+
+
+def turned(m: Machine, array: Any, axis: Any = None) -> Value:
+    """np.flip"""
+    rank = m.known(array.getattr(m, "ndim"))
+    dims = range(rank) if axis is None else [one % rank for one in (axis if isinstance(axis, tuple) else (axis,))]
+    return array.getitem(m, ConstValue(tuple(BACKWARDS if dim in dims else WHOLE for dim in range(rank))))
+
+
+def rotated(m: Machine, array: Any, k: int = 1, axes: Any = (0, 1)) -> Value:
+    """np.rot90"""
+    if k % 2 == 0:
+        return array if k % 4 == 0 else turned(m, array, tuple(axes))
+    other = call_numpy(m, "swapaxes", [array, *map(ConstValue, axes)], {})
+    return turned(m, other, axes[0] if k % 4 == 1 else axes[1])
+
+
+TURNING: dict[Callable[..., Any], Callable[..., Value]] = {
+    np.flip: turned, np.rot90: rotated, np.flipud: lambda m, array: turned(m, array, 0), np.fliplr: lambda m, array: turned(m, array, 1)}
+
+
+def _turning(make: Callable[..., Value], real: Any, m: Machine, args: Args, kwargs: Kwargs) -> Value:
+    array = m.look(args[0]) if args else None
+    if not isinstance(array, (ArrayValue, TensorArray)):
+        return NumpyFunction(real).call(m, args, kwargs)
+    settings = [m.known(value) for value in args[1:]], {name: m.known(value) for name, value in kwargs.items()}
+    asked_of_numpy(m, real.__name__, [over_memory(m, array), *args[1:]], kwargs)        # a bad axis
+    return make(m, array, *settings[0], **settings[1])
+
+
+for _real, _make in TURNING.items():
+    CALLS.add(_real, functools.partial(_turning, _make, _real))
 
 
 @TENSOR_METHODS.row("numpy")
