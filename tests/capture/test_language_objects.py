@@ -676,3 +676,61 @@ def test_functions_under_errstate_are_one_break():
     fs.counters.clear()
     assert fs.compile(fn)(torch.ones(2)).tolist() == [4, 4]
     assert sum(fs.counters["graph_break"].values()) == 1
+
+
+class Height(int):
+    def up(self):
+        return Height(self + 1)
+
+
+class Degrees(float):
+    def __new__(cls, value, unit="C"):
+        made = super().__new__(cls, value)
+        made.unit = unit
+        return made
+
+
+class Spelled(int):
+    def __str__(self):
+        return f"level {int(self)}"
+
+    def __abs__(self):
+        return 77
+
+
+class Label(str):
+    def ended(self):
+        return self + "!"
+
+
+class Corners(tuple):
+    @property
+    def area(self):
+        return (self[1] - self[0]).prod()
+
+    def __add__(self, other):
+        return Corners(part + other for part in self)
+
+
+def test_objects_over_numbers_texts_and_tuples_come_in():
+    def numbers(x, level, degrees, spelled):
+        table = {3: "three"}
+        return (x.repeat(level).view(level, 2), x * degrees, level.up() + 1, degrees.unit, [level, degrees], [1, 2, 3, 4][level], table[level],
+                round(degrees), hash(level), f"{degrees:.2f} {level:3d} {level} {spelled} {spelled:d}", abs(Height(-3)), abs(spelled), list(range(level)),
+                type(level).__name__, isinstance(level, int), level // 2, max(level, 1), float(degrees), divmod(level, 2), x * 2 if level else x)
+
+    def texts(x, label, corners):
+        moved = corners + 1
+        return x * len(label), label.ended(), {"ab": 1}[label], label == "ab", label[0], moved.area, type(moved).__name__, corners, len(corners), corners[0]
+
+    x = torch.randn(2)
+    for fn, given in ((numbers, (Height(3), Degrees(21.5), Spelled(4))), (texts, (Label("ab"), Corners((x, x + 2))))):
+        found, wanted = fs.compile(fn, fullgraph=True)(x, *given), fn(x, *given)
+        torch.testing.assert_close([part for part in found if isinstance(part, torch.Tensor)], [part for part in wanted if isinstance(part, torch.Tensor)])
+        assert str(found) == str(wanted) and list(map(type, found)) == list(map(type, wanted))
+
+
+def test_an_object_over_a_number_or_tuple_that_changed():
+    compiled, x = fs.compile(lambda x, level, pair: x * level + pair[1], fullgraph=True), torch.ones(2)
+    for level, pair in ((Height(3), (1, 2)), (Height(4), (1, 2)), (Height(4), (1, 5)), (Spelled(4), (1, 5, 6))):
+        assert compiled(x, level, Corners(pair)).tolist() == [level + pair[1]] * 2

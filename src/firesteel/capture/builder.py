@@ -554,10 +554,13 @@ def wrap_native_object(m: Machine, obj: Any, source: Source) -> Value:
         if not all(map(is_element, PART[part](obj))):
             return opaque(m, obj, source)
         return NativeObject(type(obj), base, SetValue(elements(m, PART[part](obj), native), source, obj, part), obj, source)
-    if issubclass(base, list):
-        guard(m, native, "length", list.__len__(obj))
-        items: list[Value] = [LazyValue(list.__getitem__(obj, i), Item(native, i)) for i in range(list.__len__(obj))]
-        return NativeObject(type(obj), base, ListValue(items, source, obj), obj, source)
+    if part in (list, tuple):
+        guard(m, native, "length", part.__len__(obj))
+        items: list[Value] = [LazyValue(part.__getitem__(obj, i), Item(native, i)) for i in range(part.__len__(obj))]
+        return NativeObject(type(obj), base, {list: ListValue, tuple: TupleValue}[part](items, source, obj), obj, source)
+    if part is not dict:
+        guard(m, native, "equals", PART[part](obj))
+        return NativeObject(type(obj), base, ConstValue(PART[part](obj)), obj, source)
     keys = list(dict.keys(obj))
     if not all(map(is_constant_object, keys)):
         return opaque(m, obj, source)
@@ -583,7 +586,13 @@ def frozenset_part(obj: Any) -> frozenset:
     return frozenset(frozenset.__iter__(obj))
 
 
-PART: dict[type, Callable[[Any], Any]] = {dict: dict_part, list: list_part, set: set_part, frozenset: frozenset_part}
+def tuple_part(obj: Any) -> tuple:
+    return tuple(tuple.__iter__(obj))
+
+
+PART: dict[type, Callable[[Any], Any]] = {
+    dict: dict_part, list: list_part, set: set_part, frozenset: frozenset_part, tuple: tuple_part,
+    int: int.__int__, float: float.__float__, str: str.__str__, bytes: bytes.__bytes__}
 
 
 class NativeEntries(DictValue):

@@ -373,7 +373,7 @@ class Reader(Machine):
             return value.specialize(self).value
         if isinstance(value, Sequence):
             return value.make([self.known(item) for item in value.items])
-        return value.constant()
+        return value.builtin_alone().constant()
 
     def known_items(self, value: Value) -> Any:
         """As `known`; of an iterator, all that is left of it."""

@@ -64,6 +64,10 @@ class Value:
     asks_its_class = False          # do operators call methods of a class of the user's?
 
     # -- what it is ------------------------------------------------------------------------------------------------
+    def builtin_alone(self) -> Value:
+        """What counts where a number or a text is needed."""
+        return self
+
     def python_type(self) -> type:
         """The type that type(x) would give."""
         if self.cls is not None:

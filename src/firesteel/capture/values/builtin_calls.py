@@ -154,7 +154,7 @@ def call_hash(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return method.call(m, [], {})
     if isinstance(args[0], TupleValue) and not args[0].is_constant():
         return fold(m, hash, args[0].hash_key(m))
-    return fold(m, hash, args[0].constant())
+    return fold(m, hash, m.known(args[0]))
 
 
 # -- attributes ---------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def call_abs(m: Machine, args: Args, kwargs: Kwargs) -> Value:
         return call_graph(m, "call_function", abs, args, {})
     if isinstance(args[0], SymNumber):
         return symbolic_call(m, operator.abs, [converted(m, args[0], int) if args[0].python_type() is bool else args[0]])
-    if isinstance(args[0], ObjectValue):
+    if isinstance(args[0], ObjectValue) and args[0].builtin_alone() is args[0]:
         return args[0]._tail(m, "__abs__", [], "abs()")
     return fold(m, abs, m.known(args[0]))
 
@@ -416,6 +416,8 @@ def format_value(m: Machine, value: Value, spec: str) -> Value:
     method = value.method(m, "__format__")
     if method is not None:
         return method.call(m, [ConstValue(spec)], {})
+    if spec and hasattr(value, "payload"):
+        return fold(m, format, m.known(value.payload), spec)
     return CALLS[str](m, [value], {}) if not spec else fold(m, format, m.known(m.finish_now(CALLS[str](m, [value], {}))), spec)
 
 

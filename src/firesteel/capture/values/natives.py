@@ -33,6 +33,9 @@ from firesteel.table import Table
 PAYLOADS: Table[Callable[..., Value]] = Table("builtin base class", "capture/values/natives.py")
 IMMUTABLE = (tuple, frozenset, int, float, str, bytes)      # made whole by __new__; the others are filled by __init__
 
+# special methods that no builtin function of a number, a text or a tuple calls
+OUTSIDE = ("__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__reduce__", "__annotate__")
+
 SPECIAL: dict[str, Callable[..., Value | None]] = {
     "__len__": lambda m, p: p.length(m), "__contains__": lambda m, p, item: p.contains(m, item),
     "__getitem__": lambda m, p, key: p.getitem(m, key), "__iter__": lambda m, p: p.iterator(m),
@@ -117,6 +120,11 @@ class NativeObject(ObjectValue):
 
     def unary(self, m: Machine, op: str) -> Value:
         return super().unary(m, op) if self.base not in (int, float) else self.payload.unary(m, op)
+
+    def builtin_alone(self) -> Value:
+        """The payload, where the class leaves all special methods to the builtin."""
+        own = (part for cls in self.cls.__mro__ if cls not in self.base.__mro__ for part in vars(cls).items())
+        return self if any(callable(part) and name.startswith("__") and name not in OUTSIDE for name, part in own) else self.payload
 
     def hash_key(self, m: Machine) -> Any:
         if isinstance(mro_lookup(self.cls, "__hash__"), types.FunctionType) or mro_lookup(self.cls, "__eq__") is not self.base.__eq__:
