@@ -90,8 +90,43 @@ def tuple_from_before(x):
     return pair[0] * pair[1]
 
 
+def asked_again(x):
+    positive = x.sum() > 0
+    if positive:
+        y = x * 2
+    z = x + 1
+    z = y + z if positive else z - 1
+    return z * 2 if not positive else z
+
+
+def layers_dropped(x):
+    for _ in range(3):
+        skip = torch.rand([]) < 0.5
+        if not skip:
+            out = (x * 2, x + 1)
+            x = out[0]
+        if skip:
+            out = (None, None)
+    return x
+
+
+def condition_written(x):
+    positive = x.sum() > 0
+    if positive:
+        positive.zero_()
+        return x * 2 if positive else x * 3
+    return x
+
+
+def tuples_and_nothing(x):
+    out, kept = None, [x]
+    if x.sum() > 0:
+        out, kept = (x * 2, [x + 1, None]), None
+    return x + 1, out, kept
+
+
 @pytest.mark.parametrize("fn", [counted, flag, flag_asked_for, number_in_a_question, attribute_of_an_object, cell, texts, nothing, nothing_returned,
-                                tuple_from_before], ids=lambda fn: fn.__name__)
+                                tuple_from_before, asked_again, layers_dropped, condition_written, tuples_and_nothing], ids=lambda fn: fn.__name__)
 def test_in_one_graph(fn):
     same(fn, (X,), (-X,), (X - 1.2,))
 

@@ -58,7 +58,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.number import SymNumber, fits, symbolic_call
+from firesteel.capture.values.number import SymNumber, fits, symbolic_call, version_of
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
@@ -98,9 +98,11 @@ class Merge:
             return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
 
     def _of_one(self, picture: Any, arm: int) -> Any:
+        if isinstance(picture, SequencePicture):
+            return SequencePicture(picture.kind, [self._of_one(item, arm) for item in picture.items])
+        if isinstance(picture, (NumberPicture, Other)):
+            raise NotJoined
         if not isinstance(picture, TensorPicture):
-            if isinstance(picture, (SequencePicture, NumberPicture, Other)):
-                raise NotJoined
             return picture
         self.results.append((picture, None) if arm == 0 else (None, picture))
         return len(self.results) - 1
@@ -254,14 +256,14 @@ def may_join(m: Machine, f: Frame, condition: Value) -> bool:
 
 def join_ways(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], condition: Value, places: list[int], step: int) -> bool:
     """Two ways, where the condition is False and where it is True, that meet at `places`."""
-    differ = False
+    differing = []
     for meet in farther(f.code, places, 1 if m.joining else PLACES):
         try:
             if _joined_at(m, f, ways, stack, condition, meet, step, loose=False):
                 return True
         except Differ:
-            differ = True
-    return differ and _joined_at(m, f, ways, stack, condition, places[0], step, loose=True)
+            differing.append(meet)
+    return any(_joined_at(m, f, ways, stack, condition, meet, step, loose=True) for meet in differing)
 
 
 def farther(code: types.CodeType, places: list[int], count: int) -> list[int]:
@@ -276,7 +278,7 @@ def _joined_at(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], co
     try:
         before = AtJump(m, f, stack)
         chosen = condition.as_arg(m)[0]
-        arms = before.follow(ways[0], meet), before.follow(ways[1], meet)
+        arms = _followed(before, ways[0], meet, condition, False), _followed(before, ways[1], meet, condition, True)
         return _go_on(m, f, meet, before, Merge(m, arms, step, condition, loose), chosen)
     except Unjoinable:
         raise Unjoinable(step) from None
@@ -287,6 +289,16 @@ def _joined_at(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], co
         return False
     finally:
         m.joining -= 1
+
+
+def _followed(before: AtJump, way: int, meet: int, condition: Value, answer: bool) -> Arm:
+    """One way; a later question about the same condition has the same answer there."""
+    m, known = before.m, before.m.answers
+    m.answers = (*known, (condition, version_of(condition), answer))
+    try:
+        return before.follow(way, meet)
+    finally:
+        m.answers = known
 
 
 def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:

@@ -102,6 +102,7 @@ class SymbolicMachine(Reader):
         self.part: Callable[[Any], Any] | None = None   # see parts.py; None: the graph is not to be split
         self.unjoined: frozenset[int] = frozenset()     # steps at which branches are not joined (joins.py)
         self.joining = 0                                # how many branches are being joined
+        self.answers: tuple[tuple[Value, int, bool], ...] = ()      # of the branches whose ways are followed now: condition, version, truth
         self.regions: dict[Any, Any] = {}               # nested ones by their prints (values/nested_regions.py)
         self.round: Any = None                          # of a loop, while it is followed (rounds.py)
         self.aliases: list[Any] = []                    # (step, tensors with their versions) of branches whose results may be inputs

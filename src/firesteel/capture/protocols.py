@@ -139,6 +139,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     unjoined: frozenset[int]
     imported: dict[str, tuple[str, ...]]
     joining: int
+    answers: tuple[tuple[Value, int, bool], ...]
     round: Any
     regions: dict[Any, Any]
     aliases: list[Any]

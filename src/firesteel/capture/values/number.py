@@ -67,6 +67,17 @@ def ask(fn: Callable[..., Any], *args: Any) -> Any:
         raise Break("data_branch", error=error, value=error.reason) from None
 
 
+def version_of(value: Value) -> int:
+    """How often a tensor was written; what was known of it holds until then."""
+    tensor = getattr(value, "abstract", None)
+    return 0 if tensor is None else tensor._version
+
+
+def answered(m: Machine, value: Value) -> bool | None:
+    """Its truth, where one of the ways of a branch on it is followed."""
+    return next((truth for one, version, truth in m.answers if one is value and version == version_of(value)), None)
+
+
 def converted(m: Machine, value: Value, cls: type) -> Value:
     """int(value) or float(value) of a number."""
     if not isinstance(value, SymNumber):
@@ -101,7 +112,8 @@ class SymNumber(Value):
         return self.specialize(m).value
 
     def truth(self, m: Machine) -> bool:
-        return ask(bool, self.sym)
+        known = answered(m, self)
+        return ask(bool, self.sym) if known is None else known
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         if not is_number(other):

@@ -28,7 +28,7 @@ from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, function_value
 from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.messages import call_warn
-from firesteel.capture.values.number import SymNumber, ask, converted, number
+from firesteel.capture.values.number import SymNumber, answered, ask, converted, number
 from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
 from firesteel.config import config
@@ -86,8 +86,9 @@ class TensorValue(Value):
         self.check_own(bool)
         if (data := known_data(m, self)) is not None and data.numel() == 1:
             return bool(data)
-        if (known := truth_of_draw(self)) is not None:
-            return known
+        for known in (truth_of_draw(self), answered(m, self)):
+            if known is not None:
+                return known
         raise Break("data_branch", value=self.describe())
 
     # -- attributes ------------------------------------------------------------------------------------------------
