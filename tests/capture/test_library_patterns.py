@@ -2,12 +2,17 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import copy
 import dataclasses
 import enum
 import functools
+import glob
 import inspect
 import logging
+import os
+import pprint
+import unittest.mock
 import warnings
 from typing import Any
 
@@ -289,3 +294,64 @@ def test_tolist_as_symbols() -> None:
         assert torch.equal(compiled(torch.ones(2), torch.tensor([2, 3])), torch.full((2,), 5.0))
         assert torch.equal(compiled(torch.ones(2), torch.tensor([4, 3])), torch.full((2,), 7.0))
         assert len(backend.graphs) == 1
+
+
+BAR = """
+import time
+
+class bar:
+    def __new__(cls, items):
+        return object.__new__(cls)
+
+    def __init__(self, items):
+        self.items, self.begun = items, time.time()
+
+    def __iter__(self):
+        for item in self.items:
+            self.seconds = time.time() - self.begun
+            yield item
+"""
+
+
+def test_a_progress_bar_is_run_for_real() -> None:
+    scope: dict[str, Any] = {"__name__": "tqdm.std"}
+    exec(BAR, scope)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for k in scope["bar"](range(20)):
+            x = x.sin() + k
+        return x.cos()
+
+    compiled, backend = capture(fn)
+    assert torch.equal(compiled(torch.ones(2)), fn(torch.ones(2)))
+    assert len(backend.graphs) <= 4         # not one for each line of the library
+
+
+@pytest.mark.parametrize("ask", [lambda: len(glob.glob("/*")) > 0, lambda: pprint.pformat({"a": 1}), lambda: unittest.mock.Mock() is None,
+                                 lambda: list(concurrent.futures.ThreadPoolExecutor(1).map(abs, [-1]))], ids=["glob", "pprint", "mock", "futures"])
+def test_libraries_that_work_outside_of_the_program_break_once_a_call(ask: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x * 2, ask()
+
+    fs.counters.clear()
+    found, wanted = fs.compile(fn, backend="eager")(torch.ones(2)), fn(torch.ones(2))
+    assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
+    assert sum(fs.counters["graph_break"].values()) <= 3
+
+
+def test_the_capture_compares_callables_of_the_user_by_identity() -> None:
+    class Equal:
+        asked = 0
+
+        def __eq__(self, other: Any) -> bool:
+            Equal.asked += 1
+            return True
+
+        __hash__ = None         # type: ignore[assignment]
+
+        def __call__(self) -> int:
+            return os.getpid() * 0
+
+    thing = Equal()
+    assert fs.compile(lambda x: x + thing() + os.getpid() * 0, backend="eager")(torch.ones(2)).tolist() == [1, 1]
+    assert Equal.asked == 0

@@ -172,7 +172,10 @@ TYPES.add(functools._lru_cache_wrapper, CallMeaning(Sort.CACHED))
 TYPES.row(*dict.fromkeys((np.ufunc, type(np.prod))))(CallMeaning(Sort.NUMPY))
 for _module in ("numpy._core._ufunc_config", "numpy.core._ufunc_config"):       # np.errstate, and functions that are decorated with it
     PYTHON_MODULES.add(_module, breaks("call"))
-PYTHON_MODULES.row("traceback", "linecache", "pdb", "pickle", "subprocess")(breaks("outside"))
+PYTHON_MODULES.row("traceback", "linecache", "pdb", "pickle", "subprocess", "glob", "shutil", "concurrent.futures", "pprint", "unittest.mock",
+                   "timeit", "cProfile", "profile", "zipfile", "tarfile", "urllib.request", "http", "socket", "sqlite3")(breaks("outside"))
+# no tensors go through them
+PYTHON_MODULES.row("tqdm", "rich", "loguru", "pandas", "sklearn", "matplotlib", "PIL", "wandb", "mlflow")(breaks("outside"))
 NAMES_IN_CODE.row("_getframe", "_getframemodulename", "currentframe")(breaks("frames"))
 
 # -- torch ----------------------------------------------------------------------------------------------------------------
