@@ -656,6 +656,58 @@ def test_methods_of_a_class_over_a_builtin_run_once():
     assert items[1:] == [14] and items[0] is x and entries == {"a": 6}
 
 
+class ClassProperty(property):
+    def __get__(self, obj, owner):
+        return self.fget(owner)
+
+
+class Doubling(property):
+    def __get__(self, obj, owner):
+        return self if obj is None else self.fget(obj) * 2
+
+    def __set__(self, obj, value):
+        obj.kept = value + 1
+
+    def __delete__(self, obj):
+        del obj.kept
+
+
+class OneMore(classmethod):
+    def __get__(self, obj, owner):
+        return lambda number: self.__func__(owner, number) + 1
+
+
+class Tripled(functools.cached_property):
+    def __get__(self, obj, owner=None):
+        return super().__get__(obj, owner) * 3
+
+
+class Described:
+    kept = 1
+    count = ClassProperty(lambda cls: [cls.kept])
+    value = Doubling(lambda self: self.kept)
+    more = OneMore(lambda cls, number: cls.kept + number)
+    slow = Tripled(lambda self: 7)
+    slow.__set_name__(None, "slow")
+
+
+def test_descriptors_over_builtin_ones():
+    """Their own __get__, __set__ and __delete__ run, not those of the class below."""
+    def fn(x, described):
+        described.value = 4
+        total = described.value
+        del described.value
+        return x + total + len(Described.count) + described.count[0] * 10 + described.more(2) * 100 + Described.more(3) * 1000 + described.slow
+
+    x, ours = torch.zeros(1), fs.compile(fn, fullgraph=True)
+    assert ours(x, Described()) == fn(x, Described())
+    before, Described.count = Described.__dict__["count"], ClassProperty(lambda cls: [2, 3])
+    try:
+        assert ours(x, Described()) == fn(x, Described())
+    finally:
+        Described.count = before
+
+
 def test_class_methods_of_object_by_an_instance():
     class Plain:
         pass

@@ -381,5 +381,6 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
         one = todo.pop()
         if id(one) not in seen:
             seen[id(one)] = one
-            todo += [other for other in gc.get_referents(one) if isinstance(other, WALKED)] if isinstance(one, WALKED) else ()
+            # not isinstance, which asks an object for its class: it may warn
+            todo += [other for other in gc.get_referents(one) if issubclass(type(other), WALKED)] if issubclass(type(one), WALKED) else ()
     return seen

@@ -525,6 +525,15 @@ def suspended_frame(m: Machine, generator: GeneratorValue, spec: Any, values: tu
     return frame
 
 
+@BASES.row(property, classmethod, staticmethod)
+def wrap_descriptor(m: Machine, obj: Any, source: Source) -> Value:
+    """Of a class of the user's over one of these, whose own methods read its functions."""
+    if not isinstance(type(obj).__dict__.get("__get__"), types.FunctionType):
+        return opaque(m, obj, source)
+    guard(m, source, "type", type(obj))
+    return ObjectValue(type(obj), obj, source)
+
+
 wrap_fixed = guarded("identity", FixedObject)
 
 

@@ -62,6 +62,8 @@ def is_data_descriptor(attribute: Any) -> bool:
 
 def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
     """A class attribute as seen through an instance (or through the class, with owner None)."""
+    if has_own_getter(attribute):
+        return call_getter(m, attribute, owner, cls, name)
     if isinstance(attribute, REPLACEABLE):
         m.guard_class_attribute(cls, name, attribute)
     if isinstance(attribute, staticmethod):
@@ -82,27 +84,31 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
         return BoundMethodValue(m.constant_object(attribute), owner, name=name)
     if isinstance(attribute, functools.cached_property):
         return read_cached(m, attribute, owner)
-    getter = mro_lookup(type(attribute), "__get__")
-    if isinstance(getter, types.FunctionType):
-        m.guard_descriptor(cls, name, attribute)
-        args = [m.constant_object(attribute), owner, m.constant_object(cls)]
-        return m.constant_object(getter).call(m, args, {})
-    if getter is not MISSING:
+    if mro_lookup(type(attribute), "__get__") is not MISSING:
         raise Break("attribute", name=name, value=owner.describe())
     return m.class_constant(cls, name, attribute)
 
 
 def bind_to_class(m: Machine, attribute: Any, cls: type, name: str) -> Value:
     """cls.attribute"""
-    getter = mro_lookup(type(attribute), "__get__")
     if isinstance(attribute, property):
         return OpaqueValue(attribute, Fixed(attribute))
     if isinstance(attribute, types.ClassMethodDescriptorType):
         return m.constant_object(attribute.__get__(None, cls))
-    if isinstance(getter, types.FunctionType) and not isinstance(attribute, functools.cached_property):
-        m.guard_descriptor(cls, name, attribute)
-        return m.constant_object(getter).call(m, [m.constant_object(attribute), ConstValue(None), m.constant_object(cls)], {})
+    getter = mro_lookup(type(attribute), "__get__")
     return m.class_constant(cls, name, attribute) if getter is MISSING and not isinstance(attribute, enum.Enum) else m.constant_object(attribute)
+
+
+def has_own_getter(attribute: Any) -> bool:
+    """Is it a descriptor of the user's, perhaps of a subclass of property?"""
+    getter = mro_lookup(type(attribute), "__get__")
+    return isinstance(getter, types.FunctionType) and getter is not functools.cached_property.__get__
+
+
+def call_getter(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) -> Value:
+    m.guard_descriptor(cls, name, attribute)
+    getter = m.constant_object(mro_lookup(type(attribute), "__get__"))
+    return getter.call(m, [m.constant_object(attribute), owner or ConstValue(None), m.constant_object(cls)], {})
 
 
 def read_cached(m: Machine, attribute: functools.cached_property, owner: Value) -> Value:

@@ -128,13 +128,13 @@ class ObjectValue(Value):
     def plain_setattr(self, m: Machine, name: str, value: Value) -> Value | None:
         """object.__setattr__"""
         attribute = mro_lookup(self.cls, name)
+        setter = mro_lookup(type(attribute), "__set__") if attribute is not MISSING else MISSING
+        if isinstance(setter, types.FunctionType):
+            return m.constant_object(setter).call(m, [m.constant_object(attribute), self, value], {})
         if isinstance(attribute, property):
             if attribute.fset is None:
                 raise m.raise_real(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
             return m.constant_object(attribute.fset).call(m, [self, value], {})
-        setter = mro_lookup(type(attribute), "__set__") if attribute is not MISSING else MISSING
-        if isinstance(setter, types.FunctionType):
-            return m.constant_object(setter).call(m, [m.constant_object(attribute), self, value], {})
         if attribute is not MISSING and is_data_descriptor(attribute) and not isinstance(attribute, types.MemberDescriptorType):
             raise Break("store", name=f"attribute {name}", value=self.describe())
         slotted = mro_lookup(self.cls, "__dict__") is MISSING and not issubclass(self.cls, threading.local)
@@ -155,11 +155,11 @@ class ObjectValue(Value):
     def plain_delattr(self, m: Machine, name: str) -> Value | None:
         """object.__delattr__"""
         attribute = mro_lookup(self.cls, name)
-        if isinstance(attribute, property) and attribute.fdel is not None:
-            return m.constant_object(attribute.fdel).call(m, [self], {})
         deleter = mro_lookup(type(attribute), "__delete__") if attribute is not MISSING else MISSING
         if isinstance(deleter, types.FunctionType):
             return m.constant_object(deleter).call(m, [m.constant_object(attribute), self], {})
+        if isinstance(attribute, property) and attribute.fdel is not None:
+            return m.constant_object(attribute.fdel).call(m, [self], {})
         if attribute is not MISSING and is_data_descriptor(attribute):
             raise Break("store", name=f"deletion of {name}", value=self.describe())
         if self.own_attribute(m, name) is None:
