@@ -44,6 +44,21 @@ def test_copies_and_pickles():
     loaded = pickle.loads(pickle.dumps(compiled))
     assert type(loaded) is torch.nn.Sequential
     torch.testing.assert_close(loaded(x), compiled(x))
+    beside = copy.copy(compiled)
+    beside.training = False
+    assert compiled.training and type(beside) is type(compiled) and beside[0] is compiled[0]
+    torch.testing.assert_close(beside(x), compiled(x))
+
+
+@pytest.mark.parametrize("around", [lambda module: module, torch.nn.Sequential])
+def test_checkpoints_of_torch_compile_are_loaded(around):
+    theirs, ours = around(torch.compile(make_model(), backend="eager")), around(fs.compile(make_model(), backend="eager"))
+    assert any("_orig_mod." in key for key in theirs.state_dict())
+    assert ours.load_state_dict(theirs.state_dict()).missing_keys == []
+    for mine, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(mine, other)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ours.load_state_dict({"_orig_mod.nothing": torch.ones(1)})
 
 
 def test_modules_of_one_class_share_compiled_code():
@@ -148,6 +163,40 @@ def test_decorators():
     assert plain.__name__ == "plain"
 
 
+def test_a_decorated_class_stays_one(caplog):
+    @fs.compile(fullgraph=True)
+    class Net(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, size)
+
+        def forward(self, x):
+            return self.linear(x) + int(fs.is_compiling())
+
+    x = torch.randn(2, 4)
+    for net in (Net(2), Net(3)):
+        assert isinstance(net, Net)
+        torch.testing.assert_close(net(x), net.linear(x) + 1)
+    torch.testing.assert_close(fs.compile(torch.nn.Sequential(Net(4), Net(2)), fullgraph=True)(x).shape, (2, 2))
+    assert fs.compile(dict) is dict and "cannot be called" in caplog.text
+
+
+def test_disabled_classes_and_modules():
+    @fs.disable
+    class Scale:
+        def __call__(self, x):
+            return x + int(fs.is_compiling())
+
+    scale, x, layer = Scale(), torch.ones(2, 4), fs.disable(torch.nn.Linear(4, 4))
+    assert isinstance(scale, Scale) and fs.compile(lambda x: scale(x) * 2)(x).tolist() == [[2] * 4] * 2
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.weight.zero_()
+    torch.testing.assert_close(twin(x), twin.bias.expand(2, 4))
+    with pytest.raises(fs.errors.Unsupported, match=r"Linear\.forward is marked with fs\.disable"):
+        fs.compile(lambda x: layer(x) * 2, fullgraph=True)(x)
+
+
 def test_disabled_compile_is_the_function_itself():
     def f(x):
         return x
@@ -157,13 +206,22 @@ def test_disabled_compile_is_the_function_itself():
 @pytest.mark.parametrize("arguments, text", [
     ({"backend": "no such"}, "no backend 'no such'"),
     ({"mode": "fastest"}, "no mode 'fastest'"),
-    ({"options": {"a": 1}}, "no options a"),
+    ({"options": {"a": 1}}, "no options a"), ({"options": ["a"]}, "Give a dict of settings"), ({"options": {1: 2}}, "Give a dict of settings"),
+    ({"backend": 3}, "a name or a callable, not int"), ({"backend": []}, "not list"), ({"dynamic": "yes"}, "Give True, False or None"), ({"name": 3}, "Give a text"),
 ])
 def test_bad_arguments_are_named(arguments, text):
     with pytest.raises(fs.errors.UserError, match=text):
         fs.compile(lambda x: x, **arguments)
     with pytest.raises(fs.errors.UserError, match="not int"):
         fs.compile(3)
+    with pytest.raises(fs.errors.UserError, match=r"torch\.jit"):
+        fs.compile(torch.jit.script(make_model()))
+    with pytest.raises(fs.errors.UserError, match="not int"):
+        fs.disable(3)
+    with pytest.raises(fs.errors.UserError, match="not int"):
+        fs.substitute_in_graph(3)
+    with pytest.raises(fs.errors.UserError, match="not str"):
+        fs.substitute_in_graph(len)("text")
 
 
 def test_a_failing_backend_is_named_and_the_next_one_works():

@@ -9,7 +9,7 @@ import torch
 import firesteel as fs
 from firesteel import dropin, options
 from firesteel.errors import UserError
-from firesteel_autoload import PATCHED
+from firesteel_autoload import PATCHED, PATCHED_LATER
 
 
 @pytest.fixture
@@ -24,14 +24,16 @@ def graphs():
 
 
 def test_every_patched_name_has_a_replacement_and_comes_back():
-    before = {name: getattr(*dropin.place(torch, name), None) for name in PATCHED}      # some are not in every torch
+    import torch._dynamo
+    names = (*PATCHED, *PATCHED_LATER)
+    before = {name: getattr(*dropin.place(torch, name), None) for name in names}      # some are not in every torch
     fs.install()
     fs.install()
     assert dropin.is_installed()
-    assert {name: getattr(*dropin.place(torch, name)) for name in PATCHED} == {name: dropin.REPLACEMENTS[name] for name in PATCHED}
+    assert {name: getattr(*dropin.place(torch, name)) for name in names} == {name: dropin.REPLACEMENTS[name] for name in names}
     fs.uninstall()
     fs.uninstall()
-    assert {name: getattr(*dropin.place(torch, name), None) for name in PATCHED} == before and not dropin.is_installed()
+    assert {name: getattr(*dropin.place(torch, name), None) for name in names} == before and not dropin.is_installed()
 
 
 @pytest.mark.parametrize("keywords", [{}, {"backend": "inductor"}, {"backend": "firesteel"}, {"mode": "max-autotune"}, {"dynamic": True}, {"name": "mine", "isolate_recompiles": True},
@@ -173,6 +175,114 @@ def test_other_settings_of_the_peer(installed, caplog):
     assert sorted(named) == ["torch._dynamo.config.disable", "torch._dynamo.config.optimize_ddp"]
 
 
+def test_the_signature_is_torchs(installed):
+    import inspect
+    assert inspect.signature(torch.compile) == inspect.signature(dropin._torchs["compile"])
+
+
+def test_whoever_keeps_the_function_has_torchs_after_uninstall():
+    fs.install()
+    kept, wrapped = torch.compile, lambda *args, **kwargs: kept(*args, **kwargs)
+    torch.compile = wrapped
+    try:
+        assert hasattr(torch.compile(lambda x: x), "__firesteel_root__")
+        fs.uninstall()
+        assert torch.compile is wrapped and torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+        assert not hasattr(torch.compile(lambda x: x, backend="eager"), "__firesteel_root__")
+    finally:
+        torch.compile = dropin._torchs["compile"]
+
+
+def test_backends_registered_for_the_peer(installed):
+    import torch._dynamo
+    seen = []
+
+    @torch._dynamo.register_backend
+    def theirs_for_test(gm, example_inputs):
+        seen.append(gm)
+        return gm.forward
+    x = torch.ones(2)
+    with torch.compiler.set_stance(force_backend="theirs_for_test"):
+        assert torch.compile(lambda x: x + 1)(x).tolist() == [2, 2]
+    with torch.compiler.set_stance(force_backend="inductor"):
+        torch.compile(lambda x: x + 2)(x)
+    assert len(seen) == 1 and "theirs_for_test" in torch.compiler.list_backends()
+
+
+def test_functions_of_the_peer_itself(installed):
+    import torch._dynamo as peer
+    from torch._dynamo.utils import counters
+    fs.reset()
+    counters.clear()
+
+    def helper(x):
+        return x + 1
+
+    @peer.substitute_in_graph(helper)
+    def other(x):
+        return x + 2
+
+    def fn(x):
+        print(end="")
+        return helper(x) + int(torch.compiler.is_compiling())
+    x = torch.zeros(1)
+    compiled = peer.optimize("inductor", dynamic=False)(fn)
+    assert hasattr(compiled, "__firesteel_root__") and compiled(x) == 3
+    assert counters["stats"]["unique_graphs"] == 1 and sum(counters["graph_break"].values()) == 1
+    with peer.set_stance("force_eager"):
+        assert compiled(x) == 1
+    with pytest.raises(fs.errors.Unsupported):
+        peer.optimize_assert("eager")(fn)(x)
+    found = peer.explain(fn)(x)
+    assert (found.graph_count, found.graph_break_count) == (1, 1) and isinstance(found, fs.tools.explain.Explanation)
+    peer.reset()
+    assert graphs() == 0
+    compiled(x)
+    assert counters["stats"]["unique_graphs"] >= 2
+    fs.uninstall()
+    assert peer.optimize.__module__ == "torch._dynamo.eval_frame"
+
+
+def test_blocks_in_which_a_break_is_an_error():
+    from torch._dynamo import error_on_graph_break, graph_break
+
+    def breaks(x):
+        graph_break()
+        return x + 1
+
+    def block(x):
+        with error_on_graph_break(True):
+            return breaks(x)
+
+    def leaves_it(x):
+        with error_on_graph_break(True):
+            with error_on_graph_break(False):
+                x = breaks(x)
+            return x * 2
+    x = torch.ones(1)
+    for fn in (block, error_on_graph_break(True)(breaks), lambda x: error_on_graph_break(True)(breaks)(x)):
+        with pytest.raises(fs.errors.Unsupported):
+            fs.compile(fn)(x)
+        assert fn(x) == 2
+    assert fs.compile(leaves_it)(x) == 4 and fs.compile(breaks)(x) == 2
+    with error_on_graph_break(True), pytest.raises(fs.errors.Unsupported):
+        fs.compile(lambda x: breaks(x) * 2)(x)
+    assert fs.compile(lambda x: breaks(x) * 3)(x) == 6
+
+
+def test_settings_of_the_peers_code_generator_are_read_by_each_call(installed, caplog):
+    import torch._inductor.config as code
+    options._said.clear()
+    with code.patch(max_autotune=True):
+        call = torch.compile(lambda x: x * 7)
+        assert [record.args[1] for record in caplog.records] == ["max_autotune"]        # on the CPU, an option without effect
+        call(torch.ones(1))
+        torch.compile(lambda x: x * 8, mode="default")(torch.ones(1))
+    with code.patch({"triton.cudagraphs": True}):
+        call(torch.ones(2, 2))
+    assert "set it before torch.compile is called" in caplog.text
+
+
 def test_the_environment_turns_it_off(installed, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     assert torch.compile(len) is len
@@ -187,6 +297,26 @@ def test_by_the_environment(value, firesteel_is_it):
             "print(early, 'firesteel' in sys.modules and hasattr(compiled, '__firesteel_root__'))")
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env={**__import__("os").environ, "FIRESTEEL_INSTALL": value})
     assert done.stdout.split() == ["False", str(firesteel_is_it)], done.stderr
+
+
+@pytest.mark.parametrize("code", ["import torch._dynamo as peer; print(hasattr(peer.optimize()(len), '__firesteel_root__'))",
+                                  "import torch; torch.compile(len); import torch._dynamo as peer; print(hasattr(peer.optimize()(len), '__firesteel_root__'))",
+                                  "import firesteel, torch; firesteel.uninstall(); import torch._dynamo as peer; print(peer.optimize.__module__ == 'torch._dynamo.eval_frame')",
+                                  "import firesteel, torch; print(hasattr(torch.compile, '__firesteel_original__'))"])
+@pytest.mark.parametrize("by", ["torch", "firesteel"])
+def test_who_installs_and_what_the_program_imports_later(code, by):
+    """torch may be told not to look for what installs itself."""
+    first = "import firesteel_autoload; firesteel_autoload.autoload()" if by == "torch" else "import firesteel"
+    variables = {"FIRESTEEL_INSTALL": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", f"{first}\n{code}"], text=True, capture_output=True, env={**__import__("os").environ, **variables})
+    assert done.stdout.split() == ["True"], done.stderr
+
+
+def test_uninstall_takes_what_the_environment_has_put_away():
+    code = ("import firesteel_autoload, torch; firesteel_autoload.autoload(); before = torch.compile\n"
+            "import firesteel as fs; fs.uninstall(); print(before is torch.compile, torch.compile.__module__, before.__name__)")
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env={**__import__("os").environ, "FIRESTEEL_INSTALL": "1"})
+    assert done.stdout.split() == ["False", "torch", "compile"], done.stderr
 
 
 # ---------------------------------------------------------------- the peer inside, around and in front

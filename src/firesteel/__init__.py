@@ -22,6 +22,7 @@ from firesteel.capture.marks import (
     substitute_in_graph,
 )
 from firesteel.config import config
+from firesteel_autoload import autoload
 
 if TYPE_CHECKING:
     from firesteel import testing
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from firesteel.tools.report import report
 
 __version__ = "0.1.0"
+autoload()      # FIRESTEEL_INSTALL=1 where torch was told not to call it
 
 __all__ = [
     "allow_in_graph", "aot", "assume_constant_result", "checkpoint_budget", "compile", "compiled_autograd", "config", "counters", "debug", "disable",

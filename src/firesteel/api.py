@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import math
 import types
 import weakref
@@ -36,7 +37,7 @@ from firesteel.capture import entry, marks
 from firesteel.config import config
 from firesteel.errors import UserError
 from firesteel.homes import LaterModule
-from firesteel.options import check_keywords, say_once, wants_freezing, wants_recording, wants_tuning
+from firesteel.options import check_keywords, check_types, say_once, wants_freezing, wants_recording, wants_tuning
 from firesteel.runtime import cpu
 from firesteel.targets import CUDA, in_use
 
@@ -50,16 +51,20 @@ else:
     abstract, engine = LaterModule("firesteel.graph.abstract"), LaterModule("firesteel.autograd.engine")
     shape_specs, tiers = LaterModule("firesteel.capture.shape_specs"), LaterModule("firesteel.tiers")
 
+logger = logging.getLogger("firesteel")
+
 
 def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, backend: str | Callable = "native",
             mode: str | None = None, options: dict | None = None, disable: bool = False, name: str | None = None,
             recompile_limit: int | None = None, isolate_recompiles: bool = False, shapes_spec: Any = None, tiered: bool = False) -> Any:
-    """Compiles a function or an nn.Module at its first call; with no model, a decorator.
+    """Compiles a function or an nn.Module at its first call; with no model, a decorator.  A class stays one: its instances' calls are compiled.
 
     `name` stands in logs and counters; `recompile_limit` is this callable's own, instead of the setting.  Modules of one class share
     variants, and so do functions, partials and methods that differ in a number they hold, unless `isolate_recompiles`.  `tiered`: calls for which
     nothing is compiled yet run eagerly, and what serves them is compiled on another thread meanwhile (tiers.py)."""
     chosen = lookup_backend(backend)
+    check_types(dynamic=dynamic, name=name, options=options)
+    dynamic = None if dynamic is None else bool(dynamic)
     check_keywords(mode, options, recompile_limit, "native" if chosen is native else "ours" if is_ours(chosen) else "another's")
     if shapes_spec is not None and dynamic is not None:
         raise UserError("dynamic= and shapes_spec= are given both.", hint="Leave one out: a specification says of every size whether it is dynamic.")
@@ -69,6 +74,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
                                  tiered=tiered)
     if not callable(model):
         raise UserError(f"fs.compile takes a function or a module, not {type(model).__name__}.", hint="Pass the callable itself.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError("fs.compile takes no module of torch.jit.", hint="Compile the module that it was made of.")
     if disable:
         return model
     wanted = wants_recording(mode, options), wants_tuning(mode, options)
@@ -88,6 +95,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         return _compile_module(model, settings)
     if getattr(model, "__func__", None) is torch.nn.Module._call_impl:      # module.compile()
         return _with_first(_module_call(model.__self__, settings, model.__func__), model.__self__, model)
+    if isinstance(model, type):
+        return _compile_class(model, settings)
     alone = isolate_recompiles or shapes_spec is not None
     return not alone and (_compile_method(model, settings) or _compile_closure(model, settings)) or compile_callable(model, settings)
 
@@ -165,6 +174,16 @@ def _kept_regions() -> Any:
         return None
     from firesteel import regioncache  # with what reads and writes them
     return regioncache
+
+
+def _compile_class(cls: Any, settings: dict) -> type:
+    """The class that was decorated: calls of its instances run compiled code."""
+    found = marks.own_functions(cls, ("__call__",))
+    if not found:
+        logger.warning("nothing of the class %s is compiled: its instances cannot be called", cls.__qualname__)
+    for name, function in found.items():
+        setattr(cls, name, compile_callable(function, {**settings, "name": settings["name"] or cls.__qualname__}))
+    return cls
 
 
 # ---------------------------------------------------------------- closures
@@ -429,12 +448,21 @@ def _make_compiled_class(cls: Any) -> Any:
     def deepcopy(self, memo):
         return _compile_module(copy.deepcopy(self._firesteel_original, memo), self._firesteel_settings)
 
+    def shallow_copy(self):
+        return _compile_module(copy.copy(self._firesteel_original), self._firesteel_settings)
+
+    def load(self, state_dict, prefix, *args):
+        before = f"{prefix}_orig_mod."      # in what a module of torch.compile wrote
+        for key in [key for key in state_dict if key.startswith(before) and "_orig_mod" not in self._modules]:
+            state_dict[prefix + key.removeprefix(before)] = state_dict.pop(key)
+        super(made, self)._load_from_state_dict(state_dict, prefix, *args)
+
     def reduce(self, protocol):
         return _loaded, (self._firesteel_original,)     # a pickle holds the original
 
     body = {"__slots__": ("_firesteel_original", "_orig_mod", "_firesteel_settings", "_firesteel_call", "_firesteel_forward"),
             "__call__": call, "forward": forward, **{name: _compiled_step(cls, name) for name in steps_of(cls)},
-            "__deepcopy__": deepcopy, "__reduce_ex__": reduce,
+            "__deepcopy__": deepcopy, "__copy__": shallow_copy, "__reduce_ex__": reduce, "_load_from_state_dict": load,
             "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     made: Any = type(cls.__name__, (cls,), body)
     return made

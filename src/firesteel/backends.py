@@ -259,6 +259,8 @@ def lookup_backend(backend: str | Backend) -> Backend:
     """The function behind a name; a callable is its own backend."""
     if callable(backend):
         return backend
+    if not isinstance(backend, str):
+        raise UserError(f"A backend is a name or a callable, not {type(backend).__name__}.", hint=f"Names are {', '.join(list_backends())}.")
     if backend not in BACKENDS and backend in _installed():
         BACKENDS.add(backend, _installed()[backend].load())
     if backend not in BACKENDS:

@@ -9,6 +9,10 @@ counterpart; they are looked at before each compilation.  Those modules are neve
 """
 from __future__ import annotations
 
+import collections
+import functools
+import importlib.metadata
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -18,44 +22,57 @@ import torch
 import torch.compiler
 
 from firesteel import api, backends
+from firesteel.artifacts import counters
 from firesteel.capture import entry, marks
 from firesteel.errors import UserError
-from firesteel.options import follow, say_once
+from firesteel.options import UNREAD, follow, say_once, settings_of_calls
 from firesteel.table import Table
-from firesteel_autoload import PATCHED, place
+from firesteel_autoload import PATCHED, PATCHED_LATER, PEER, original_of, place, when_imported
 
 REPLACEMENTS: Table[Callable] = Table("replacement of a function of torch", "dropin.py")
 _originals: dict[str, Any] = {}         # while installed
+_torchs: dict[str, Any] = {}            # what was there before the first time
 _followed: dict[str, Any] = {}          # settings taken over from the peer -> ours from before
 _default: Any = None                    # backend where none is named
 
-NATIVE = ("inductor", "firesteel", None)        # backends of the peer that mean our own code generator
+NATIVE = ("inductor", "firesteel")        # backends of the peer that mean our own code generator
 
 
 def install() -> None:
-    """torch.compile, nn.Module.compile and torch.compiler go to firesteel from now on; a second call does nothing."""
+    """torch.compile, nn.Module.compile, torch.compiler and what programs call of torch._dynamo go to firesteel from now on; a second call does
+    nothing."""
     if _originals:
         return
-    for name in PATCHED:
+    _replace(PATCHED)
+    when_imported.watch(lambda: _replace(PATCHED_LATER))
+    entry.BEFORE_COMPILING.append(_follow_settings)
+    entry.AFTER_COMPILING.append(_tell_counters)
+
+
+def _replace(names: tuple[str, ...]) -> None:
+    for name in names:
         owner, attribute = place(torch, name)
         found = getattr(owner, attribute, None)
-        _originals[name] = getattr(found, "__firesteel_original__", found)
+        _originals[name] = original_of(found)
+        _torchs.setdefault(name, _originals[name])
         setattr(owner, attribute, REPLACEMENTS[name])
-    entry.BEFORE_COMPILING.append(_follow_settings)
 
 
 def uninstall() -> None:
-    """torch's own functions again.  What was compiled stays compiled."""
+    """torch's own functions again.  What was compiled stays compiled; what another library has put around ours stays, and leads to torch's."""
     global _default
-    if not _originals:
-        return
-    entry.BEFORE_COMPILING.remove(_follow_settings)
-    for name, original in _originals.items():
+    if _originals:
+        entry.BEFORE_COMPILING.remove(_follow_settings)
+        entry.AFTER_COMPILING.remove(_tell_counters)
+    for name in (*PATCHED, *(PATCHED_LATER if PEER in sys.modules else ())):
         owner, attribute = place(torch, name)
+        found = getattr(owner, attribute, None)
+        original = _originals.get(name) if found is REPLACEMENTS[name] else original_of(found)
         if original is not None:
             setattr(owner, attribute, original)
-        else:
+        elif found is not None:
             delattr(owner, attribute)
+    when_imported.watch(None)
     _originals.clear()
     _default = None
     follow(_followed, installed=False)
@@ -72,9 +89,17 @@ def _follow_settings() -> None:
 # ---------------------------------------------------------------- the replacements
 
 @REPLACEMENTS.row("compile", "compiler.compile")
-def compile(model: Any = None, *, backend: Any = None, disable: bool = False, **keywords: Any) -> Any:
-    """torch.compile, done by firesteel."""
-    return api.compile(model, backend=_backend(backend), disable=disable or _is_turned_off(), **keywords)
+def compile(model: Any = None, *, backend: Any = None, disable: bool = False, mode: str | None = None, options: Any = None, **keywords: Any) -> Any:
+    """torch.compile, done by firesteel.  Whoever keeps it beyond fs.uninstall() has torch's again."""
+    if not _originals:
+        return _torchs["compile"](model, backend=backend, disable=disable, mode=mode, options=options, **keywords)
+    chosen = _backend(backend)
+    if chosen == "native" and mode is None and not options:
+        options = settings_of_calls() or options
+    return api.compile(model, backend=chosen, disable=disable or _is_turned_off(), mode=mode, options=options, **keywords)
+
+
+compile.__signature__ = inspect.signature(original_of(torch.compile))       # type: ignore[attr-defined]  # libraries ask which keywords there are
 
 
 def _is_turned_off() -> bool:
@@ -84,24 +109,27 @@ def _is_turned_off() -> bool:
 
 def _backend(wanted: Any) -> Any:
     wanted = _default if wanted is None else wanted
-    if wanted in NATIVE:
+    if wanted is None or wanted in NATIVE:
         return "native"
-    if callable(wanted) or wanted in backends.list_backends():
+    if not isinstance(wanted, str) or wanted in backends.list_backends():
         return wanted
     return _of_the_peer(wanted)
 
 
 def _of_the_peer(name: str) -> Callable:
     """A backend that a package registered for the peer by name."""
-    from importlib.metadata import entry_points
-    found = {e.name: e for e in entry_points(group="torch_dynamo_backends")}
+    if name not in (found := _all_of_the_peer()):
+        known = ", ".join(list_backends())
+        raise UserError(f"There is no backend {name!r}.", hint=f"Use a callable, or one of {known}; import first what registers another.")
+    made = found[name]
+    return made.load() if isinstance(made, importlib.metadata.EntryPoint) else made
+
+
+def _all_of_the_peer() -> dict[str, Any]:
+    """Name -> a function, or the entry point that loads it."""
     registry = getattr(sys.modules.get("torch._dynamo.backends.registry"), "_COMPILER_FNS", {})
-    if name in found:
-        return found[name].load()
-    if registry.get(name) is not None:
-        return registry[name]
-    raise UserError(f"There is no backend {name!r}.",
-                    hint=f"Use 'inductor' (native here), a callable, or one of {', '.join(backends.list_backends())}.")
+    declared = {e.name: e for e in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    return declared | {name: fn for name, fn in registry.items() if fn is not None}
 
 
 @REPLACEMENTS.row("compiler.disable")
@@ -109,16 +137,19 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     return marks.disable(fn, recursive=recursive, reason=reason)
 
 
-@REPLACEMENTS.row("compiler.substitute_in_graph")
-def substitute_in_graph(original_fn: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False) -> Any:
-    """Both keywords choose how the peer looks at the replacement; ours is called as any function is."""
+@REPLACEMENTS.row("compiler.substitute_in_graph", "_dynamo.substitute_in_graph")
+def substitute_in_graph(original_fn: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False,
+                        is_embedded_type: bool = False) -> Any:
+    """The keywords choose how the peer looks at the replacement; ours is called as any function is."""
     return marks.substitute_in_graph(original_fn)
 
 
 @REPLACEMENTS.row("compiler.list_backends")
-def list_backends(exclude_tags: Any = ()) -> list[str]:
-    """Ours have no tags by which one could be left out."""
-    return sorted({*backends.list_backends(), "inductor"})
+def list_backends(exclude_tags: Any = ("debug", "experimental")) -> list[str]:
+    """With those that were registered for the peer; ours have no tags by which one could be left out."""
+    left_out = set(exclude_tags or ())
+    theirs = [name for name, made in _all_of_the_peer().items() if not left_out.intersection(getattr(made, "_tags", ()))]
+    return sorted({*backends.list_backends(), *theirs, "inductor"})
 
 
 @REPLACEMENTS.row("compiler.set_default_backend")
@@ -134,6 +165,12 @@ def get_default_backend() -> Any:
     return "inductor" if _default is None else _default
 
 
+@REPLACEMENTS.row("compiler.set_stance", "_dynamo.set_stance")
+def set_stance(stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None) -> Any:
+    forced = None if force_backend is None else _backend(force_backend)
+    return api.set_stance(stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=forced)
+
+
 @REPLACEMENTS.row("compiler.cudagraph_mark_step_begin")
 def cudagraph_mark_step_begin() -> None:
     """A step begins: nothing to do, since results never live in memory that a later step takes."""
@@ -146,7 +183,54 @@ def set_enable_guard_collectives(enabled: bool) -> bool:
     return False
 
 
-_ours: dict[str, Callable] = {"compiler.reset": api.reset, "compiler.set_stance": api.set_stance, "compiler.allow_in_graph": marks.allow_in_graph,
+@REPLACEMENTS.row("compiler.reset", "_dynamo.reset")
+def reset() -> None:
+    """Forgets what was compiled, by the peer too where it is there."""
+    _told.clear()
+    api.reset()
+    if (theirs := _torchs.get("_dynamo.reset")) is not None:
+        theirs()
+
+
+# ---------------------------------------------------------------- the peer's own functions
+
+UNUSED = ("guard_export_fn", "guard_fail_fn", "guard_filter_fn", "package", "rebuild_ctx")      # keywords that look into the peer's guards
+
+
+@REPLACEMENTS.row("_dynamo.optimize")
+def optimize(backend: Any = "inductor", *, nopython: bool = False, error_on_graph_break: bool | None = None, **keywords: Any) -> Callable:
+    """torch._dynamo.optimize(backend)(fn), the older spelling of torch.compile."""
+    for name in UNUSED:
+        say_once("keyword", name, UNREAD if keywords.pop(name, None) is not None else "")
+    return functools.partial(compile, backend=backend, fullgraph=nopython or bool(error_on_graph_break), **keywords)
+
+
+@REPLACEMENTS.row("_dynamo.optimize_assert")
+def optimize_assert(backend: Any, **keywords: Any) -> Callable:
+    return optimize(backend, nopython=True, **keywords)
+
+
+@REPLACEMENTS.row("_dynamo.explain")
+def explain(f: Callable, *args: Any, **kwargs: Any) -> Any:
+    from firesteel.tools.explain import explain as ours  # with what writes pages
+    return ours(f)(*args, **kwargs) if args or kwargs else ours(f)
+
+
+TOLD = ("stats", "frames", "graph_break")       # counters that mean the same there
+_told: dict[str, collections.Counter] = {}      # what they had when they were told
+
+
+def _tell_counters() -> None:
+    """Adds what was counted since to the peer's counters, which tests of programs read."""
+    theirs = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    if theirs is not None:
+        for name in TOLD:
+            before, now = _told.get(name, collections.Counter()), counters[name].copy()
+            theirs[name].update(now if before - now else now - before)      # less than before: ours were reset
+            _told[name] = now
+
+
+_ours: dict[str, Callable] = {"compiler.allow_in_graph": marks.allow_in_graph,
                               "compiler.assume_constant_result": marks.assume_constant_result}
 REPLACEMENTS.rows(_ours)
 

@@ -14,6 +14,7 @@ import functools
 import logging
 import pathlib
 import sys
+import types
 from typing import Any
 
 import torch
@@ -58,6 +59,20 @@ OPTIONS.rows({
 UNREAD = "this setting of the peer has no counterpart"
 
 _said: set[str] = set()
+
+
+# keyword -> the types that it takes, in words; what is only asked whether it is true takes anything
+TAKES: dict[str, tuple[tuple[type, ...], str]] = {
+    "dynamic": ((bool, int, types.NoneType), "True, False or None"), "name": ((str, types.NoneType), "a text"),
+    "options": ((dict, types.NoneType), "a dict of settings by their names"),
+}
+
+
+def check_types(**keywords: Any) -> None:
+    for name, value in keywords.items():
+        allowed, words = TAKES[name]
+        if not isinstance(value, allowed) or isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            raise UserError(f"{name}={value!r} is of no type that it can have.", hint=f"Give {words}.")
 
 
 def check_keywords(mode: str | None, options: dict[str, Any] | None, recompile_limit: int | None, backend: str) -> None:
@@ -134,14 +149,25 @@ def say_once(kind: str, name: str | None, text: str | None) -> None:
 
 # ---------------------------------------------------------------- settings of the peer
 
+GENERATOR = "torch._inductor.config"
+_read: dict[str, Any] = {}      # of its settings, by the latest torch.compile
+
 # module of the peer's settings -> its setting -> ours.  cache_size_limit is another name of the first
 FOLLOWED = {
     "torch._dynamo.config": {"fail_on_recompile_limit_hit": "error_on_recompile_limit"} | {name: name for name in (
         "recompile_limit", "suppress_errors", "capture_scalar_outputs", "capture_dynamic_output_shape_ops", "assume_static_by_default",
         "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")},
     "torch._functorch.config": {"activation_memory_budget": "memory_budget"},
-    "torch._inductor.config": {"emulate_precision_casts": "eager_rounding", "freezing": "freeze"},
+    GENERATOR: {"emulate_precision_casts": "eager_rounding", "freezing": "freeze"},
 }
+
+
+def settings_of_calls() -> dict[str, Any]:
+    """What the user set in the settings of the peer's code generator of that which is decided here for each compiled callable."""
+    _read.clear()
+    given = set_by_user(sys.modules.get(GENERATOR))
+    _read.update({name: given[name] for name in OBEYED if name in given and name not in FOLLOWED[GENERATOR]})
+    return dict(_read)
 
 
 def follow(followed: dict[str, Any], installed: bool) -> None:
@@ -156,7 +182,10 @@ def follow(followed: dict[str, Any], installed: bool) -> None:
             elif ours in followed:
                 setattr(config, ours, followed.pop(ours))
         for name, value in changed[module].items():
-            text = f"say options={{{name!r}: ...}}, or a mode, for the call" if name in OBEYED else without_effect(name, value)
+            if module == GENERATOR and name in OBEYED:
+                text = "" if _read.get(name) == value else f"set it before torch.compile is called, or say options={{{name!r}: ...}}, or a mode"
+            else:
+                text = without_effect(name, value)
             say_once("setting", f"{module}.{name}", text)
 
 

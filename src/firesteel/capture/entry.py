@@ -188,6 +188,8 @@ class Region:
             for prepare in BEFORE_COMPILING:
                 prepare()
             entry = None if self._refuses(inputs) else self._compile(inputs)
+            for tell in AFTER_COMPILING:
+                tell()
             if entry is None:
                 return None, None
             values = entry.check(*inputs)
@@ -207,6 +209,8 @@ class Region:
         count = len(self.entries)
         if not self.eager_only and not self._refuses(inputs):
             self._compile(inputs)
+        for tell in AFTER_COMPILING:
+            tell()
         return len(self.entries) > count
 
     def _step_under_modes(self, inputs: tuple[Any, ...]) -> Any:
@@ -297,7 +301,7 @@ class Region:
                     captured = self._capture(inputs)
                 stages.done("captured", captured)
         except Break as stop:           # at the very call of the region: there is nothing to split
-            if self.root.fullgraph:
+            if self.root.fullgraph or marks.breaks_are_errors():
                 raise stop.unsupported() from None
             self.eager_only = True
             counters["graph_break"][stop.sentence] += 1
@@ -510,6 +514,7 @@ class Root:
 
 ROOTS: weakref.WeakSet[Root] = weakref.WeakSet()
 BEFORE_COMPILING: list[Callable[[], None]] = []     # called where no Entry serves a call: settings from outside are looked at
+AFTER_COMPILING: list[Callable[[], None]] = []      # called when it is over, but for errors: what was counted is told
 
 
 def drive(region: Region, inputs: tuple[Any, ...]) -> Any:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
@@ -92,9 +93,10 @@ def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, rea
     """This code runs eagerly; calling it from compiled code is one graph break.  Decorator, or context with no function."""
     if fn is None:
         return _Disabled(recursive, reason)
-    if isinstance(fn, torch.nn.Module):
-        fn.forward = disable(fn.forward, recursive=recursive, reason=reason)
-        return fn
+    if isinstance(fn, (torch.nn.Module, type)):
+        return _disable_methods(fn, recursive, reason)
+    if not callable(fn):
+        raise UserError(f"fs.disable takes a function, a module or a class, not {type(fn).__name__}.", hint="Pass the callable itself.")
 
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
@@ -109,6 +111,25 @@ def disable(fn: Callable[..., Any] | None = None, *, recursive: bool = True, rea
 
     setattr(disabled, DISABLED, reason or "")
     return disabled
+
+
+def _disable_methods(owner: Any, recursive: bool, reason: str | None) -> Any:
+    """A module, or a class whose instances are made and called."""
+    if isinstance(owner, type):
+        for name, function in own_functions(owner, ("__init__", "__call__")).items():
+            setattr(owner, name, disable(function, recursive=recursive, reason=reason))
+    elif "forward" not in vars(owner) and (found := own_functions(type(owner), ("forward",))):
+        disabled = disable(found["forward"], recursive=recursive, reason=reason)
+        owner.forward = types.MethodType(disabled, owner)       # of which a copy of the module has its own
+    else:
+        owner.forward = disable(owner.forward, recursive=recursive, reason=reason)
+    return owner
+
+
+def own_functions(cls: type, names: Iterable[str]) -> dict[str, types.FunctionType]:
+    """Those methods that are functions in Python, inherited ones included."""
+    found = {name: next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None) for name in names}
+    return {name: function for name, function in found.items() if isinstance(function, types.FunctionType)}
 
 
 def graph_break(msg: str = "") -> None:
@@ -164,10 +185,18 @@ def assume_constant_result(fn: Any) -> Any:
 
 def substitute_in_graph(original: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function below is captured wherever `original` is called."""
+    _need_function(original, "fs.substitute_in_graph")
+
     def register(substitute: Callable[..., Any]) -> Callable[..., Any]:
+        _need_function(substitute, "The decorator of fs.substitute_in_graph")
         SUBSTITUTES[original] = substitute
         return substitute
     return register
+
+
+def _need_function(given: Any, taker: str) -> None:
+    if not callable(given):
+        raise UserError(f"{taker} takes a function, not {type(given).__name__}.", hint="Pass the function itself.")
 
 
 # -- tensors ------------------------------------------------------------------------------------------------------------
@@ -263,6 +292,14 @@ class Stance:
             with Stance(stance, force_backend=backend):
                 return fn(*args, **kwargs)
         return under_stance
+
+
+# boundary: recognises torch._dynamo.error_on_graph_break by the name that it writes
+def breaks_are_errors(written: Callable[[dict[str, Any], str], Any] = lambda scope, name: None) -> bool:
+    """Does a block of the peer's say so?  `written(scope, name)` is the value that the program has given a global name, if any."""
+    scope, name = vars(sys.modules.get("torch._dynamo.utils", object)), "_error_on_graph_break"
+    value = written(scope, name) if name in scope else None
+    return bool(scope.get(name) if value is None else value.constant())
 
 
 # the code of the wrapper that torch puts around functions of its own, such as Optimizer.zero_grad

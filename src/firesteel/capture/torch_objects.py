@@ -6,7 +6,7 @@ module, and what was loaded, is one call of the graph, made for real between two
 
     torch.cond(x.shape[0] > 2, f, g, (x,))      # f(x), or g(x)
 """
-# boundary: recognises torch._dynamo.decorators.DynamoConfigPatchProxy by its name
+# boundary: recognises torch._dynamo.decorators.DynamoConfigPatchProxy and torch._dynamo.error_on_graph_break by their names
 # boundary: recognises _torchdynamo_inline, by which torch.jit says what a scripted function was made of
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Kwargs
 from firesteel.capture.values.number import SymNumber
+from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.scripted import ScriptedValue
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 
@@ -50,6 +51,9 @@ WRAPPERS.add(TorchVersion, guarded("identity", lambda obj, source: ConstValue(ob
 # torch._dynamo.dont_skip_tracing and others, which exported modules use: settings of the peer, which mean nothing here
 BY_CLASS.add("torch._dynamo.decorators.DynamoConfigPatchProxy",
              guarded("identity", lambda obj, source: ContextValue(type(obj), [], {}, [], source, obj)))
+# torch._dynamo.error_on_graph_break as a decorator: its methods are executed as a user's are, and write the name that marks.breaks_are_errors reads
+BY_CLASS.add("torch._dynamo.decorators.ErrorOnGraphBreakDecoratorContextManager",
+             guarded("type", lambda obj, source: ObjectValue(type(obj), obj, source)))
 
 
 @INSTANTIATE.row("tensor by its class")

@@ -17,7 +17,7 @@ from firesteel.artifacts import counters, note_break, timed
 from firesteel.autograd.branches import Left, inside_bodies
 from firesteel.autograd.ranks import RankPlace, compare_ranks, follow
 from firesteel.autograd.seams import runs_users_code
-from firesteel.capture import class_reads
+from firesteel.capture import class_reads, marks
 from firesteel.capture.breaks import Action, Exit, FramesState, action_of, current_state, exit_state, handler_state, write_generators
 from firesteel.capture.collectives import HAND_ON
 from firesteel.capture.eager_errors import eager_error
@@ -144,9 +144,14 @@ def _execute(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...]) -> M
     except Break as stop:
         if not m.frames:
             raise
-        if region.root.fullgraph and stop.kind not in PERHAPS_AN_ERROR:
+        if is_whole(region, m) and stop.kind not in PERHAPS_AN_ERROR:
             raise stop.unsupported() from None
         return MachineResult(stopped=stop)
+
+
+def is_whole(region: Captures, m: SymbolicMachine) -> bool:
+    """Is a break an error: for all of it, or in the block that it is in?"""
+    return region.root.fullgraph or marks.breaks_are_errors(lambda scope, name: m.effects.written(m.scope_value(scope), name))
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ def _write_break(region: Captures, m: SymbolicMachine, e: RunEmitter, stop: Brea
     handler = handler_state(e, m, "error")
     _write_states(m, e)
     _write_action(region, m, e, action, handler)
-    if region.root.fullgraph:
+    if is_whole(region, m):
         e.line(f"raise {e.constant(stop.unsupported())}")
         return
     for condition, state in exits:
@@ -193,7 +198,7 @@ def _write_action(region: Captures, m: SymbolicMachine, e: RunEmitter, action: A
     e.line("try:")
     e.lines += [f"    {line}" for line in action.lines]
     e.line("except BaseException as error:")
-    if handler is None or region.root.fullgraph:
+    if handler is None or is_whole(region, m):
         e.line(f"    raise {e.constant(located_inside)}(error, {m.places()!r})")
         return
     # not a Jump: inside of the except block Python still knows which exception is being handled
@@ -288,11 +293,11 @@ def _finish(region: Captures, m: SymbolicMachine, e: RunEmitter, outcome: Machin
     if m.world.env is not None:
         m.world.env.freeze()
     run = e.build("run", lines, boxed)
-    broke = stop.sentence if stop is not None else ""
-    if (store := region.root.kept()) is not None and not (boxed or region.root.fullgraph and stop is not None):
+    broke, raises = stop.sentence if stop is not None else "", stop is not None and is_whole(region, m)
+    if (store := region.root.kept()) is not None and not (boxed or raises):
         store.keep(region, inputs, Captured(guard, list(e.sources), run, graph, compiled, stop, m.known_objects(), m.executed, m.imported))
     m.release()
-    return RegionCode(guard, run, lambda: graph, broke, not (region.root.fullgraph and stop is not None), boxed)
+    return RegionCode(guard, run, lambda: graph, broke, not raises, boxed)
 
 
 def meet_others(region: Captures, m: SymbolicMachine, inputs: tuple[Any, ...], stopped: bool, names: Iterable[Any]) -> None:

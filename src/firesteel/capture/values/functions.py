@@ -205,7 +205,7 @@ def enter(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs:
 
 
 def refuse(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
-    raise Break(found.data, name=fn.code.co_qualname, text=found.text)
+    raise Break(found.data, name=getattr(fn.fn, "__qualname__", fn.code.co_qualname), text=found.text)
 
 
 def run_once(m: Machine, fn: FunctionValue, found: CallMeaning, args: Args, kwargs: Kwargs) -> Value:
