@@ -283,9 +283,44 @@ def test_settings_of_the_peers_code_generator_are_read_by_each_call(installed, c
     assert "set it before torch.compile is called" in caplog.text
 
 
-def test_the_environment_turns_it_off(installed, monkeypatch):
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+@pytest.mark.parametrize("name", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_the_environment_turns_it_off(installed, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
     assert torch.compile(len) is len
+
+
+def test_the_peers_variables_of_the_environment(installed, monkeypatch, caplog):
+    options._said.clear()
+    kept = fs.config.cache_dir
+    for name in ("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_FREEZING", "TORCH_COMPILE_FORCE_DISABLE_CACHES"):
+        monkeypatch.setenv(name, "1")
+    torch.compile(lambda x: x * 9)(torch.zeros(1))
+    assert fs.config.freeze and fs.config.cache_dir == "" and "'max_autotune' has no effect" in caplog.text
+    fs.uninstall()
+    assert not fs.config.freeze and fs.config.cache_dir == kept
+
+
+def test_settings_of_the_peer_that_are_read_by_each_call(installed, caplog):
+    import torch._dynamo.config as capture
+    import torch.compiler.config as common
+    options._said.clear()
+    with capture.patch(compiled_autograd=True):
+        backward = torch.compile(lambda x: (x * 2).sum().backward())
+    x = torch.ones(2, requires_grad=True)
+    before = dict(fs.counters["compiled_autograd"])
+    backward(x)
+    assert x.grad.tolist() == [2, 2] and fs.counters["compiled_autograd"] != before
+    with common.patch(dynamic_sources="L['x']", recompile_limit=3):
+        torch.compile(lambda x: x * 10)(torch.zeros(1))
+        assert fs.config.recompile_limit == 3
+    assert "torch.compiler.config.dynamic_sources" in caplog.text
+
+
+def test_what_torch_export_sets_is_not_named(installed, caplog):
+    options._said.clear()
+    x, n = torch.randn(3, 4), torch.export.Dim("n")
+    torch.export.export(torch.compile(torch.nn.Linear(4, 4)), (x,), dynamic_shapes={"input": {0: n}})
+    assert "firesteel" not in {record.name for record in caplog.records}
 
 
 @pytest.mark.parametrize("value,firesteel_is_it", [("1", True), ("0", False), ("", False)])

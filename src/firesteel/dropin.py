@@ -83,7 +83,8 @@ def is_installed() -> bool:
 
 
 def _follow_settings() -> None:
-    follow(_followed, installed=True)
+    if not torch.compiler.is_exporting():       # torch.export changes settings of its own while it traces
+        follow(_followed, installed=True)
 
 
 # ---------------------------------------------------------------- the replacements
@@ -93,9 +94,10 @@ def compile(model: Any = None, *, backend: Any = None, disable: bool = False, mo
     """torch.compile, done by firesteel.  Whoever keeps it beyond fs.uninstall() has torch's again."""
     if not _originals:
         return _torchs["compile"](model, backend=backend, disable=disable, mode=mode, options=options, **keywords)
-    chosen = _backend(backend)
+    chosen, asked = _backend(backend), settings_of_calls()
+    _follow_settings()
     if chosen == "native" and mode is None and not options:
-        options = settings_of_calls() or options
+        options = asked or options
     return api.compile(model, backend=chosen, disable=disable or _is_turned_off(), mode=mode, options=options, **keywords)
 
 
@@ -104,7 +106,8 @@ compile.__signature__ = inspect.signature(original_of(torch.compile))       # ty
 
 def _is_turned_off() -> bool:
     """Is torch.compile to leave functions as they are, by the environment or the peer's settings?"""
-    return os.environ.get("TORCH_COMPILE_DISABLE") == "1" or bool(getattr(sys.modules.get("torch._dynamo.config"), "disable", False))
+    said = any(os.environ.get(name) == "1" for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"))
+    return said or bool(getattr(sys.modules.get("torch._dynamo.config"), "disable", False))
 
 
 def _backend(wanted: Any) -> Any:

@@ -12,6 +12,7 @@ import ast
 import contextvars
 import functools
 import logging
+import os
 import pathlib
 import sys
 import types
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._config_module import _UNSET_SENTINEL as UNSET
 
-from firesteel.config import config
+from firesteel.config import KNOBS, config
 from firesteel.errors import UserError
 from firesteel.table import Table
 from firesteel.targets import CUDA, in_use
@@ -159,34 +160,49 @@ FOLLOWED = {
         "automatic_dynamic_shapes", "specialize_int", "specialize_float", "error_on_recompile", "compiled_autograd")},
     "torch._functorch.config": {"activation_memory_budget": "memory_budget"},
     GENERATOR: {"emulate_precision_casts": "eager_rounding", "freezing": "freeze"},
+    "torch.compiler.config": {"force_disable_caches": "cache_dir"},
+    "torch.fx.experimental._config": {},
 }
+# variables of the environment by which the peer's settings begin at 1 -> ours; the first two are settings of each call
+ENVIRONMENT = {
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "max_autotune", "TORCHINDUCTOR_CUDAGRAPHS": "triton.cudagraphs", "TORCHINDUCTOR_FREEZING": "freeze",
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS": "eager_rounding", "TORCHDYNAMO_SUPPRESS_ERRORS": "suppress_errors",
+    "TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS": "capture_scalar_outputs",
+    "TORCHDYNAMO_CAPTURE_DYNAMIC_OUTPUT_SHAPE_OPS": "capture_dynamic_output_shape_ops",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "cache_dir", "TORCH_COMPILE_FORCE_DISABLE_CACHES": "cache_dir",
+}
+MEANS = {"cache_dir": lambda disabled: "" if disabled else config.cache_dir}      # of theirs, where it is not ours' value
 
 
 def settings_of_calls() -> dict[str, Any]:
     """What the user set in the settings of the peer's code generator of that which is decided here for each compiled callable."""
     _read.clear()
-    given = set_by_user(sys.modules.get(GENERATOR))
+    given = by_environment() | set_by_user(sys.modules.get(GENERATOR))
     _read.update({name: given[name] for name in OBEYED if name in given and name not in FOLLOWED[GENERATOR]})
     return dict(_read)
+
+
+def by_environment() -> dict[str, Any]:
+    return {name: True for variable, name in ENVIRONMENT.items() if os.environ.get(variable) == "1"}
 
 
 def follow(followed: dict[str, Any], installed: bool) -> None:
     """Takes over what the user set in the peer's settings, and names once what has no counterpart; `followed` keeps our values from before, for
     what is set back there.  The modules are found where the program has imported them."""
     changed = {module: set_by_user(sys.modules.get(module)) if installed else {} for module in FOLLOWED}
-    for module, names in FOLLOWED.items():
-        for theirs, ours in names.items():
-            if theirs in changed[module]:
-                followed.setdefault(ours, getattr(config, ours))
-                setattr(config, ours, changed[module].pop(theirs))
-            elif ours in followed:
-                setattr(config, ours, followed.pop(ours))
-        for name, value in changed[module].items():
-            if module == GENERATOR and name in OBEYED:
-                text = "" if _read.get(name) == value else f"set it before torch.compile is called, or say options={{{name!r}: ...}}, or a mode"
-            else:
-                text = without_effect(name, value)
-            say_once("setting", f"{module}.{name}", text)
+    wanted = {name: value for name, value in by_environment().items() if installed and name in KNOBS}
+    wanted |= {ours: changed[module].pop(theirs) for module, names in FOLLOWED.items() for theirs, ours in names.items() if theirs in changed[module]}
+    for ours, value in wanted.items():
+        followed.setdefault(ours, getattr(config, ours))
+        setattr(config, ours, MEANS[ours](value) if ours in MEANS else value)
+    for ours in [ours for ours in followed if ours not in wanted]:
+        setattr(config, ours, followed.pop(ours))
+    for module, name, value in [(module, name, value) for module, left in changed.items() for name, value in left.items()]:
+        if module == GENERATOR and name in OBEYED:
+            text = "" if _read.get(name) == value else f"set it before torch.compile is called, or say options={{{name!r}: ...}}, or a mode"
+        else:
+            text = without_effect(name, value)
+        say_once("setting", f"{module}.{name}", text)
 
 
 def set_by_user(module: Any) -> dict[str, Any]:
