@@ -204,7 +204,7 @@ UNUSED = ("guard_export_fn", "guard_fail_fn", "guard_filter_fn", "package", "reb
 def optimize(backend: Any = "inductor", *, nopython: bool = False, error_on_graph_break: bool | None = None, **keywords: Any) -> Callable:
     """torch._dynamo.optimize(backend)(fn), the older spelling of torch.compile."""
     for name in UNUSED:
-        say_once("keyword", name, UNREAD if keywords.pop(name, None) is not None else "")
+        say_once("option", name, UNREAD if keywords.pop(name, None) is not None else "")
     return functools.partial(compile, backend=backend, fullgraph=nopython or bool(error_on_graph_break), **keywords)
 
 
