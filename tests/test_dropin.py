@@ -593,7 +593,7 @@ def test_nested_regions_of_modules_and_sizes():
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("written_by_user", [False, True])
 def test_backends_over_the_autograd_of_the_peer(written_by_user, dynamic):
-    """They trace by means of torch's fake tensors: they are given the inputs of a call."""
+    """They trace by means of torch's fake tensors: they are given the inputs of a call, whose sizes are torch's symbols where ours are."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import aot_module_simplified
     compiled = []
@@ -609,4 +609,24 @@ def test_backends_over_the_autograd_of_the_peer(written_by_user, dynamic):
         ours, theirs = (torch.autograd.grad(fn(x).square().sum(), model.parameters()) for fn in (call, model))
         torch.testing.assert_close(ours, theirs)
         torch.testing.assert_close(call(x), model(x))
-    assert len(compiled) == 4       # forward and backward, for two sizes
+    assert len(compiled) == (2 if dynamic else 4)       # forward and backward, with None for one size and for all others
+
+
+def test_what_the_autograd_of_the_peer_fixes_is_compiled_again():
+    """Guards that it puts on its symbols: a size of 1, two sizes that must be equal, a branch; and strides of which we say nothing."""
+    from torch._dynamo.backends.common import aot_autograd
+    compiled = []
+
+    def compiler(gm, example_inputs):
+        compiled.append(gm)
+        return gm.forward
+
+    def fn(x, y, n):
+        return (x @ y if x.shape[0] > 4 else x @ y + 1) * n, x.sum(0) * y.shape[1]
+    call = fs.compile(fn, backend=aot_autograd(fw_compiler=compiler), dynamic=True)
+    for rows, inner, columns, n in ((3, 4, 5, 2), (4, 5, 6, 3), (8, 8, 8, 4), (9, 6, 2, 5), (1, 6, 2, 7), (0, 6, 2, 7)):
+        x, y = torch.randn(rows, inner, requires_grad=True), torch.randn(columns, inner).t()
+        found, wanted = call(x, y, n), fn(x, y, n)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(out[0].square().sum() + out[1].sum(), x) for out in (found, wanted)))
+    assert len(compiled) == 8       # of either branch, of one row, of none

@@ -13,6 +13,7 @@ operators run on abstract tensors.  Compilers of our own need no context and get
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,17 +58,20 @@ class ContextGraph(Graph):
 
 
 @transaction.context
-def context_of(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """Inside, torch reports a compilation with these inputs."""
+def tracing(mode: Any) -> Iterator[None]:
+    """Inside, torch reports a compilation under this mode."""
     guards = torch._guards
-    world = find_world([v for v in pytree.tree_leaves(example_inputs) if isinstance(v, torch.Tensor)])
     before = guards.TracingContext.try_get()
-    mode: Any = ContextMode(AbstractWorld(world.env if world is not None else None))
     guards._TLS.tracing_context = guards.TracingContext(mode)
     try:
         yield
     finally:
         guards._TLS.tracing_context = before
+
+
+def mode_of(example_inputs: Sequence[Any]) -> ContextMode:
+    world = find_world([v for v in pytree.tree_leaves(example_inputs) if isinstance(v, torch.Tensor)])
+    return ContextMode(AbstractWorld(world.env if world is not None else None))
 
 
 def with_tracing_context(compiler: GraphCompiler) -> GraphCompiler:
@@ -76,27 +80,80 @@ def with_tracing_context(compiler: GraphCompiler) -> GraphCompiler:
     def compile_graph(gm: GraphModule, example_inputs: list) -> Callable:
         gm.graph.__class__ = ContextGraph
         try:
-            with context_of(example_inputs):
+            with tracing(mode_of(example_inputs)):
                 return compiler(gm, example_inputs)
         except AttributeError as error:
             if not isinstance(error.obj, (ContextMode, ShapeEnv)):
                 raise
             asked = error.name
-        artifacts.log("aot", lambda: f"a backend asks for {asked}, which abstract tensors do not have: it is given the inputs of the first call")
-        return WithRealInputs(compiler, gm)
+        artifacts.log("aot", lambda: f"a backend asks for {asked}, which abstract tensors do not have: it is given inputs of calls")
+        return WithInputsOfCalls(compiler, gm, example_inputs)
     return compile_graph
 
 
-class WithRealInputs:
-    """What a compiler makes that traces by means of torch's own (aot_autograd of the peer), for each kind of inputs that comes."""
+# boundary: the fake tensors and sizes of torch's own tracers, found where such a compiler has loaded them
+TRACERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._dynamo.source")
 
-    def __init__(self, compiler: GraphCompiler, gm: GraphModule):
-        self.compiler, self.gm = compiler, gm
-        self.made: dict[tuple, Callable] = {}
+
+class WithInputsOfCalls:
+    """What a compiler makes that traces by means of torch's own (aot_autograd of the peer), for each kind of inputs that comes.  Where sizes of
+    the graph are symbols it is given torch's symbols for them, and compiles again where the guards that it has put on these fail."""
+
+    def __init__(self, compiler: GraphCompiler, gm: GraphModule, examples: Sequence[Any]):
+        self.compiler, self.gm, self.examples = compiler, gm, examples
+        self.tracers = [sys.modules[name] for name in TRACERS if name in sys.modules]
+        symbolic = any(type(size) is not int for example in examples for size in sizes_of(example))
+        self.compile = self._with_symbols if symbolic and len(self.tracers) == len(TRACERS) else self._as_they_are
+        self.made: dict[tuple, list[tuple[Callable[[Sequence[Any]], bool], Callable]]] = {}
 
     def __call__(self, *inputs: Any) -> Any:
-        key = torch.is_grad_enabled(), *((v.shape, v.stride(), v.dtype, v.device, v.requires_grad, type(v)) if isinstance(v, torch.Tensor) else v
-                                         for v in inputs)
-        if key not in self.made:
-            self.made[key] = self.compiler(self.gm, list(inputs))
-        return self.made[key](*inputs)
+        kind = (torch.is_grad_enabled(), *map(self._kind, self.examples, inputs))
+        known = self.made.setdefault(kind, [])
+        compiled = next((compiled for holds, compiled in known if holds(inputs)), None)
+        if compiled is None:
+            holds, compiled = self.compile(inputs)
+            known.append((holds, compiled))
+        return compiled(*inputs)
+
+    def _kind(self, example: Any, value: Any) -> Any:
+        symbols = self.compile == self._with_symbols
+        if not isinstance(value, torch.Tensor):
+            return type(value) if symbols and isinstance(example, torch.SymInt) else value
+        return () if symbols else (value.shape, value.stride()), value.dtype, value.device, value.requires_grad, type(value)
+
+    def _as_they_are(self, inputs: Sequence[Any]) -> tuple[Callable[[Sequence[Any]], bool], Callable]:
+        return lambda others: True, self.compiler(self.gm, list(inputs))
+
+    def _with_symbols(self, inputs: Sequence[Any]) -> tuple[Callable[[Sequence[Any]], bool], Callable]:
+        fakes, symbols, sources = self.tracers
+        env = symbols.ShapeEnv(duck_shape=False)
+        mode = fakes.FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+        def stand_in(example: Any, value: Any, place: int) -> Any:
+            source = sources.ConstantSource(f"input_{place}")
+            if isinstance(value, torch.Tensor):
+                kinds = [symbols.DimDynamic.STATIC if type(size) is int else symbols.DimDynamic.DYNAMIC for size in example.shape]
+                return mode.from_tensor(value, source=source, symbolic_context=symbols.StatelessSymbolicContext(dynamic_sizes=kinds))
+            if not isinstance(example, torch.SymInt):
+                return value
+            return env.create_symintnode(env.create_symbol(value, source, symbols.DimDynamic.DYNAMIC), hint=value, source=source)
+        given = [stand_in(example, value, place) for place, (example, value) in enumerate(zip(self.examples, inputs))]
+        with tracing(mode):
+            compiled = self.compiler(self.gm, given)
+        numbered = [place for place, one in enumerate(given) if isinstance(one, (torch.Tensor, torch.SymInt))]
+        guards = env.produce_guards_expression([given[place] for place in numbered])
+        fixed = [[known_size(size) for size in sizes_of(given[place])] for place in numbered]       # which the guards leave out
+
+        def holds(others: Sequence[Any]) -> bool:
+            read = [others[place] for place in numbered]
+            same = all(known in (None, size) for one, known_sizes in zip(read, fixed) for known, size in zip(known_sizes, sizes_of(one)))
+            return same and (not guards or env.evaluate_guards_expression(guards, read))
+        return holds, compiled
+
+
+def sizes_of(value: Any) -> Sequence[Any]:
+    return value.shape if isinstance(value, torch.Tensor) else [value] if isinstance(value, (int, torch.SymInt)) else []
+
+
+def known_size(size: Any) -> int | None:
+    return size if type(size) is int else size.node.maybe_as_int()
