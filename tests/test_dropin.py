@@ -444,6 +444,41 @@ def test_our_backend_under_the_capture_of_the_peer():
     assert graphs() == 1
 
 
+def checkpointed(x, w):
+    return torch.utils.checkpoint.checkpoint(lambda x: torch.nn.functional.dropout(x @ w, 0.5).sin(), x, use_reentrant=False) * 2
+
+
+def checkpointed_by_choice(x, w):
+    saved = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    return torch.utils.checkpoint.checkpoint(lambda x: (x @ w).sin().cos(), x, use_reentrant=False, context_fn=saved)
+
+
+def under_autocast(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ w
+    return y.float() @ w
+
+
+@pytest.mark.parametrize("fn", [checkpointed, checkpointed_by_choice, under_autocast])
+def test_operators_of_the_peers_graphs_are_one_graph(fn):
+    fs.reset()
+    results, x, w = [], torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    for call in (fn, torch.compile(fn, backend=dropin.peer_backend)):
+        torch.manual_seed(0)
+        out = call(x, w)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, w))])
+    torch.testing.assert_close(*results)
+    assert graphs() == 1 and not fs.counters["graph_break"]
+
+
+def test_keywords_of_our_backend_under_the_peer(caplog):
+    options._said.clear()
+    assert torch.compile(lambda x: x * 2, backend=dropin.peer_backend, mode="reduce-overhead")(torch.ones(1)) == 2
+    assert "'reduce-overhead' has no effect" in caplog.text
+    with pytest.raises(Exception, match="There are no options nonsense"):
+        torch.compile(lambda x: x * 3, backend=dropin.peer_backend, options={"nonsense": 1})(torch.ones(1))
+
+
 def test_sizes_that_the_peer_made_symbolic():
     fs.reset()
     compiled = torch.compile(lambda x: (x.view(-1, 2) * x.shape[0]).sum(), backend=dropin.peer_backend, dynamic=True)

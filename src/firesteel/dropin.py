@@ -240,9 +240,9 @@ REPLACEMENTS.rows(_ours)
 
 # ---------------------------------------------------------------- torch.compile(model, backend="firesteel")
 
-def peer_backend(gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
+def peer_backend(gm: torch.fx.GraphModule, example_inputs: list, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Callable:
     """A graph of the peer's capture, differentiated and compiled by us: its code is captured as any module's is, at the first call.  The sizes
     that the peer made symbolic come as numbers, which are symbols here too."""
     symbolic = any(isinstance(value, (int, torch.SymInt)) for value in example_inputs)
     plain = torch.fx.GraphModule(gm, gm.graph)      # the peer's write their code at the first call
-    return api.compile(plain, dynamic=True if symbolic else None)
+    return api.compile(plain, dynamic=True if symbolic else None, mode=mode, options=options)

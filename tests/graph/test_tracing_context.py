@@ -51,3 +51,8 @@ def test_dead_random_operators_stay():
     fs.compile(f, backend=backend)(torch.randn(3))
 
 
+def test_nodes_have_their_tensors_under_the_name_that_backends_read():
+    def mine(gm, example_inputs):
+        assert [node.meta["example_value"].shape for node in gm.graph.nodes if node.op != "output"] == [(3,), (3,)]
+        return gm.forward
+    assert fs.compile(lambda x: x + 1, backend=mine)(torch.ones(3)).tolist() == [2, 2, 2]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
 from firesteel.capture import polyfills_optim
@@ -454,9 +455,28 @@ def strict_mode(callable: Callable[..., Any], operands: Iterable[Any]) -> Any:
     return callable(*operands)
 
 
+def tag_activation_checkpoint(gmod: Any, *args: Any, **kwargs: Any) -> Any:
+    """A checkpointed region, of what the peer captured."""
+    chosen = gmod.meta.get("_checkpoint_context_fn")
+    settings = {**kwargs, "use_reentrant": False, **({} if chosen is None else {"context_fn": chosen})}
+    return torch.utils.checkpoint.checkpoint(gmod, *args, **settings)
+
+
 # name of the operator -> what it means; one whose condition is a tensor breaks there, and only there
 HIGHER_ORDER: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (
-    cond, while_loop, map_impl, scan, associative_scan, wrap, wrap_with_set_grad_enabled, wrap_with_autocast, invoke_subgraph, strict_mode)}
+    cond, while_loop, map_impl, scan, associative_scan, wrap, wrap_with_set_grad_enabled, wrap_with_autocast, invoke_subgraph, strict_mode,
+    tag_activation_checkpoint)}
+
+
+# -- torch: blocks of autocast in graphs that were captured elsewhere -------------------------------------------------------------------------
+def enter_autocast(*settings: Any) -> Any:
+    block = torch.autocast(*settings)
+    block.__enter__()
+    return block
+
+
+def exit_autocast(block: Any) -> None:
+    block.__exit__(None, None, None)
 
 
 # -- torch: functions whose C++ code reads data to check or to copy it; the arguments are those that it let pass until then -----------------------
@@ -586,5 +606,5 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     **IN_PYTHON,
     logging.Logger.isEnabledFor: is_enabled_for, operator.itemgetter: itemgetter, operator.attrgetter: attrgetter,
     **polyfills_optim.STEPS, operator.methodcaller: methodcaller, torch._C._group_tensors_by_device_and_dtype: group_tensors_by_device_and_dtype,
-    torch._C._infer_size: infer_size,
+    torch._C._infer_size: infer_size, torch.amp.autocast_mode._enter_autocast: enter_autocast, torch.amp.autocast_mode._exit_autocast: exit_autocast,
 }

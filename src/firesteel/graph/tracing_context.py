@@ -79,6 +79,8 @@ def with_tracing_context(compiler: GraphCompiler) -> GraphCompiler:
     @functools.wraps(compiler, updated=())
     def compile_graph(gm: GraphModule, example_inputs: list) -> Callable:
         gm.graph.__class__ = ContextGraph
+        for node in gm.graph.nodes:     # the key by which graphs of torch.compile have their tensors
+            node.meta.update({"example_value": node.meta["val"]} if "val" in node.meta else {})
         try:
             with tracing(mode_of(example_inputs)):
                 return compiler(gm, example_inputs)
