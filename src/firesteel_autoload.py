@@ -17,7 +17,8 @@ from typing import Any
 # what fs.install() replaces, below torch; firesteel/dropin.py has the replacements
 PATCHED = ("compile", "compiler.compile", "compiler.reset", "compiler.set_stance", "compiler.disable", "compiler.allow_in_graph",
            "compiler.assume_constant_result", "compiler.substitute_in_graph", "compiler.list_backends", "compiler.set_default_backend",
-           "compiler.get_default_backend", "compiler.cudagraph_mark_step_begin", "compiler.set_enable_guard_collectives")
+           "compiler.get_default_backend", "compiler.cudagraph_mark_step_begin", "compiler.set_enable_guard_collectives",
+           "compiler.save_cache_artifacts", "compiler.load_cache_artifacts")
 PEER = "torch._dynamo"
 # of the peer itself, once the program has imported it
 PATCHED_LATER = tuple(f"_dynamo.{name}" for name in ("optimize", "optimize_assert", "reset", "set_stance", "explain", "substitute_in_graph"))

@@ -209,6 +209,20 @@ def test_backends_registered_for_the_peer(installed):
     assert len(seen) == 1 and "theirs_for_test" in torch.compiler.list_backends()
 
 
+def test_artifacts_of_the_cache(installed, tmp_path, caplog):
+    with fs.config.patch(cache_dir=str(tmp_path / "first")):
+        assert torch.compiler.save_cache_artifacts() is None
+        fs.reset()
+        torch.compile(lambda x: x * 2 + 41)(torch.ones(3))
+        saved, info = torch.compiler.save_cache_artifacts()
+    with fs.config.patch(cache_dir=str(tmp_path / "second")):
+        assert torch.compiler.load_cache_artifacts(saved).artifacts == info.artifacts and info.artifacts["firesteel"]
+        assert torch.compiler.save_cache_artifacts()[1].artifacts == info.artifacts
+        assert torch.compiler.load_cache_artifacts(b"else") is None and "not used" in caplog.text
+    with fs.config.patch(cache_dir=""):
+        assert torch.compiler.save_cache_artifacts() is None and torch.compiler.load_cache_artifacts(saved) is None
+
+
 def test_functions_of_the_peer_itself(installed):
     import torch._dynamo as peer
     from torch._dynamo.utils import counters

@@ -13,21 +13,34 @@ import collections
 import functools
 import importlib.metadata
 import inspect
+import logging
 import os
+import pathlib
 import sys
+import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.compiler
+from torch.compiler._cache import CacheInfo
 
 from firesteel import api, backends
 from firesteel.artifacts import counters
 from firesteel.capture import entry, marks
-from firesteel.errors import UserError
+from firesteel.config import config
+from firesteel.errors import FiresteelError, UserError
+from firesteel.homes import LaterModule
 from firesteel.options import UNREAD, follow, say_once, settings_of_calls
 from firesteel.table import Table
 from firesteel_autoload import PATCHED, PATCHED_LATER, PEER, original_of, place, when_imported
+
+if TYPE_CHECKING:
+    from firesteel.shipping import caches
+else:
+    caches = LaterModule("firesteel.shipping.caches")
+
+logger = logging.getLogger("firesteel")
 
 REPLACEMENTS: Table[Callable] = Table("replacement of a function of torch", "dropin.py")
 _originals: dict[str, Any] = {}         # while installed
@@ -193,6 +206,34 @@ def reset() -> None:
     api.reset()
     if (theirs := _torchs.get("_dynamo.reset")) is not None:
         theirs()
+
+
+@REPLACEMENTS.row("compiler.save_cache_artifacts")
+def save_cache_artifacts() -> tuple[bytes, Any] | None:
+    """The cache on disk, as `firesteel cache export` writes it; None where there is nothing in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "cache")
+        return (path.read_bytes(), _cache_info(path)) if config.cache_dir and caches.write_cache(path) else None
+
+
+@REPLACEMENTS.row("compiler.load_cache_artifacts")
+def load_cache_artifacts(serialized_artifacts: bytes) -> Any:
+    """What was saved so goes into the cache on disk; None, with a warning, where it cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "cache")
+        path.write_bytes(serialized_artifacts)
+        try:
+            caches.read_cache(path)
+        except FiresteelError as error:
+            logger.warning("what was given to load_cache_artifacts is not used: %s", error)
+            return None
+        return _cache_info(path)
+
+
+def _cache_info(path: pathlib.Path) -> CacheInfo:
+    info = CacheInfo()
+    info.artifacts["firesteel"] += caches.names_in(path)
+    return info
 
 
 # ---------------------------------------------------------------- the peer's own functions

@@ -46,3 +46,8 @@ def read_cache(path: str | os.PathLike) -> tuple[int, dict[str, Any]]:
             diskcache.kernels(point + suffix).put_hashed(bytes.fromhex(key), archive.data(f"{key}{point}{suffix}"))
         then, now = archive.manifest.get("made with", {}), made_with()
         return len(names), {name: then.get(name) for name, value in now.items() if then.get(name) != value}
+
+
+def names_in(path: str | os.PathLike) -> list[str]:
+    with Archive(path, FORMAT) as archive:
+        return list(archive.names(""))
