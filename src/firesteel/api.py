@@ -433,15 +433,23 @@ def _compiled_step(cls: Any, name: str) -> Callable:
     return step
 
 
+def _in_scope_of(fn: Any, wrapper: Any) -> Any:
+    """The wrapper, which needs no globals of its own, with those of `fn`: torch.jit.script reads the text of `fn`, and looks up its names there."""
+    made = types.FunctionType(wrapper.__code__, getattr(fn, "__globals__", globals()), wrapper.__name__, None, wrapper.__closure__)
+    return functools.update_wrapper(made, fn)
+
+
 def _make_compiled_class(cls: Any) -> Any:
+    inlined = is_dynamo_compiling       # torch.compile inlines the module itself
+
     def call(self, *args, **kwargs):
-        if is_dynamo_compiling():       # torch.compile inlines the module itself
+        if inlined():
             return super(made, self).__call__(*args, **kwargs)
         return self._firesteel_call(self._firesteel_original, *args, **kwargs)
 
-    @functools.wraps(cls.forward)
+    @functools.partial(_in_scope_of, cls.forward)
     def forward(self, *args, **kwargs):
-        if is_dynamo_compiling():
+        if inlined():
             return super(made, self).forward(*args, **kwargs)
         return self._firesteel_forward(self._firesteel_original, *args, **kwargs)
 

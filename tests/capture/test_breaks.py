@@ -400,6 +400,11 @@ def test_stances():
     with marks.Stance("force_eager"):
         compiled(torch.ones(2))
     assert not backend.graphs
+    with marks.Stance("eager_on_recompile"):
+        compiled(torch.ones(2))
+    with marks.Stance("fail_on_recompile"), pytest.raises(RecompileError, match="nothing is, for such a call"):
+        compiled(torch.ones(2))
+    assert not backend.graphs
     compiled(torch.ones(2))
     with marks.Stance("eager_on_recompile"):
         same(compiled(torch.ones(2, dtype=torch.float64)), torch.full((2,), 2.0, dtype=torch.float64))

@@ -247,13 +247,15 @@ class Region:
         if makes_parameters(inputs):
             log("perf", lambda: f"{self.name} runs eagerly once: that call makes the parameters of a lazy module")
             return True
-        if not self.entries:
-            return False
-        stance, why = marks.stance(), self.why(inputs)
+        stance = marks.stance()
         if stance == "eager_on_recompile":
             return True
+        if not self.entries and stance != "fail_on_recompile":
+            return False
+        why = self.why(inputs)
         if stance == "fail_on_recompile" or config.error_on_recompile:
-            raise RecompileError(f"{self.name} would be compiled again: {why}", hint="Keep what the guard names unchanged, or allow recompiles.")
+            what = f"compiled again: {why}" if self.entries else "compiled: nothing is, for such a call"
+            raise RecompileError(f"{self.name} would be {what}", hint="Keep what the guard names unchanged, or allow recompiles.")
         if len(self.entries) < (self.root.recompile_limit or config.recompile_limit):
             return False
         if self.root.fullgraph or config.error_on_recompile_limit:
