@@ -2,9 +2,11 @@
 # ruff: noqa: B007, B904, C416, C417, UP031, UP032  (the constructs are what is tested)
 import array
 import contextlib
+import hashlib
 import re
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from harness import capture, check, make_test, same
@@ -507,6 +509,33 @@ def test_a_match_that_crosses_a_break_is_no_reason_to_compile_again():
     for text in ("a", "baa", "aaa"):
         assert compiled(torch.ones(2), text)[1].group() == re.search("a+", text).group()
     assert len(backend.graphs) == 2
+
+
+def test_a_method_of_an_object_of_native_code_breaks_where_it_is_called():
+    def program(x, digest, seeds):
+        y = x + 1
+        digest.update(b"a")
+        state = seeds.generate_state(2)
+        return y * 2, digest.hexdigest(), state.tolist()
+    fs.reset()
+    for _ in range(2):
+        counters.clear()
+        found = fs.compile(program)(torch.ones(3), hashlib.md5(), np.random.SeedSequence(3))
+        assert sum(counters["graph_break"].values()) == 4       # update, generate_state, tolist, hexdigest
+        same(found, program(torch.ones(3), hashlib.md5(), np.random.SeedSequence(3)))
+
+
+def test_an_attribute_of_the_instance_hides_a_method_of_an_opaque_object():
+    class Words(dict):
+        def words(self):
+            return 1
+
+    def program(x, words):
+        return x + words.words()
+    plain, hiding = Words({object(): 1, (): 2}), Words({object(): 1, (): 2})
+    hiding.words = lambda: 2
+    compiled = fs.compile(program)
+    assert [compiled(torch.zeros(()), one).item() for one in (plain, hiding, plain)] == [1, 2, 1]
 
 
 def test_a_bound_method_of_native_code_is_guarded_by_its_owner_and_name():

@@ -1,6 +1,8 @@
 """Tensors made of NumPy's numbers, operators of tensors with these, and branches on them: one graph, in eager's dtypes."""
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ PROGRAMS = {
     "of 0 dimensions": lambda x, a: (x.sum() * a.mean(), x[0] + a.sum(), a.mean() - x[0]),
     "in place": lambda x, a: x.to(torch.float32).mul_(a.mean()).sub_(a.min()),
     "functions": lambda x, a: (torch.full((3,), a.min()), x.clamp(max=a.mean()), torch.where(x > 0, x, a.min()), torch.add(x, a.max(), alpha=2)),
+    "conversions": lambda x, a: (x + int(a.max()), x * float(a.mean()), x + math.sqrt(abs(a.shape[0]) + float(a.max()) ** 2), int(a.any())),
     "comparison as a number": lambda x, a: x + (a > 1).sum(),
     "branch": lambda x, a: x + 1 if np.isnan(a).any() else x * 2,
     "branch on an array": lambda x, a: x + 1 if a[:1] else x * 3,
@@ -52,3 +55,31 @@ def test_a_tensor_of_a_number_has_memory_of_its_own():
         return made, also, total
     found = fs.compile(f, fullgraph=True)(np.ones(3))
     assert [float(part) for part in found] == [4, 3, 3] and type(found[2]) is np.float64
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8"])
+def test_a_number_that_changes_becomes_an_input(dtype):
+    class State:
+        number = np.dtype(dtype).type(3)
+
+    def f(state, x):
+        number, state.number = state.number, state.number + np.dtype(dtype).type(1)
+        return x * number, math.sqrt(number), int(number) + 1, number * number
+
+    ours, eager, x = State(), State(), torch.randn(3)
+    fs.counters.clear()
+    compiled = fs.compile(f)
+    for _ in range(12):
+        found, expected = compiled(ours, x), f(eager, x)
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1:] == expected[1:] and list(map(type, found)) == list(map(type, expected))
+        assert ours.number == eager.number and type(ours.number) is type(eager.number)
+    assert fs.counters["stats"]["unique_graphs"] <= 3 and not fs.counters["graph_break"] and not fs.counters["recompile_limit"]
+
+
+def test_a_changed_number_that_must_be_known_is_guarded():
+    def f(x, number):
+        return x + len("a" * int(number)) + {2: 10, 3: 20, 4: 30}[number]
+    compiled, x = fs.compile(f), torch.zeros(2)
+    for number in (2, 3, 4, 3):
+        assert compiled(x, np.int64(number)).tolist() == f(x, np.int64(number)).tolist()

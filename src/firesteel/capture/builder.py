@@ -25,11 +25,13 @@ from firesteel.capture import marks, polyfills
 from firesteel.capture.frames import Frame
 from firesteel.capture.guards import Guard, SizeQuestion, TensorFacts
 from firesteel.capture.meanings import TYPES, CallMeaning, Sort, handler_of, meaning
+from firesteel.capture.policy import VARYING
 from firesteel.capture.protocols import Machine
 from firesteel.capture.region_code import HANDLED, HANDLED_AGAIN, VALUE
 from firesteel.capture.region_code import NULL as NULL_SLOT
 from firesteel.capture.source import Attr, Call, Fixed, Item, Nth, Source, Stride
 from firesteel.capture.suspended import EMPTY, REAL, status_of, values_of
+from firesteel.capture.values.arrays import ArrayNumber
 from firesteel.capture.values.base import LASTI, NULL, FixedObject, HandledValue, LazyValue, OpaqueValue, Value
 from firesteel.capture.values.class_objects import ClassValue, is_plain
 from firesteel.capture.values.const import BARE, CONSTANT_TYPE_SET, NONE, ConstValue, UnusedConstant, is_constant_object
@@ -125,9 +127,9 @@ opaque = guarded("type", OpaqueValue)        # an object that is only passed aro
 
 # -- constants ----------------------------------------------------------------------------------------------------------
 def wrap_constant(m: Machine, obj: Any, source: Source) -> Value:
-    if type(obj) in (int, float) and not is_fixed(source) and m.becomes_symbol(source, obj):
+    if type(obj) in VARYING and not is_fixed(source) and m.becomes_symbol(source, obj):
         if source not in m.number_symbols:
-            m.number_symbols[source] = symbol_input(m, obj, source)
+            m.number_symbols[source] = (symbol_input if type(obj) in (int, float) else array_number)(m, obj, source)
         return m.number_symbols[source]
     if is_fixed(source) or obj is None:
         guard(m, source, "equals", obj)
@@ -143,6 +145,17 @@ def symbol_input(m: Machine, obj: int | float, source: Source) -> Value:
     sym = to_symint(expr, m.world.env)
     guard(m, source, "type", type(obj))
     return SymNumber(sym, lambda: m.record.placeholder(name, source, sym, obj), source)
+
+
+def array_number(m: Machine, obj: Any, source: Source) -> Value:
+    """The same of NumPy's: the graph is given its memory."""
+    guard(m, source, "type", type(obj))
+    memory: Any = m.read(memory_of_number(obj), Call(source, memory_of_number))
+    return ArrayNumber(memory, type(obj), source, obj)
+
+
+def memory_of_number(number: np.generic) -> torch.Tensor:
+    return torch.from_numpy(np.array(number))
 
 
 WRAPPERS.row(*CONSTANT_TYPE_SET)(wrap_constant)

@@ -62,7 +62,7 @@ from firesteel.capture.values import (  # noqa: F401
     saved_tensors,
     transforms,
 )
-from firesteel.capture.values.attributes import MISSING, mro_lookup
+from firesteel.capture.values.attributes import MISSING, attribute_of_opaque, mro_lookup
 from firesteel.capture.values.attributes import bind as bind_attribute
 from firesteel.capture.values.base import LASTI, NULL, PENDING, Undecided, UserRaise, Value
 from firesteel.capture.values.class_objects import SuperValue
@@ -405,6 +405,9 @@ class SymbolicMachine(Reader):
 
     def bind(self, attribute: Any, owner: Value, cls: type, name: str) -> Value:
         return bind_attribute(self, attribute, owner, cls, name)
+
+    def attribute_of_opaque(self, owner: Value, name: str) -> Value | None:
+        return attribute_of_opaque(self, owner, name)
 
     def raise_real(self, error: BaseException) -> UserRaise:
         """The program meets this error here."""

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from firesteel import transaction
@@ -27,6 +28,9 @@ from firesteel.capture.world import DYNAMIC, STATIC, UNBACKED, DimPolicy
 from firesteel.config import config
 
 WISHES: dict[str, DimPolicy] = {"dynamic": DYNAMIC, "maybe": DYNAMIC, "static": STATIC, "unbacked": UNBACKED}
+
+# types of numbers that become inputs of the graph when they change; for NumPy's others torch has no arithmetic
+VARYING = frozenset({int, float, *(np.dtype(code).type for code in "bhilqBHIefd")})
 
 
 class Records:
@@ -94,7 +98,7 @@ class SymbolPolicy:
     def number_is_symbol(self, source: Source, number: int | float) -> bool:
         if self._settled and source in self._numbers:
             return True
-        if config.specialize_int if isinstance(number, int) else config.specialize_float:
+        if config.specialize_float if isinstance(number, (float, np.floating)) else config.specialize_int:
             return False
         if isinstance(number, float) and self.dynamic is not False and is_learning_rate(source):
             return True
@@ -142,7 +146,7 @@ class SymbolPolicy:
         for guard in guards:
             if guard.kind == "tensor":
                 self._learn_sizes(guard, arguments)
-            elif guard.kind == "equals" and type(guard.data) in (int, float):
+            elif guard.kind == "equals" and type(guard.data) in VARYING:
                 now = fetch(guard.source, arguments)
                 if type(now) is type(guard.data) and now != guard.data:
                     self._numbers.add(guard.source)

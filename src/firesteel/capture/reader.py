@@ -21,6 +21,7 @@ from firesteel.capture.guards import Guard, SizeQuestion, state_guard
 from firesteel.capture.policy import SymbolPolicy
 from firesteel.capture.protocols import Machine
 from firesteel.capture.source import MODULE_TABLES, Attr, CellContents, Fixed, HiddenDict, Item, OwnDict, Source, Stride, global_source
+from firesteel.capture.values.arrays import ArrayNumber
 from firesteel.capture.values.attributes import instance_dict
 from firesteel.capture.values.base import LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.classes import LocalClass, stand_in
@@ -369,7 +370,7 @@ class Reader(Machine):
     def known(self, value: Value) -> Any:
         """The Python object behind a value that must be known; a symbol is fixed under a guard."""
         value = self.look(value)
-        if isinstance(value, SymNumber):
+        if isinstance(value, (SymNumber, ArrayNumber)):
             return value.specialize(self).value
         if isinstance(value, Sequence):
             return value.make([self.known(item) for item in value.items])

@@ -24,12 +24,13 @@ import torch
 from firesteel.capture.guards import Guard
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
-from firesteel.capture.source import Attr, Call
+from firesteel.capture.source import Attr, Call, Source
 from firesteel.capture.values.array_views import BACKWARDS, WHOLE, goes_backwards, is_basic, turned_view
 from firesteel.capture.values.base import MethodOfOwner, ObjectKey, OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue, fresh, is_none
 from firesteel.capture.values.containers import ListValue, NamedTupleValue, Sequence, TupleValue
 from firesteel.capture.values.functions import Args, Kwargs, NumpyFunction
+from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TENSOR_METHODS, TensorValue, size_of
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.config import config
@@ -296,24 +297,37 @@ def backwards(m: Machine, array: ArrayOperators, key: Value) -> Value | None:
 
 
 class ArrayNumber(ArrayOperators):
-    """A number of NumPy's that the program has computed: np.float32, ..."""
+    """A number of NumPy's that the program has computed, or that changed between calls: np.float32, ..."""
 
     words = "number of type {self.cls.__name__}"
     form = "{memory}.numpy()[()]"
     item: Value | None = None       # Python's number, where torch has taken it for that
     is_argument = True
 
-    def __init__(self, memory: TensorValue, cls: type):
-        self.memory, self.cls = memory, cls
+    def __init__(self, memory: TensorValue, cls: type, source: Source | None = None, real: Any = None):
+        self.memory, self.cls, self.source, self.real = memory, cls, source, real
+
+    def specialize(self, m: Machine) -> ConstValue:
+        """The number itself, under a guard."""
+        if self.source is None:
+            raise Break("constant", value=self.describe())
+        m.guard(Guard(self.source, "equals", self.real))
+        return ConstValue(self.real)
+
+    def hash_key(self, m: Machine) -> Any:
+        return self.specialize(m).value
 
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
-        """Torch takes it for a number of Python's, one that run time knows."""
-        if self.item is None and (m.world.env is None or self.memory.abstract.dtype.is_complex):
-            return super().as_arg(m)
-        if self.item is None:
+        """Torch takes it for a number of Python's."""
+        number = self.number(m)
+        return super().as_arg(m) if number is None else number.as_arg(m)
+
+    def number(self, m: Machine) -> Value | None:
+        """Python's number, one that run time knows; None where that is no symbol."""
+        if self.item is None and m.world.env is not None and not self.memory.abstract.dtype.is_complex:
             with config.patch(capture_scalar_outputs=True):
                 m.effects.change(self, "item", call_graph(m, "call_method", "item", [self.memory], {}))
-        return self.item.as_arg(m)      # type: ignore[union-attr]  # it was just set
+        return self.item
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
         return None if isinstance(other, TensorValue) else super().binary(m, op, other, reflected)
@@ -331,6 +345,11 @@ class ArrayNumber(ArrayOperators):
 
     def tensor(self, m: Machine) -> Value:
         return self.memory
+
+
+def number_now(m: Machine, value: Value) -> Value | None:
+    """A number that is a symbol, NumPy's as Python's; else None."""
+    return value.number(m) if isinstance(value, ArrayNumber) else value if isinstance(value, SymNumber) else None
 
 
 def dtype_of(tensor: TensorValue) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 
 from firesteel.capture.class_reads import MISSING, mro_lookup
 from firesteel.capture.effects import DELETED
+from firesteel.capture.guards import Guard
 from firesteel.capture.protocols import Machine
-from firesteel.capture.source import Fixed
+from firesteel.capture.source import Fixed, OwnDict
 from firesteel.capture.values.base import OpaqueValue, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.functions import BoundMethodValue, FunctionValue
@@ -87,6 +88,21 @@ def bind(m: Machine, attribute: Any, owner: Value | None, cls: type, name: str) 
     if mro_lookup(type(attribute), "__get__") is not MISSING:
         raise Break("attribute", name=name, value=owner.describe())
     return m.class_constant(cls, name, attribute)
+
+
+READ_WITHOUT_EFFECT = (types.FunctionType, types.MethodDescriptorType, classmethod, staticmethod, property)
+
+
+def attribute_of_opaque(m: Machine, owner: Value, name: str) -> Value | None:
+    """A method of an object that is only passed around, found as Python finds it: a break is the call of one written in C, not the read too.
+    None where a read may be anything else."""
+    cls, own = owner.python_type(), instance_dict(owner.obj)
+    found = mro_lookup(cls, name)
+    if not isinstance(found, READ_WITHOUT_EFFECT) or mro_lookup(cls, "__getattribute__") is not object.__getattribute__ or name in (own or ()):
+        return None
+    if own is not None:
+        m.guard(Guard(OwnDict(owner.source), "no_key", name))
+    return bind(m, found, owner, cls, name)
 
 
 def bind_to_class(m: Machine, attribute: Any, cls: type, name: str) -> Value:

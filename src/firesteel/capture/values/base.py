@@ -293,6 +293,9 @@ class OpaqueValue(RealObject):
             raise Break("operator", name=op, value=self.describe())
         return None
 
+    def getattr(self, m: Machine, name: str) -> Value:
+        return m.attribute_of_opaque(self, name) or super().getattr(m, name)
+
 
 class FixedObject(OpaqueValue):
     """An object that never changes, such as a type variable or a generic alias: known exactly, but of no use to a graph."""

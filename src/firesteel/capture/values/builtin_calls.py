@@ -18,6 +18,7 @@ from firesteel.capture.polyfills import EXTREMES
 from firesteel.capture.protocols import Machine
 from firesteel.capture.python_operators import BINARY, COMPARE, IN_PLACE, OPERATORS, UNARY_OPERATORS
 from firesteel.capture.source import Attr
+from firesteel.capture.values.arrays import number_now
 from firesteel.capture.values.attributes import mro_lookup
 from firesteel.capture.values.base import CallableObject, IdKey, UserRaise, Value
 from firesteel.capture.values.class_statements import make_class_of
@@ -193,8 +194,8 @@ CALLS.row(delattr)(gives_none(lambda m, args, kwargs: args[0].delattr(m, m.known
 def _converts(cls: type, m: Machine, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0], TensorValue):
         return converted(m, read_number(m, args[0], f"{cls.__name__}()"), cls)
-    if args and isinstance(args[0], SymNumber) and cls in (int, float):
-        return converted(m, args[0], cls)
+    if args and (number := number_now(m, args[0])) is not None and cls in (int, float):
+        return converted(m, number, cls)
     if args and isinstance(args[0], ObjectValue):
         return m.constant_object(getattr(args[0].python_type(), f"__{cls.__name__}__")).call(m, args, kwargs)
     return fold(m, cls, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})

@@ -17,6 +17,7 @@ import torch
 
 from firesteel.capture.meanings import CALLS
 from firesteel.capture.protocols import Machine
+from firesteel.capture.values.arrays import number_now
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold
 from firesteel.capture.values.functions import Args, Kwargs
@@ -80,7 +81,7 @@ ROWS: dict[Callable[..., Any], tuple[Callable[..., Value], Domain | None]] = {
 
 
 def _on_symbols(fn: Callable[..., Any], row: Callable[..., Value], domain: Domain | None, m: Machine, args: Args, kwargs: Kwargs) -> Value:
-    args = [read_number(m, a, f"math.{fn.__name__}()") if isinstance(a, TensorValue) else a for a in args]
+    args = [read_number(m, a, f"math.{fn.__name__}()") if isinstance(a, TensorValue) else number_now(m, a) or a for a in args]
     if any(isinstance(a, SymNumber) for a in args) and is_defined(m, domain, args[0]):
         return row(m, *args)
     return fold(m, fn, *map(m.known, args), **{k: m.known(v) for k, v in kwargs.items()})

@@ -162,7 +162,7 @@ class SymNumber(Value):
         return small and (high is not None and high <= INT64[1] or ask(bool, self.sym <= INT64[1]))
 
     def _of_numbers(self, m: Machine) -> bool:
-        given = {from_sym(value.sym) for value in m.number_symbols.values()}
+        given = {from_sym(value.sym) for value in m.number_symbols.values() if isinstance(value, SymNumber)}
         return any(leaf in given for leaf in free_symbols(from_sym(self.sym)))
 
     def rebuild(self, e: Emitter) -> str:
