@@ -165,3 +165,19 @@ def test_sizes_that_are_symbols():
     compiled = fs.compile(f, fullgraph=True, dynamic=True)
     for x in (X, -X, torch.ones(5, 4), -torch.ones(7, 4)):
         torch.testing.assert_close(compiled(x), f(x))
+
+
+@fs.config.patch(capture_scalar_outputs=True)
+def test_a_way_that_takes_the_product_of_a_number_that_changes():
+    def f(holder, x):
+        rate = 1e-3 * holder.rate
+        total = x.abs().sum().item()
+        y = x.add(x, alpha=rate)
+        if total != 0:
+            y = y.add(x, alpha=rate * total)
+        return y
+    compiled, holder = fs.compile(f, fullgraph=True), Holder()
+    for rate in (1.0, 2.0, 3.0):
+        holder.rate = rate
+        for x in (X, X * 0):
+            torch.testing.assert_close(compiled(holder, x), f(holder, x))

@@ -33,7 +33,7 @@ from firesteel.graph.tensor import AbstractTensor, memory_of, tensors_in
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr
 from firesteel.sym.node import free_symbols
-from firesteel.sym.symint import from_sym
+from firesteel.sym.symint import SYMBOLIC, from_sym
 from firesteel.torchstate import is_stale
 
 
@@ -198,7 +198,7 @@ def _bound_by(node: Node, env: Any) -> list[tuple[Expr, SymbolPlace]]:
     asks: list[Callable[[Any], Any]] = [itself]
     if isinstance(val, torch.Tensor):
         asks = [functools.partial(ask, dim=dim) for ask in (torch.Tensor.size, torch.Tensor.stride) for dim in range(val.dim())]
-    found = [(env.simplify(from_sym(size)), SymbolPlace(node, ask)) for ask in asks if type(size := ask(val)) is torch.SymInt]
+    found = [(env.simplify(from_sym(size)), SymbolPlace(node, ask)) for ask in asks if type(size := ask(val)) in SYMBOLIC]
     return [(symbol, place) for symbol, place in found if type(symbol) is Expr and symbol.op == "symbol"]
 
 
