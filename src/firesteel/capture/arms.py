@@ -22,6 +22,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import NULL, Unjoinable, UserRaise, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
+from firesteel.capture.values.either import Either
 from firesteel.capture.values.functions import CellValue
 from firesteel.capture.values.mappings import DictValue, restore_entry
 from firesteel.capture.values.number import SymNumber
@@ -305,6 +306,8 @@ class AtJump:
             return value
         if isinstance(value, SymNumber):
             return NumberPicture(value.python_type(), value.as_arg(self.m)[0])
+        if isinstance(value, Either):
+            return EitherPicture(self.picture(value.flag, seen), value.number, self.picture(value.tensor, seen))
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
             return self._sequence(value, seen)
         return Other(value)
@@ -345,6 +348,14 @@ class SequencePicture:
 class UndecidedPicture:
     """What a place holds: as each arm left it."""
     arms: tuple[Any, Any]
+
+
+@dataclass(eq=False)
+class EitherPicture:
+    """A number or a tensor: pictures of the flag and of the tensor, or their places among the results; None for what an arm has not."""
+    flag: Any
+    number: Value | None
+    tensor: Any
 
 
 @dataclass(eq=False)

@@ -38,6 +38,7 @@ from firesteel.capture.arms import (
     AtJump,
     CellPlace,
     Differ,
+    EitherPicture,
     FullPicture,
     ItemsPlace,
     NotJoined,
@@ -58,6 +59,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
+from firesteel.capture.values.either import Either
 from firesteel.capture.values.number import SymNumber, fits, symbolic_call, version_of
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
@@ -95,12 +97,14 @@ class Merge:
         except NotJoined:
             if isinstance(place, (CellPlace, ItemsPlace)) or place is None and not self.loose:
                 raise
+            if (found := self._either(self._looked(one), self._looked(other))) is not None:
+                return found
             return UndecidedPicture((self._of_one(one, 0), self._of_one(other, 1)))
 
     def _of_one(self, picture: Any, arm: int) -> Any:
         if isinstance(picture, SequencePicture):
             return SequencePicture(picture.kind, [self._of_one(item, arm) for item in picture.items])
-        if isinstance(picture, (NumberPicture, Other)):
+        if isinstance(picture, (NumberPicture, EitherPicture, Other)):
             raise NotJoined
         if not isinstance(picture, TensorPicture):
             return picture
@@ -129,12 +133,27 @@ class Merge:
             return SequencePicture(one.kind, [self.merged(a, b) for a, b in zip(one.items, other.items)])
         if isinstance(one, ConstValue) and isinstance(other, ConstValue) and is_same(one.constant(), other.constant()):
             return one
+        if self.loose and (found := self._either(one, other)) is not None:
+            return found
         numbers = as_number(self.m, one), as_number(self.m, other)
         if numbers[0] is None or numbers[1] is None or numbers[0].type is not numbers[1].type or self.m.world.env is None \
                 or numbers[0].type is bool and not self.loose:
             raise Differ
         self.results.append(numbers)
         return len(self.results) - 1
+
+    def _either(self, one: Any, other: Any) -> EitherPicture | None:
+        """A number, a tensor, or one of the two, in each of the arms: a flag and a tensor as results."""
+        a, b = as_either(one), as_either(other)
+        if a is None or b is None or a.number is not None and b.number is not None and not same_number(a.number, b.number):
+            return None
+        number, tensor = a.number or b.number, a.tensor or b.tensor
+        if number is None or tensor is None or not all(Either.may_be(number, part.tensor.abstract) for part in (a, b) if part.tensor is not None):
+            return None
+        flag = run_abstract(self.m, torch.full, [[], True], {"dtype": torch.bool}, "a branch")
+        self.results.append((as_full(flag, a.flag), as_full(flag, b.flag)))
+        self.results.append((as_full(tensor.abstract, a.tensor), as_full(tensor.abstract, b.tensor)))
+        return EitherPicture(len(self.results) - 2, number, len(self.results) - 1)
 
     def going(self, one: Any, other: Any) -> Any:
         """Does another round come?  One that ends in both ways of the last question asks that."""
@@ -151,6 +170,8 @@ class Merge:
     def finished(self, nest: Any, made: list[Value]) -> Value:
         if isinstance(nest, int):
             return made[nest]
+        if isinstance(nest, EitherPicture):
+            return Either(made[nest.flag], nest.number, made[nest.tensor])      # type: ignore[arg-type]  # of which each has its own
         if isinstance(nest, UndecidedPicture):
             return Undecided(self.step, self.condition, *(self.finished(item, made) for item in nest.arms))
         return nest.kind([self.finished(item, made) for item in nest.items]) if isinstance(nest, SequencePicture) else nest
@@ -232,6 +253,23 @@ def as_number(m: Machine, picture: Any) -> NumberPicture | None:
     if isinstance(picture, ConstValue) and type(number := picture.constant()) in DTYPES and fits(number):
         return NumberPicture(type(number), number)
     return picture if isinstance(picture, NumberPicture) else None
+
+
+def as_full(like: torch.Tensor, part: Any) -> Any:
+    return part if isinstance(part, TensorPicture) else FullPicture(like, part is not False)
+
+
+def as_either(picture: Any) -> EitherPicture | None:
+    """What one arm left: the flag is known where that is a number, or a tensor."""
+    if isinstance(picture, TensorPicture):
+        return EitherPicture(False, None, picture)
+    if isinstance(picture, ConstValue | SymNumber):
+        return EitherPicture(True, picture, None)
+    return picture if isinstance(picture, EitherPicture) else None
+
+
+def same_number(one: Value, other: Value) -> bool:
+    return one is other or one.is_constant() and other.is_constant() and is_same(one.constant(), other.constant())
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -56,6 +56,7 @@ class Value:
     cls: Any = None                 # its Python class, where that is known
     always_true = False             # as most objects are
     is_argument = False             # do operators of tensors take it for a number?
+    is_either = False               # is it a number or a tensor (either.py)?
     words = ""                      # what messages call it, over {self}
     form = ""                       # the Python that makes it, over its attributes
     source: Any = None
@@ -185,6 +186,10 @@ class Value:
     def as_arg(self, m: Machine) -> tuple[Any, Any]:
         """(argument of a graph node, object for the abstract call)."""
         raise Break("argument", name=self.describe())
+
+    def beside(self, m: Machine, others: list[Value]) -> Value:
+        """What torch is given of it beside other arguments."""
+        return self
 
     def as_output(self, m: Machine) -> Any:
         """The node that gives it, for what leaves the graph."""

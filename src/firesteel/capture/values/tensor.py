@@ -29,7 +29,7 @@ from firesteel.capture.values.functions import BoundMethodValue, function_value
 from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SymNumber, answered, ask, converted, number
-from firesteel.capture.values.torch_calls import METHOD_CALLS, call_graph, call_or_inline
+from firesteel.capture.values.torch_calls import METHOD_CALLS, beside_each_other, call_graph, call_or_inline
 from firesteel.capture.values.wrappers import is_wrapper_class, wrapper_attribute
 from firesteel.config import config
 from firesteel.errors import Break
@@ -460,6 +460,7 @@ TENSOR_METHODS.row("__len__")(lambda m, tensor, args, kwargs: tensor.length(m))
 
 def _with_tensor_value(name: str, combine: Any, m: Machine, tensor: TensorValue, args: Args, kwargs: Kwargs) -> Value:
     """x.addcdiv_(a, b, value=t) with a tensor t: torch would read it as a number, which is known at run time only."""
+    args, kwargs = beside_each_other(m, args, kwargs)
     value = kwargs.get("value")
     if not isinstance(value, TensorValue) or len(args) != 2:
         return call_graph(m, "call_method", name, [tensor, *args], kwargs)
@@ -474,6 +475,7 @@ for _name, _combine in {"addcdiv": torch.div, "addcmul": torch.mul}.items():
 
 def scaled_by_tensor(m: Machine, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """The arguments of add and sub with `alpha=t` of a tensor t, which eager reads as a number: the second times t."""
+    args, kwargs = beside_each_other(m, args, kwargs)
     other, alpha = args[1] if len(args) == 2 else None, kwargs.get("alpha")
     if not isinstance(alpha, TensorValue) or not isinstance(other, TensorValue) or alpha.abstract.dim() or not other.abstract.is_floating_point():
         return args, kwargs

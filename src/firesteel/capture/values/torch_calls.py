@@ -50,6 +50,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     """The result of a torch call, its node recorded; or what overrides of its arguments say."""
     if (found := m.overridden(kind, target, args, kwargs)) is not None:
         return found
+    if any(value.is_either for value in (*args, *kwargs.values())):
+        args, kwargs = beside_each_other(m, args, kwargs)
     if "from" in kwargs and len(args) == 1:     # a word that generated code cannot use as a name; it is the first parameter wherever it is one
         args, kwargs = [*args, kwargs["from"]], {name: value for name, value in kwargs.items() if name != "from"}
     node_args, real_args = split_args(m, args)
@@ -83,6 +85,11 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     if m.world.env is not None and len(m.world.env.symbols) > symbols:
         node.meta["unbacked"] = m.world.env.unbacked_since(symbols)     # a later stage that repeats the call binds the same symbols
     return m.wrap_output(out, node)
+
+
+def beside_each_other(m: Machine, args: list[Value], kwargs: dict[str, Value]) -> tuple[list[Value], dict[str, Value]]:
+    given = [*args, *kwargs.values()]
+    return [value.beside(m, given) for value in args], {name: value.beside(m, given) for name, value in kwargs.items()}
 
 
 def with_numbers(m: Machine, kind: str, args: list[Value], kwargs: dict[str, Value]) -> tuple[list[Value], dict[str, Value]] | None:

@@ -1,0 +1,70 @@
+"""Either: a number or a tensor of no dimension, as the two ways of a branch on data left it (joins.py).
+
+    ratio = 1 if norm == 0 else weight_norm / norm      # an int or a tensor
+    step.mul_(-rate * ratio)                            # where(flag, -rate * 1, -rate * quotient)
+
+Arithmetic with numbers gives another one.  Beside tensors of its dtype, torch takes both alike, so it is given one tensor.  All else breaks: the run
+function decides then which of the two it is.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from firesteel.capture.protocols import Args, Emitter, Machine
+from firesteel.capture.python_operators import OPERATORS
+from firesteel.capture.values.base import UserRaise, Value
+from firesteel.capture.values.number import is_number
+from firesteel.capture.values.tensor import TensorValue
+from firesteel.capture.values.torch_calls import call_graph
+from firesteel.errors import Break
+
+DTYPES = frozenset({torch.float32, torch.float64})      # in which torch computes with numbers as they are
+
+
+class Either(Value):
+    """See the module's text; `flag` is a tensor that says that it is the number."""
+
+    words = "a number or a tensor"
+    is_argument = is_either = True
+
+    def __init__(self, flag: TensorValue, number: Value, tensor: TensorValue):
+        self.flag, self.number, self.tensor = flag, number, tensor
+
+    @staticmethod
+    def may_be(number: Value, tensor: torch.Tensor) -> bool:
+        return is_number(number) and number.python_type() is not bool and not tensor.dim() and tensor.dtype in DTYPES
+
+    def one(self, m: Machine) -> Value:
+        return call_graph(m, "call_function", torch.where, [self.flag, self.number, self.tensor], {})
+
+    def beside(self, m: Machine, others: Args) -> Value:
+        dtypes = {other.abstract.dtype for other in others if isinstance(other, TensorValue)}
+        return self.one(m) if dtypes == {self.tensor.abstract.dtype} else self
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        return self._with(m, op, other, reflected, m.binary)
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        return self._with(m, op, other, False, m.compare)
+
+    def _with(self, m: Machine, op: str, other: Value, reflected: bool, operate: Any) -> Value | None:
+        if isinstance(other, TensorValue):
+            return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
+        if not is_number(other):
+            return None
+        try:
+            number, tensor = (operate(op, *((other, mine) if reflected else (mine, other))) for mine in (self.number, self.tensor))
+        except UserRaise:       # of one of the two
+            raise Break("operator", name=op, value=self.describe()) from None
+        return Either(self.flag, number, tensor)
+
+    def truth(self, m: Machine) -> bool:
+        raise Break("data_branch", value=self.describe())
+
+    def decided_by(self, m: Machine) -> Value:
+        return self.one(m)
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.tensor)})"
