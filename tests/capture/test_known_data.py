@@ -140,3 +140,23 @@ def test_a_written_literal_is_read_anew(write, read, backend):
     for captured in (False, True):
         with fs.config.patch(capture_scalar_outputs=captured):
             torch.testing.assert_close(fs.compile(fn, backend=backend)(x), fn(x))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_masks_of_known_data(dynamic):
+    """The elements that they choose are known places."""
+    def fn(x, y):
+        mask = torch.arange(3) < torch.tensor([2, 3, 1])[:, None]
+        return x[mask], y[:, mask], y[torch.tensor([True, False]), :, 1], x[mask.logical_not(), ...], y[..., mask & False]
+    compiled = fs.compile(fn, fullgraph=dynamic is None, dynamic=dynamic)
+    for wrong in (0, 1):
+        given = [torch.randn(3, 3 + wrong, 4, requires_grad=True), torch.randn(2, 3, 3, requires_grad=True)]
+        if wrong:
+            with pytest.raises(IndexError, match="shape of the mask"):
+                fn(*given)
+            with pytest.raises(IndexError, match="shape of the mask"):
+                fs.compile(fn, dynamic=dynamic)(*given)
+            continue
+        found, expected = compiled(*given), fn(*given)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(sum(part.square().sum() for part in parts), given) for parts in (found, expected)))

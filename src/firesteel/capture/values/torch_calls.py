@@ -8,6 +8,7 @@ result holds neither tensors nor symbols is executed now and leaves no node (`to
 """
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,8 @@ def call_graph(m: Machine, kind: str, target: Any, args: list[Value], kwargs: di
     except Break as stop:
         if stop.kind == "data_read" and (numbers := with_numbers(m, kind, args, kwargs)) is not None:
             return call_graph(m, kind, target, *numbers)
+        if stop.kind == "data_shape" and target is operator.getitem and (places := with_places(m, *args)) is not args[1]:
+            return call_graph(m, kind, target, [args[0], places], kwargs)
         if stop.kind != "data_shape" or (found := known_results(m, target, node_args, node_kwargs)) is None:
             raise
         return literal_of(m, found)
@@ -116,6 +119,18 @@ def as_number(m: Machine, value: Any) -> Value:
 
 
 WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def with_places(m: Machine, tensor: Any, key: Any) -> Value:
+    """A key with the places where masks are true, for masks of known data on known sizes: these fit."""
+    if any(type(size) is not int for size in tensor.abstract.shape):
+        return key
+    parts = list(map(m.look, key.items)) if type(key) is TupleValue else [key]
+    found = [known_data(m, part) if getattr(part, "abstract", None) is not None and part.abstract.dtype is torch.bool else None for part in parts]
+    if all(data is None for data in found):
+        return key
+    return TupleValue([item for part, data in zip(parts, found) for item in (
+        [part] if data is None else [literal_of(m, places) for places in data.nonzero(as_tuple=True)] if data.dim() else [part])])
 
 
 def literals_in(m: Machine, args: Any) -> dict[torch.fx.Node, torch.Tensor]:
