@@ -167,6 +167,32 @@ def test_sizes_that_are_symbols():
         torch.testing.assert_close(compiled(x), f(x))
 
 
+def entries_added(x):
+    found = {"first": 1}
+    if x.sum() > 0:
+        found["scale"], found["y"] = 2, x * 2
+    else:
+        found["scale"], found["y"] = 3, x * 3
+    return found["y"] + found["scale"], found
+
+
+def entries_added_in_another_order(x):
+    found = {}
+    if x.sum() > 0:
+        found["a"], found["b"] = x * 2, x * 3
+    else:
+        found["b"], found["a"] = x * 5, x * 7
+    return found
+
+
+def test_entries_that_both_ways_add_to_a_dict_made_here():
+    same(entries_added, (X,), (-X,))
+    compiled = fs.compile(entries_added_in_another_order)
+    for x in (X, -X):
+        found, expected = compiled(x), entries_added_in_another_order(x)
+        assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @fs.config.patch(capture_scalar_outputs=True)
 def test_a_way_that_takes_the_product_of_a_number_that_changes():
     def f(holder, x):

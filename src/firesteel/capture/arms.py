@@ -24,7 +24,7 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
 from firesteel.capture.values.either import Either
 from firesteel.capture.values.functions import CellValue
-from firesteel.capture.values.mappings import DictValue, restore_entry
+from firesteel.capture.values.mappings import MISSING, DictValue, restore_entry
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
 from firesteel.capture.values.tensor import TensorValue
@@ -87,16 +87,17 @@ def is_list_made_here(value: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class EntryPlace:
-    """An entry of a dict made here."""
+    """An entry of a dict made here; `new` is the key of one that both arms add."""
     entries: dict[Any, tuple[Value, Value]]
     key: Any
+    new: Value | None
 
     def read(self, m: Machine) -> Value | None:
         return self.entries[self.key][1] if self.key in self.entries else None
 
     def write(self, m: Machine, value: Value) -> None:
-        old = self.entries[self.key]
-        self.entries[self.key] = (old[0], value)
+        old = self.entries.get(self.key, MISSING)
+        self.entries[self.key] = (self.new if old is MISSING else old[0], value)
         m.effects.on_undo(restore_entry, self.entries, self.key, old)
 
 
@@ -221,12 +222,17 @@ class AtJump:
 
     def _place(self, fn: Callable[..., Any], target: Any, args: tuple[Any, ...]) -> Place:
         if fn is restore_entry:
-            return EntryPlace(target, args[1])
+            return self._entry(*args)
         if isinstance(target, ObjectValue) and getattr(fn, "__self__", None) is self.m.effects.attributes(target):
             return AttributePlace(target, args[0])
         if fn is drop_last and is_list_made_here(target):
             return ItemsPlace(target)
         raise NotJoined
+
+    def _entry(self, entries: dict[Any, tuple[Value, Value]], key: Any, old: Any) -> EntryPlace:
+        if key not in entries or old is MISSING and not entries[key][0].is_constant():
+            raise NotJoined
+        return EntryPlace(entries, key, entries[key][0] if old is MISSING else None)
 
     def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
         m = self.m

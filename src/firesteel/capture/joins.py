@@ -39,6 +39,7 @@ from firesteel.capture.arms import (
     CellPlace,
     Differ,
     EitherPicture,
+    EntryPlace,
     FullPicture,
     ItemsPlace,
     NotJoined,
@@ -363,7 +364,7 @@ def _checked(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
 
 def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condition: Node) -> bool:
     one, other = merge.arms
-    if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys():
+    if len(one.stack) != len(other.stack) or one.slots.keys() != other.slots.keys() or added(one) != added(other):
         raise NotJoined
     returns = meet == EXIT and not Round.ends_in(m, f)
     stack = [(merge.placed(None, a, b) if returns and len(m.frames) == 1 else merge.merged(a, b)) for a, b in zip(one.stack, other.stack)]
@@ -384,6 +385,11 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     else:
         f.pc, f.stack, f.slots = m.round.start if meet == EXIT else meet, values, {name: merge.finished(item, made) for name, item in slots.items()}
     return True
+
+
+def added(arm: Arm) -> list[Any]:
+    """The entries that an arm adds to dicts made before, in order."""
+    return [key for key, (place, _) in arm.changes.items() if isinstance(place, EntryPlace) and place.new is not None]
 
 
 def is_readable(condition: Value) -> bool:
