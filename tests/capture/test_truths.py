@@ -87,3 +87,37 @@ def test_under_vmap_torch_raises():
         return torch.func.vmap(lambda row: row * 2 if bool(row.sum() > 0) else row)(x)
     with pytest.raises(RuntimeError, match="data-dependent control flow"):
         fs.compile(f)(X)
+
+
+def accumulated(tensors):
+    total, scaled = 0.0, []
+    for number, x in enumerate(tensors):
+        total += number * x.norm().item()
+        scaled.append(x.mul(total))
+        x.add_(1, alpha=float(x.sum()) / 3)
+    return total, scaled
+
+
+def test_floats_read_in_a_loop_are_in_its_graph():
+    compiled = fs.compile(accumulated, fullgraph=True)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        given = [torch.randn(3), torch.randn(2, 2), torch.randn(())]
+        copies = [x.clone() for x in given]
+        torch.testing.assert_close(compiled(given), accumulated(copies))
+        torch.testing.assert_close(given, copies)
+
+
+def test_a_long_loop_that_reads_floats_is_left_at_a_break():
+    fs.reset()
+    fs.counters.clear()
+    given = [torch.randn(2) for _ in range(400)]
+    copies = [x.clone() for x in given]
+    torch.testing.assert_close(fs.compile(accumulated, backend="eager")(given), accumulated(copies))
+    assert 0 < sum(fs.counters["graph_break"].values()) < 5 and not fs.counters["recompile_limit"]
+
+
+def test_numbers_read_elsewhere_break():
+    for program in (lambda x: x * x.sum().item(), lambda x: [x * x.argmax().item() for _ in range(2)]):
+        with pytest.raises(fs.errors.Unsupported, match="turns the data of a tensor into a Python number"):
+            fs.compile(program, fullgraph=True)(torch.randn(3))

@@ -90,7 +90,7 @@ class EntryPlace:
     """An entry of a dict made here; `new` is the key of one that both arms add."""
     entries: dict[Any, tuple[Value, Value]]
     key: Any
-    new: Value | None
+    new: Any
 
     def read(self, m: Machine) -> Value | None:
         return self.entries[self.key][1] if self.key in self.entries else None

@@ -26,6 +26,7 @@ from firesteel.capture.values.base import MethodOfOwner, ObjectKey, Value
 from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, function_value
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.known_data import known_data
 from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SymNumber, answered, ask, converted, number
@@ -434,14 +435,23 @@ TENSOR_METHODS.row("item")(lambda m, tensor, args, kwargs: read_number(m, tensor
 
 
 def read_number(m: Machine, tensor: TensorValue, name: str) -> Value:
-    """The one element as a number: a symbol, where settings ask for that.  A flag is one in any case: programs branch on flags."""
+    """The one element as a number: a symbol, where settings ask for that.  A flag is one in any case: programs branch on flags.  So is a float in a
+    `for` loop that is being unrolled, as a break there would be one a round."""
     if (data := known_data(m, tensor)) is not None and data.numel() == 1:
         return ConstValue(data.item())
-    is_flag = tensor.abstract.dtype is torch.bool and not m.bodies and not m.modes.entered
-    if not (config.capture_scalar_outputs or is_flag) or m.world.env is None or tensor.abstract.dtype.is_complex:
+    dtype = tensor.abstract.dtype
+    wanted = (dtype is torch.bool or dtype.is_floating_point and is_unrolling(m)) and not m.bodies and not m.modes.entered
+    if not (config.capture_scalar_outputs or wanted) or m.world.env is None or tensor.abstract.dtype.is_complex:
         raise Break("data_scalar", name=name)
     with config.patch(capture_scalar_outputs=True):
         return call_graph(m, "call_method", "item", [tensor], {})
+
+
+UNROLLED = 1000     # nodes of a graph, from which on such a loop is left at a break
+
+
+def is_unrolling(m: Machine) -> bool:
+    return len(m.record.nodes) < UNROLLED and any(isinstance(item, IteratorValue) for frame in m.frames for item in frame.stack)
 
 
 @TENSOR_METHODS.row("tolist")

@@ -125,7 +125,7 @@ def with_places(m: Machine, tensor: Any, key: Any) -> Value:
     """A key with the places where masks are true, for masks of known data on known sizes: these fit."""
     if any(type(size) is not int for size in tensor.abstract.shape):
         return key
-    parts = list(map(m.look, key.items)) if type(key) is TupleValue else [key]
+    parts: list[Any] = list(map(m.look, key.items)) if type(key) is TupleValue else [key]
     found = [known_data(m, part) if getattr(part, "abstract", None) is not None and part.abstract.dtype is torch.bool else None for part in parts]
     if all(data is None for data in found):
         return key
