@@ -9,6 +9,7 @@ from alias_programs import Dirty
 from torch.autograd.function import once_differentiable
 
 import firesteel as fs
+from firesteel.artifacts import counters
 
 BACKENDS = ("aot_eager", "native")
 
@@ -454,3 +455,42 @@ def test_apply_under_any_name_is_captured(fn, grad):
         expected.sum().backward()
         given.sum().backward()
         torch.testing.assert_close([t.grad for t in twins], [a.grad for a in args])
+
+
+# ---------------------------------------------------------------- views of its own
+
+class ViewOfOwn(torch.autograd.Function):
+    """As DTensor.to_local: a view of memory without a history."""
+    @staticmethod
+    def forward(ctx, x):
+        made = x.t() * 2
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g * torch.rand_like(g)).t()
+
+
+def used_view(call):
+    x = torch.arange(6.).view(2, 3).requires_grad_()
+    torch.manual_seed(0)
+    results = call(x)
+    refused = []
+    for result in results:
+        with pytest.raises(RuntimeError, match="created inside a custom Function") as info:
+            result.add_(1)
+        refused.append(str(info.value))
+    sum(result.square().sum() for result in results).backward()
+    return [*results, x.grad, torch.rand(1)], refused, [(r._is_view(), r._base.requires_grad, r.grad_fn.name(), r._version) for r in results]
+
+
+@pytest.mark.parametrize("fn", [lambda x: (ViewOfOwn.apply(x.sin()),), lambda x: (y := ViewOfOwn.apply(x.sin()), y.t(), y[0])], ids=["alone", "with views"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_of_own_memory_are_compiled(fn, backend):
+    """And what is tried of a backward draws nothing."""
+    fs.reset()
+    counters["aot"].clear()
+    (want, *looks), (got, *others) = used_view(fn), used_view(fs.compile(fn, backend=backend, fullgraph=True))
+    assert looks == others and counters["aot"]["ok"] == counters["aot"]["total"] > 0
+    for a, b in zip(want, got):
+        torch.testing.assert_close(a, b)

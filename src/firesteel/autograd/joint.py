@@ -40,7 +40,7 @@ from firesteel.graph.sizes import static
 from firesteel.graph.spec import Spec, contiguous_strides, dense_order, is_dense
 from firesteel.graph.tensor import AbstractTensor, find_world
 from firesteel.graph.trace import TraceWorld, tracing
-from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of
+from firesteel.graph.wrappers import Packing, is_wrapper, pack_of, parts_of, places_of, rebuilt
 from firesteel.layouts import loss_parallel, of_gradient
 from firesteel.sym.symint import SYMBOLIC
 from firesteel.torchstate import has_history
@@ -124,15 +124,14 @@ def _as_taken(leaf: Any, example: Any) -> Any:
 def _as_made(world: TraceWorld, leaf: Any) -> Any:
     """The input as the program sees it: what is a result of an operator for the caller must not be a leaf here either, since only
     leaves refuse in-place writes.  The copy that makes it one is not recorded."""
-    if type(leaf) is AbstractTensor:
-        result = ResultOfOperator.apply(leaf, lambda: world.make(leaf.spec))
-        result.record = leaf.record
-        return result
-    copy = leaf.clone()
-    for made, part in zip(parts_of(copy), parts_of(leaf)):
-        node, made.record = made.record.node, part.record
-        world.graph.erase_node(node)
-    return copy
+    result = ResultOfOperator.apply(leaf, lambda: _made_again(world, leaf))
+    for made, part in zip(parts_of(result), parts_of(leaf)):
+        made.record = part.record
+    return result
+
+
+def _made_again(world: TraceWorld, leaf: Any) -> Any:
+    return rebuilt(leaf, lambda name, part: _made_again(world, part)) if is_wrapper(leaf) else world.make(leaf.spec)
 
 
 def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -143,16 +142,23 @@ def put_back_flags(leaves: Sequence[Any], inputs: Sequence[Any]) -> None:
 
 
 def _mark_spent(world: TraceWorld, outcome: TraceOutcome, wanted: bool, leaves: Sequence[Any]) -> None:
-    """Tries every result on its own.  What the tries record is read by nobody.  `wanted`: do inputs require gradients?  Where not, what still
+    """Tries every result on its own.  `wanted`: do inputs require gradients?  Where not, what still
     has a history got it from leaves that the program made."""
     for k, value in enumerate(outcome.values):
         if value.differentiable:
-            words = _refusal(lambda: try_backward((value.tensor,), (torch.ones_like(value.tensor),)))       # noqa: B023  # called at once
+            words = _refusal(lambda: _try(world, (value.tensor,), (torch.ones_like(value.tensor),)))       # noqa: B023  # called at once
             if OVERWRITTEN in words and not _saves_as_traced(world):
                 raise Undifferentiable(words)
             if words or not wanted:
                 outcome.plan.spent[k] = Spending(words, _inputs_of(value.tensor, leaves))
                 value.tensor = None
+
+
+def _try(world: TraceWorld, outputs: Sequence[Any], tangents: Sequence[Any]) -> None:
+    """Raises what a backward raises.  What it records goes at the end, collectives and random draws too."""
+    last = next(iter(reversed(world.graph.nodes)))
+    try_backward(outputs, tangents)
+    world.tried += iterate_after(last)
 
 
 def _refusal(backward: Callable[[], Any]) -> str:
@@ -197,11 +203,11 @@ def _differentiate(world: TraceWorld, outcome: TraceOutcome, leaves: list[Any]) 
             tangents.append(tangent)
             arriving.append(made)
     wanted = [leaf if leaf is not None and leaf.requires_grad else None for leaf in leaves]
-    draws, last = world.draws, next(iter(reversed(world.graph.nodes)))
     general = world.env.in_general() if world.env is not None else nullcontext()
     with general, torch._C._DisableAutocast():       # a backward runs outside of the forward's autocast
         if outcome.made_leaves:     # histories that lead to no input: where they raise an error, eager shall
-            try_backward([outcome.values[k].tensor for k in places], arriving)
+            _try(world, [outcome.values[k].tensor for k in places], arriving)
+        draws, last = world.draws, next(iter(reversed(world.graph.nodes)))
         backward = Backward(world, [outcome.values[k].tensor for k in places], [leaf for leaf in wanted if leaf is not None], arriving)
         found, reaches = iter(backward.gradients), iter(backward.reaches(last))
     if world.draws > draws:
@@ -293,6 +299,9 @@ def _finish(world: TraceWorld, outcome: TraceOutcome, tangents: list[Tangent], g
     nodes += [None if part is None else world.to_node(part) for g in grads for part in parts_of(g)]
     output = world.graph.output(tuple(nodes))
     output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in nodes)
+    for node in reversed(world.tried):
+        if not node.users:
+            world.graph.erase_node(node)
     packing = Packing.of(leaves, [value.made for value in outcome.values], grads)
     placeholders = [node for node in world.graph.nodes if node.op == "placeholder"]
     for write in outcome.plan.writes:

@@ -229,10 +229,10 @@ class TraceOutcome:
         if is_stale(output):
             return self._rebuild_early(output.record)
         base = owner_of(output)
-        if output.requires_grad and not self.seen.get(base.record, base).requires_grad:     # an input may be a leaf that is a view
-            self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
         if output is not base and is_tracked(output) and not follows(output, base):
             return self._attached(output, base, origin)
+        if output.requires_grad and not self.seen.get(base.record, base).requires_grad:     # an input may be a leaf that is a view
+            self._refuse("leaves_made_inside", f"output {origin.place} is a leaf that the program made")
         return self._with_history(output, origin) if output is base else self._view_of(base, output, origin)
 
     def _fresh(self, output: AbstractTensor, origin: Origin) -> Fresh:
@@ -330,6 +330,7 @@ class TraceOutcome:
                 calls.append(self._call(place.via))
             place = place.via.parent
         value = self._add(self.world.to_node(output), output, origin)
+        self.plan.plain.append(value)       # it may be the base's memory, which has no history where this one has
         name: str = output.grad_fn.name()       # type: ignore[union-attr]  # it is tracked
         self.views.append(RemadeView(self.rebuilt[base.record], AttachedView(name, tuple(calls[::-1]), value), True, text=f"{name}()"))
         self.rebuilt[output.record] = Replay(len(self.views) - 1)

@@ -71,6 +71,7 @@ class TraceWorld(AbstractWorld):
         self.in_function = False                # is it a node of a user's autograd function?
         self.inputs: list[Any] = []
         self.taken: Sequence[AbstractTensor] = ()       # inputs with an offset into their storage, while gradients are traced
+        self.tried: list[Node] = []             # of backwards that only were to raise what they raise: nobody reads their results
         self.verifies = config.verify
         self.constants: dict[str, Any] = {}     # tensors, and generators of random numbers
         self._constant_nodes: dict[int, tuple[Node, Any]] = {}
