@@ -4,9 +4,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import compared
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -143,6 +144,55 @@ def program_facts_of_dtensors():
         dist.all_reduce(y, group=t.device_mesh.get_group())
         return y
     return compared(f, PART)
+
+
+def program_local_results():
+    """What a custom function returns as a view is attached to its value."""
+    def f(x):
+        t = DTensor.from_local(x, MESH, [Shard(0)]) * 2
+        return t.to_local(), t.redistribute(placements=[Replicate()]).to_local(), (t @ t.t()).full_tensor()
+
+    def steps(call):
+        def step(x):
+            results = call(x)
+            sum(result.square().sum() for result in results).backward()
+            return *results, x.grad, [result._is_view() for result in results], results[0].grad_fn.name()
+        return step
+    return compared(steps(f), WHOLE.clone().requires_grad_(), compiled=lambda eager: steps(fs.compile(f)), tolerance=1e-5)
+
+
+def program_inputs_that_arrive_late():
+    """What eager's asynchronous collectives return has arrived where a graph reads it: an input, and a gradient."""
+    def f(x):
+        return x.sin() + x.cos() * 2
+
+    def steps(call):
+        def step(x):
+            late = DTensor.from_local(x * 2, MESH, [Partial()]).redistribute(placements=[Replicate()], async_op=True).to_local()
+            kind = type(late).__name__
+            out = call(late)
+            done = late.completed
+            out.register_hook(lambda gradient: all_reduce(gradient.contiguous(), "sum", dist.group.WORLD))
+            out.square().sum().backward()
+            with torch.no_grad():
+                quiet = call(all_reduce(x * 3, "sum", dist.group.WORLD))
+            return out, x.grad, quiet, kind, done
+        return step
+    return compared(steps(f), WHOLE.sin().requires_grad_(), compiled=lambda eager: steps(fs.compile(f)), tolerance=1e-5)
+
+
+def program_optimisers_of_dtensors():
+    """With lists of tensors: the numbers of the step are tensors while it is compiled."""
+    def run(compile):
+        weights = [distribute_tensor(WHOLE.sin() + k, MESH, [Shard(k)]).requires_grad_() for k in range(2)]
+        optimizer = torch.optim.AdamW(weights, lr=0.1, foreach=True)
+        step = compile(optimizer.step)
+        for k in range(2):
+            for weight in weights:
+                weight.grad = weight.detach() * (k + 1)
+            step()
+        return weights
+    return compared(lambda: run(lambda step: step), compiled=lambda eager: lambda: run(fs.compile), tolerance=1e-5)
 
 
 def program_gradients_of_dtensors():

@@ -1,7 +1,7 @@
 """Programs for two ranks, compared with eager; run as `python ranks.py FILE...`, once a rank, by `run_ranks`.
 
 A FILE has functions `program_*`, each run by both ranks one after the other.  What one returns, or the error it ends with, is written as a line of JSON by
-rank 0.  `compared` is what most of them return: are values as eager's, how many graphs, how many breaks.  A hang ends with gloo's time limit, and the
+rank 0.  `compared` is what most of them return: are values as eager's, how many graphs, how many breaks, and whether some ran in eager.  A hang ends with gloo's time limit, and the
 whole with `LIMIT`.
 """
 import datetime
@@ -60,12 +60,13 @@ def compared(fn, *args, compiled=None, tolerance=0.0, calls=1):
         return [plain(leaf) for leaf in torch.utils._pytree.tree_leaves(result)]
     want = run(fn)
     fs.reset()
-    for part in ("graph_break", "stats"):
+    for part in ("graph_break", "stats", "aot"):
         counters[part].clear()
     got = run((compiled or fs.compile)(fn))
+    aot = counters["aot"]
     equal = len(want) == len(got) and all(same(a, b, tolerance) for a, b in zip(want, got))
     return {"equal": equal, "graphs": counters["stats"].get("unique_graphs", 0), "breaks": list(counters["graph_break"]),
-            **({} if equal else {"want": str(want), "got": str(got)})}
+            **({} if equal else {"want": str(want), "got": str(got)}), **({} if aot["ok"] == aot["total"] else {"by eager": dict(aot)})}
 
 
 def plain(leaf):

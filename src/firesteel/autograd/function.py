@@ -40,7 +40,7 @@ from firesteel.autograd.edges import (
     without_casting,
 )
 from firesteel.autograd.groups import GradientGroup, groups_of, in_groups, spare
-from firesteel.graph.wrappers import Pack, Packing, is_wrapper, pack_all, pack_of, parts_of, width
+from firesteel.graph.wrappers import Pack, Packing, as_plain, is_wrapper, pack_all, pack_of, parts_of, width
 from firesteel.records import dataclass
 from firesteel.targets import on_gpu
 from firesteel.torchstate import has_saving_hooks
@@ -445,6 +445,8 @@ def fit_tangents(graph: TrainingGraph, ctx: Any, tangents: Sequence[torch.Tensor
             arrived |= 1 << place
             fitted += [fit(part, strides) for part, strides in zip(parts_of(tangent), expected.parts)]
             continue
+        if tangent is not None and is_wrapper(tangent):
+            tangent = as_plain(tangent)
         if tangent is None:
             about = getattr(ctx, "looks", ctx._input_metadata)[expected.value]
             tangent = torch.zeros(about.shape, dtype=about.dtype, device=about.device)

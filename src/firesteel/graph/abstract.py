@@ -142,7 +142,7 @@ class AbstractWorld:
         wrapped: Any
         if is_wrapper(tensor):
             wrapped = rebuilt(tensor, lambda name, part: self.wrap(part, f"{source_text}.{name}"))
-            fresh = wrapped.clone
+            fresh = lambda: rebuilt(wrapped, lambda name, part: part.clone())
         else:
             with asking(self.env):
                 spec = self._spec_with_symbols(tensor, source_text, dims, strides)

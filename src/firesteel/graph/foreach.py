@@ -15,6 +15,7 @@ from torch import Tensor
 
 from firesteel.graph.functions import FUNCTIONS
 from firesteel.graph.schemas import Facts
+from firesteel.graph.wrappers import is_wrapper
 
 aten = torch.ops.aten
 PREFIX = "aten::_foreach_"
@@ -47,16 +48,21 @@ def run_foreach(world: Any, fact: Facts, args: tuple, kwargs: dict[str, Any]) ->
     return results if op._schema.returns else None
 
 
-def numbers_of_tensors(function: Callable[..., Any], xs: Any, a: Any, b: Any, scalars: Any = 1, **more: Any) -> Any:
-    """Numbers that are tensors while compiling, as the steps of an optimiser are: one tensor of all of them."""
-    if not isinstance(scalars, (list, tuple)) or not any(isinstance(number, Tensor) for number in scalars):
+def numbers_of_tensors(name: str, function: Callable[..., Any], xs: Any, a: Any, b: Any, scalars: Any = 1, **more: Any) -> Any:
+    """Numbers that are tensors while compiling, as the steps of an optimiser are: one tensor of all of them.  Distributed tensors refuse a plain
+    tensor, but not a number that is one."""
+    stacked = isinstance(scalars, Tensor)
+    if not stacked and not (isinstance(scalars, (list, tuple)) and any(isinstance(number, Tensor) for number in scalars)):
         return NotImplemented
-    return function(xs, a, b, torch.stack([torch.as_tensor(number) for number in scalars]), **more)
+    if any(map(is_wrapper, xs)):
+        made = [scaled(name, *row) for row in zip(xs, a, b, scalars)]
+        return xs if name.endswith("_") else made
+    return NotImplemented if stacked else function(xs, a, b, torch.stack([torch.as_tensor(number) for number in scalars]), **more)
 
 
 for _name in VALUES:
     _function = getattr(torch, f"_foreach_{_name}")
-    FUNCTIONS.add(_function, functools.partial(numbers_of_tensors, _function))
+    FUNCTIONS.add(_function, functools.partial(numbers_of_tensors, _name, _function))
 
 
 def single_operator(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ outside of it, on the wrapper.  So a wrapper enters a graph as its parts, and le
     pack.build(iter(new_parts))     # a tensor of the same kind
 
 Parts that are no tensors (the mesh of a DTensor) are constants: the objects themselves, wherever the class wants them back.
+A tensor that waits for its collective when it is used first (AsyncCollectiveTensor) has waited when it is taken apart, and when it is put together.
 """
 from __future__ import annotations
 
@@ -33,8 +34,29 @@ def has_wrapper(types: Iterable[type]) -> bool:
     return any(map(is_wrapper_class, types))
 
 
+def has_arrived(value: Any) -> bool:
+    """Nothing to wait for?"""
+    return getattr(value, "completed", True) or not hasattr(value, "trigger_wait")
+
+
+def put_together(cls: Any, parts: dict[str, Any], context: Any, size: Any, strides: Any) -> Any:
+    made = cls.__tensor_unflatten__(parts, context, size, strides)
+    if not has_arrived(made):
+        made.completed = True
+    return made
+
+
+def as_plain(gradient: Any) -> Any:
+    """What a wrapper's class makes of it where a plain tensor is expected; itself where that is nothing."""
+    fit = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
+    plain = None if fit is None else fit(None, torch.Tensor)
+    return gradient if plain is None else plain
+
+
 def taken_apart(value: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any], Any]:
     """The parts of a wrapper that are tensors, those that are not, and its context."""
+    if not has_arrived(value):
+        value.trigger_wait()
     names, context = value.__tensor_flatten__()
     parts = {name: getattr(value, name) for name in names}
     tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
@@ -56,7 +78,7 @@ class Pack:
     def build(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
         made = {name: next(parts) if pack is None else pack.build(parts) for name, pack in zip(self.names, self.inner)}
         first = made[self.names[0]]
-        return self.cls.__tensor_unflatten__({**made, **self.others}, self.context, self.size or first.shape, self.strides or first.stride())
+        return put_together(self.cls, {**made, **self.others}, self.context, self.size or first.shape, self.strides or first.stride())
 
     def like(self, other: Pack | None) -> bool:
         """The same kind of wrapper, whatever its sizes and strides?"""
@@ -93,7 +115,7 @@ def rebuilt(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> 
     """The same wrapper over changed parts."""
     tensors, others, context = taken_apart(value)
     changed = {name: change(name, part) for name, part in tensors.items()}
-    return type(value).__tensor_unflatten__({**changed, **others}, context, value.shape, value.stride())
+    return put_together(type(value), {**changed, **others}, context, value.shape, value.stride())
 
 
 def pack_all(packs: Sequence[Pack | None], parts: Iterable[Any]) -> list[Any]:
