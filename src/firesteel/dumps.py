@@ -151,7 +151,9 @@ def _tuple_text(writer: TextWriter, value: Any) -> str:
 
 def _placement_text(writer: TextWriter, value: Any) -> str:
     parts = placement_parts(value)
-    return f"unreadable({type(value).__name__!r})" if parts is None else f"{name_of(type(value))}({writer.items(parts[1])})"
+    if parts is None:
+        return f"unreadable({type(value).__name__!r})"
+    return f"{name_of(type(value))}({', '.join(f'{argument}={writer.text(part)}' for argument, part in parts[1].items())})"
 
 
 def _float_text(writer: TextWriter, value: float) -> str:

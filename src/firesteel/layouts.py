@@ -7,7 +7,7 @@ that holds one.
     mesh_text(mesh)                         # "('cpu', [0, 1], None, ['0'])"
     mesh_of(mesh_text(mesh)) is mesh        # True
     places_in(text of a graph over it)      # "[[0]]"
-    placement_parts(Shard(1))               # ("Shard", [1])
+    placement_parts(Shard(1))               # ("Shard", {"dim": 1})
 """
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ import torch
 Placement: Any = getattr(getattr(torch._C, "_distributed", None), "Placement", None)
 DeviceMesh: Any = getattr(getattr(torch.distributed, "device_mesh", None), "DeviceMesh", None)
 HOME = "torch.distributed.tensor.placement_types"
-PLACEMENTS: dict[str, tuple[str, ...]] = {"Shard": ("dim",), "Replicate": (), "Partial": ("reduce_op",)}       # name -> arguments
+# name -> arguments; a mask of an embedding's rows lasts while an operator runs
+PLACEMENTS: dict[str, tuple[str, ...]] = {"Shard": ("dim",), "Replicate": (), "Partial": ("reduce_op",), "_StridedShard": ("dim", "split_factor"),
+                                          "_MaskPartial": ("reduce_op", "offset_shape", "offset_dim")}
 MESHES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -46,23 +48,36 @@ def places_in(text: str) -> str:
     return str([place if place is None else list(place) for place in places]) if found else ""
 
 
-def placement_parts(placement: Any) -> tuple[str, list[Any]] | None:
+def placement_parts(placement: Any) -> tuple[str, dict[str, Any]] | None:
     """Its class and arguments; None where it is of another class than these."""
     name = type(placement).__name__
     if name not in PLACEMENTS or getattr(sys.modules.get(HOME), name, None) is not type(placement):
         return None
-    return name, [getattr(placement, argument) for argument in PLACEMENTS[name]]
+    parts = {argument: getattr(placement, argument) for argument in PLACEMENTS[name]}
+    return name, {argument: tuple(value) if isinstance(value, tuple) else value for argument, value in parts.items()}
 
 
-def new_placement(name: str, arguments: list[Any]) -> Any:
-    return getattr(sys.modules[HOME], name)(*arguments)
+def new_placement(name: str, arguments: dict[str, Any]) -> Any:
+    return getattr(sys.modules[HOME], name)(**{argument: tuple(value) if type(value) is list else value for argument, value in arguments.items()})
 
 
 def of_gradient(context: Any) -> Any:
     """The context of a DTensor's gradient: each rank's term of a sum has the gradient of the sum."""
     if Placement is not None and isinstance(context, Placement):
-        return new_placement("Replicate", []) if context.is_partial() else context
+        return new_placement("Replicate", {}) if context.is_partial() else context
     return tuple(map(of_gradient, context)) if type(context) is tuple else context
+
+
+def take_masks(tensor: Any) -> bool:
+    """Has a DTensor rows of an embedding, or of `gather`, that are still to be masked?  The mask is part of its placement, which torch keeps for
+    later calls of the operator: of an abstract tensor none may stay."""
+    spec: Any = getattr(tensor, "_spec", None) if spec_class() is not None else None
+    placements = spec.placements if is_layout(spec) else ()
+    buffers = [placement.mask_buffer for placement in placements if hasattr(placement, "mask_buffer")]
+    masked = [buffer for buffer in buffers if buffer.refcount]
+    for buffer in masked:
+        buffer.data, buffer.refcount = None, 0
+    return bool(masked)
 
 
 def is_layout(obj: Any) -> bool:

@@ -181,6 +181,23 @@ def program_inputs_that_arrive_late():
     return compared(steps(f), WHOLE.sin().requires_grad_(), compiled=lambda eager: steps(fs.compile(f)), tolerance=1e-5)
 
 
+def program_masked_results():
+    """What is still to be masked is eager's, whose placements keep the mask; eager's calls behind it find none of ours.  Likewise chunks, whose gradient
+    torch wants for all of them."""
+    table = distribute_tensor(WHOLE.sin(), MESH, [Shard(0)]).requires_grad_()
+    places = distribute_tensor(torch.tensor([0, 3, 2, 1]), MESH, [Replicate()])
+
+    def steps(call, chunks):
+        def step():
+            out = call(places, table).redistribute(placements=[Replicate()])
+            grad, = torch.autograd.grad(out.square().sum(), table)
+            parts = chunks(table)
+            return out, grad, *torch.autograd.grad((parts[0] * 2).sum() + parts[1].square().sum(), table)
+        return step
+    embed, chunks = lambda places, table: F.embedding(places, table), lambda table: table.chunk(2, 1)
+    return compared(steps(embed, chunks), compiled=lambda eager: steps(fs.compile(embed), fs.compile(chunks)), calls=2)
+
+
 def program_optimisers_of_dtensors():
     """With lists of tensors: the numbers of the step are tensors while it is compiled."""
     def run(compile):

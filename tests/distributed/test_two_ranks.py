@@ -49,7 +49,7 @@ def test_programs_and_regions_are_kept(tmp_path):
 
 
 KEPT = {"all_reduce": [1, 1], "gradients": [1, 2], "rank_as_a_constant": [1, 1], "groups_and_sizes": [2, 2],
-        "tensor_parallel": [1, 2], "own_rows": [1, 1], "sharded_modules": [7, 4]}        # regions and programs
+        "tensor_parallel": [1, 2], "own_rows": [1, 1], "rows_of_an_embedding": [1, 1], "sharded_modules": [7, 4]}        # regions and programs
 # with an empty cache: programs that only one rank made, or that layers share
 MADE_BY_ANOTHER = {"all_reduce": 1, "gradients": 2, "groups_and_sizes": 1, "tensor_parallel": 2, "sharded_modules": 4,
                    "rank_as_a_constant": 0, "own_rows": 0, "rows_of_an_embedding": 0}
@@ -68,6 +68,9 @@ def around_modules(results):
     assert [results["loss_parallel_with_a_break"][what] for what in ("equal", "graphs", "left")] == [True, 2, True]
     backwards = results["backwards_of_dtensors"]
     assert backwards == {"results": [{**ONE_GRAPH, "traced": 1}] * 5, "of another layout": {**ONE_GRAPH, "traced": 2}}
+    masked = results["masked_results"]
+    assert masked["equal"] and {name: masked["by eager"].get(name) for name in ("masked_results", "aliasing_subclasses")} == {
+        "masked_results": 1, "aliasing_subclasses": 1}
     assert results["fsdp2_by_layer"] == {"equal": True, "graphs": 2, "breaks": []}
 
 

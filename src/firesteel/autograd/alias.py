@@ -29,7 +29,8 @@ values is restored around it, by these rules.
     a copy too.
 11. *One tensor passed twice* is one input of the graph (aot.py removes the second).
 12. *A tensor subclass that wraps tensors* follows rules 1, 2, 5 and 7 as a whole; the graph has its parts.  Where one comes back that shares
-    memory otherwise (with another output, or only in part), the captured program itself is run; `counters["aot"]["aliasing_subclasses"]` counts it.
+    memory otherwise (with another output, only in part, or as one of several views that one call gave), the captured program itself is run;
+    `counters["aot"]["aliasing_subclasses"]` counts it, and `masked_results` DTensors that are still to be masked.
 13. *What changes an input otherwise* (its sizes and strides in place, `set_`, `resize_`, `requires_grad_`, `detach_`) makes the captured
     program run in eager, counted as `reshaped_inputs` and `requires_grad_changes`; so do results that share memory without being views
     (`set_` to an input's storage: `unfollowed_aliases`) and leaves that the program makes (`leaves_made_inside`).

@@ -41,6 +41,7 @@ from firesteel.graph.spec import Spec, differ_idly
 from firesteel.graph.tensor import AbstractTensor
 from firesteel.graph.trace import TraceWorld
 from firesteel.graph.wrappers import is_wrapper, parts_of
+from firesteel.layouts import take_masks
 from firesteel.records import dataclass
 from firesteel.sym.expr import Expr, eq
 from firesteel.sym.symint import SYMBOLIC, from_sym
@@ -132,6 +133,9 @@ class TraceOutcome:
         self.made: dict[int, Result] = {id(t): InputItself(i) for i, t in reversed(tensors.items())}
         self.sizes: dict[Expr, int] = {}
         self.members = self._members(outputs)
+        self.parted: dict[Any, set[int]] = {}       # a call with several results -> those of them that lead to results of wrappers
+        for whole, item in {found for output in outputs if is_wrapper(output) for part in parts_of(output) for found in parted_calls(part.record)}:
+            self.parted.setdefault(whole, set()).add(item)
         self.rooted: set[StorageValue] = set()
         self.seen: dict[Alias, torch.Tensor] = self._seen(tensors.values(), outputs)
         self.plan.results = [self._result(output, place) for place, output in enumerate(outputs)]
@@ -195,6 +199,8 @@ class TraceOutcome:
 
     def _wrapper_result(self, output: Any, origin: Origin) -> Result:
         """A wrapper of fresh tensors, or a view of an input that is a wrapper, replayed by the calls that made each of its parts (rule 12)."""
+        if take_masks(output):
+            self._refuse("masked_results", f"output {origin.place}, a {type(output).__name__}, is still to be masked")
         cells = [part.record.cell for part in parts_of(output)]
         if all(cell in self.owner for cell in cells) and (view := self._wrapper_view(output)) is not None:
             return view
@@ -208,6 +214,8 @@ class TraceOutcome:
         index, calls = ways[0][0] and ways[0][0][0], ways[0][1]
         if index is None or any(way != ((index, number), calls) for number, way in enumerate(ways)) or type(self.inputs[index]) is not type(output):
             return None
+        if any(len(self.parted[whole]) > 1 for part in parts_of(output) for whole, _ in parted_calls(part.record)):
+            return None         # calls of their own would have gradients of their own, each with zeros for the others, which a class may refuse
         if is_stale(output) or is_tracked(output) and (owner_of(output) is not self.inputs[index] or not follows(output, owner_of(output))):
             return None
         made: Result = InputItself(index)
@@ -418,6 +426,12 @@ def calls_to(place: Alias) -> list[MadeBy]:
         found.append(place.via._replace(parent=None))       # type: ignore[arg-type]  # so that they can be compared
         place = place.via.parent
     return found[::-1]
+
+
+def parted_calls(place: Alias) -> list[tuple[Any, int]]:
+    """Of the calls that led to a place, those with several results: (what tells the call from others, which result)."""
+    found = [via for way in way_to(place) if (via := way.via) is not None and via.item is not None]
+    return [((id(via.parent), via.op, repr(via.args)), via.item) for via in found if via.item is not None]
 
 
 def way_to(place: Alias) -> list[Alias]:

@@ -18,6 +18,7 @@ import torch.fx
 
 from firesteel.autograd.regions import module_of
 from firesteel.capture.values.base import Value
+from firesteel.layouts import take_masks
 from firesteel.sym.symint import SYMBOLIC
 
 Node = torch.fx.Node
@@ -157,6 +158,8 @@ class Recorder:
     def finish(self, outputs: list[Node]) -> tuple[torch.fx.GraphModule, list[GraphInput]]:
         """Closes the graph: unused placeholders and unused item reads go, `outputs` come back as a tuple."""
         self.graph.output(tuple(outputs))
+        for node in outputs:
+            take_masks(node.meta.get("val"))
         for node in reversed(self.nodes):
             if not node.users and is_pure_read(node):
                 self.graph.erase_node(node)
