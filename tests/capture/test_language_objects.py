@@ -786,3 +786,19 @@ def test_an_object_over_a_number_or_tuple_that_changed():
     compiled, x = fs.compile(lambda x, level, pair: x * level + pair[1], fullgraph=True), torch.ones(2)
     for level, pair in ((Height(3), (1, 2)), (Height(4), (1, 2)), (Height(4), (1, 5)), (Spelled(4), (1, 5, 6))):
         assert compiled(x, level, Corners(pair)).tolist() == [level + pair[1]] * 2
+
+
+class Squares(dict):
+    def __missing__(self, key):
+        self[key] = key * key
+        return self[key]
+
+
+def test_a_builtin_method_asks_for_missing_keys():
+    def fn(x, given):
+        made = Squares()
+        read = made.__getitem__
+        return x * read(3), made[4], dict.__getitem__(made, 5), made.get(9), list(map(made.__getitem__, [3, 6])), given.__getitem__(2), given, made
+
+    found, wanted = fs.compile(fn, fullgraph=True)(torch.ones(2), Squares()), fn(torch.ones(2), Squares())
+    assert torch.equal(found[0], wanted[0]) and found[1:] == wanted[1:] and type(found[-1]) is Squares

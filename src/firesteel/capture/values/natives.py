@@ -95,11 +95,14 @@ class NativeObject(ObjectValue):
         return SPECIAL[name](m, self.payload, *args) if method is None else method.call(m, list(args), {})
 
     def getitem(self, m: Machine, key: Value) -> Value:
-        missing = self.method(m, "__missing__") if self.method(m, "__getitem__") is None and isinstance(self.payload, DictValue) else None
-        if missing is not None:
-            found = self.payload.find(m, key)
-            return found if found is not None else missing.call(m, [key], {})
-        return self._ask(m, "__getitem__", key)
+        method = self.method(m, "__getitem__")
+        return self.item(m, key) if method is None else method.call(m, [key], {})
+
+    def item(self, m: Machine, key: Value) -> Value:
+        """As the builtin finds it: a dict's asks a __missing__ of the class."""
+        missing = self.method(m, "__missing__") if isinstance(self.payload, DictValue) else None
+        found = self.payload.find(m, key) if missing is not None else None
+        return found or (self.payload.getitem(m, key) if missing is None else missing.call(m, [key], {}))
 
     def length(self, m: Machine) -> Value:
         return self._ask(m, "__len__")
@@ -218,6 +221,8 @@ def call_native_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Value
     if name == "__init__" and isinstance(args[0], NativeObject):
         args[0].fill(m, args[1:], kwargs)
         return ConstValue(None)
+    if name == "__getitem__" and isinstance(args[0], NativeObject):
+        return args[0].item(m, *args[1:])
     if name in SPECIAL:
         return SPECIAL[name](m, payload, *args[1:]) or ConstValue(None)
     return payload.getattr(m, name).call(m, args[1:], kwargs)
