@@ -49,11 +49,34 @@ def of_both_ways(x, w):
     return x * ratio, ratio
 
 
+def projected(x, w):
+    for view in (x, w):
+        if view.sum() > 0:
+            return x - w * 0.5, 0.1
+    return x, 1
+
+
+def int_or_float(x, w):
+    y, decay = projected(x, w)
+    return y * (1 - 0.5 * decay), decay, y.detach().add(w.detach(), alpha=decay), decay / 4.0
+
+
+def left_early(x, w):
+    found, scale = None, 2
+    for view in [x, w, x + w]:
+        if view.max() > 1:
+            found, scale = view * 2, 0.5
+            break
+    else:
+        found = x
+    return found * scale, scale
+
+
 ROWS = [(X, X.flip(0)), (X, -X), (-X, X), (-X, -X), (X * 10, X * 0), (X * 0, X)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fn", [trust_ratio, clipped, stored, asked, returned, of_both_ways], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [trust_ratio, clipped, stored, asked, returned, of_both_ways, int_or_float, left_early], ids=lambda fn: fn.__name__)
 def test_in_one_graph(fn, dtype):
     rows = [tuple(t.to(dtype) for t in row) for row in ROWS]
     same(fn, *rows)
@@ -84,7 +107,31 @@ def looked_at(x, w):
     return x * scale if isinstance(scale, float) else x - scale
 
 
-@pytest.mark.parametrize("fn", [other_dtype, whole_numbers, half, of_three, looked_at], ids=lambda fn: fn.__name__)
+def whole_tensors(x, w):
+    return x.int() * projected(x, w)[1]
+
+
+def added_to_an_int(x, w):
+    return x + (3 + projected(x, w)[1])
+
+
+def long_loop(x, w):
+    for _ in range(50):
+        x = x + 1
+        if x.sum() > w.sum() + 40:
+            return x * 2
+    return x
+
+
+def iterator_used_again(x, w):
+    rest = iter([x, w, x * 2])
+    for view in rest:
+        if view.sum() > 0:
+            break
+    return sum(rest, torch.zeros(()))
+
+
+@pytest.mark.parametrize("fn", [other_dtype, whole_tensors, added_to_an_int, long_loop, iterator_used_again, whole_numbers, half, of_three, looked_at], ids=lambda fn: fn.__name__)
 def test_where_the_two_are_not_alike(fn):
     compiled = fs.compile(fn)
     for row in ROWS:

@@ -22,8 +22,9 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import NULL, Unjoinable, UserRaise, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
-from firesteel.capture.values.either import Either
+from firesteel.capture.values.either import Either, IntOrFloat
 from firesteel.capture.values.functions import CellValue
+from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import MISSING, DictValue, restore_entry
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.objects import ObjectValue
@@ -196,7 +197,8 @@ class AtJump:
         self.tensors = [(t, t._version, t.requires_grad, layout(t)) for t, _ in m.record.tensors.values()]
         self.states, self.asserts = m.states.changed(), assert_count(m)
 
-    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]], stored: set[int]) -> dict[tuple[int, Any], Place]:
+    def changed(self, undo: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]], stored: set[int],
+                gone: frozenset[int]) -> dict[tuple[int, Any], Place]:
         """The places of objects from before that an arm changed; refuses all other changes of such objects, but of those `stored`."""
         owners = {id(attributes): target for target, attributes in self.m.effects.overlays()}
         first: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
@@ -210,7 +212,7 @@ class AtJump:
                 places[id(target), "items" if fn is drop_last else args[fn is restore_entry]] = self._place(fn, target, args)
         for (key, name), (target, _, old) in first.items():
             new = getattr(target, name)
-            if key not in self.known or new is old or not isinstance(target, Value) and new == old:
+            if key not in self.known or key in gone or new is old or not isinstance(target, Value) and new == old:
                 continue
             if isinstance(target, CellValue) and name == "content" and new is not None:
                 places[key, name] = CellPlace(target)
@@ -234,7 +236,17 @@ class AtJump:
             raise NotJoined
         return EntryPlace(entries, key, entries[key][0] if old is MISSING else None)
 
-    def check(self, mark: tuple[Any, ...]) -> dict[tuple[int, Any], Place]:
+    def _left_behind(self, *held: Any) -> frozenset[int]:
+        """The iterators of loops that an arm has left, with what only they hold."""
+        loops = [item for item in self.stack if isinstance(item, IteratorValue)]
+        if not loops:
+            return frozenset()
+        outer = [part for one in self.m.frames for part in (one.slots, one.stack, one.closure) if one is not self.f]
+        others = reachable([*held, self.slots, self.f.closure, *outer, *self.m.known_values(Value), *self.m.effects.overlays()])
+        return frozenset(reachable(loops).keys() - others.keys())
+
+    def check(self, mark: tuple[Any, ...], gone: frozenset[int]) -> dict[tuple[int, Any], Place]:
+        """The places that an arm changed; what has `gone` nobody sees."""
         m = self.m
         other = any(t.requires_grad != tracked or t._version != version and layout(t) != before for t, version, tracked, before in self.tensors)
         if other or self.asserts != assert_count(m):
@@ -243,7 +255,7 @@ class AtJump:
             raise NotJoined
         places = stores(m.effects.entries[mark[1][0]:])
         targets: list[Any] = [place.effect.target for place in places.values()]
-        return {**self.changed(m.effects.undo_since(mark[1]), {id(getattr(target, "entries", target)) for target in targets}), **places}
+        return {**self.changed(m.effects.undo_since(mark[1]), {id(getattr(target, "entries", target)) for target in targets}, gone), **places}
 
     def follow(self, start: int, meet: int) -> Arm:
         m, f = self.m, self.f
@@ -271,7 +283,7 @@ class AtJump:
         restore_frame(f, (start, stack, slots))
         try:
             returned = m.run(depth, None if stops is None else (f, stops), moving)
-            places = self.check(mark)
+            places = self.check(mark, self._left_behind(*((returned,) if stops is None else (f.stack, f.slots))))
             return self._arm(mark[0][0], *left(returned), places)
         except (Break, UserRaise):
             raise NotJoined from None
@@ -312,8 +324,9 @@ class AtJump:
             return value
         if isinstance(value, SymNumber):
             return NumberPicture(value.python_type(), value.as_arg(self.m)[0])
-        if isinstance(value, Either):
-            return EitherPicture(self.picture(value.flag, seen), value.number, self.picture(value.tensor, seen))
+        if isinstance(value, (Either, IntOrFloat)):
+            part = value.tensor if isinstance(value, Either) else value.value
+            return EitherPicture(self.picture(value.flag, seen), value.number, self.picture(part, seen))
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
             return self._sequence(value, seen)
         return Other(value)

@@ -60,7 +60,8 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import CannotRebuild, LazyValue, Undecided, Unjoinable, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
-from firesteel.capture.values.either import Either
+from firesteel.capture.values.either import Either, IntOrFloat
+from firesteel.capture.values.iterators import IteratorValue, SequenceIterator
 from firesteel.capture.values.number import SymNumber, fits, symbolic_call, version_of
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
@@ -70,6 +71,7 @@ from firesteel.sym.symint import SYMBOLIC, to_symint
 
 Node = torch.fx.Node
 DEPTH = 6       # of branches inside of branches
+FEW = 3         # elements of a loop
 PLACES = 3      # at which a branch that is inside of no other is tried to be joined
 
 
@@ -147,14 +149,28 @@ class Merge:
         """A number, a tensor, or one of the two, in each of the arms: a flag and a tensor as results."""
         a, b = as_either(one), as_either(other)
         if a is None or b is None or a.number is not None and b.number is not None and not same_number(a.number, b.number):
-            return None
+            return self._int_or_float(one, other)
         number, tensor = a.number or b.number, a.tensor or b.tensor
         if number is None or tensor is None or not all(Either.may_be(number, part.tensor.abstract) for part in (a, b) if part.tensor is not None):
             return None
-        flag = run_abstract(self.m, torch.full, [[], True], {"dtype": torch.bool}, "a branch")
-        self.results.append((as_full(flag, a.flag), as_full(flag, b.flag)))
+        self._flags(a.flag, b.flag)
         self.results.append((as_full(tensor.abstract, a.tensor), as_full(tensor.abstract, b.tensor)))
         return EitherPicture(len(self.results) - 2, number, len(self.results) - 1)
+
+    def _int_or_float(self, one: Any, other: Any) -> EitherPicture | None:
+        a, b = as_int_or_float(self.m, one), as_int_or_float(self.m, other)
+        if a is None or b is None or self.m.world.env is None:
+            return None
+        number = a.number or b.number
+        if number is None or a.flag is b.flag is True or a.number is not None and b.number is not None and not same_number(a.number, b.number):
+            return None
+        self._flags(a.flag, b.flag)
+        self.results.append((a.tensor, b.tensor))
+        return EitherPicture(len(self.results) - 2, number, len(self.results) - 1)
+
+    def _flags(self, one: Any, other: Any) -> None:
+        like = run_abstract(self.m, torch.full, [[], True], {"dtype": torch.bool}, "a branch")
+        self.results.append((as_full(like, one), as_full(like, other)))
 
     def going(self, one: Any, other: Any) -> Any:
         """Does another round come?  One that ends in both ways of the last question asks that."""
@@ -172,7 +188,8 @@ class Merge:
         if isinstance(nest, int):
             return made[nest]
         if isinstance(nest, EitherPicture):
-            return Either(made[nest.flag], nest.number, made[nest.tensor])      # type: ignore[arg-type]  # of which each has its own
+            made_of: Any = IntOrFloat if isinstance(made[nest.tensor], SymNumber) else Either
+            return made_of(made[nest.flag], nest.number, made[nest.tensor])
         if isinstance(nest, UndecidedPicture):
             return Undecided(self.step, self.condition, *(self.finished(item, made) for item in nest.arms))
         return nest.kind([self.finished(item, made) for item in nest.items]) if isinstance(nest, SequencePicture) else nest
@@ -266,7 +283,16 @@ def as_either(picture: Any) -> EitherPicture | None:
         return EitherPicture(False, None, picture)
     if isinstance(picture, ConstValue | SymNumber):
         return EitherPicture(True, picture, None)
-    return picture if isinstance(picture, EitherPicture) else None
+    return picture if isinstance(picture, EitherPicture) and isinstance(picture.tensor, TensorPicture) else None
+
+
+def as_int_or_float(m: Machine, picture: Any) -> EitherPicture | None:
+    """The same of an int that is known and a float, in whose place both are a float."""
+    if isinstance(picture, ConstValue) and IntOrFloat.may_be(picture):
+        return EitherPicture(True, picture, NumberPicture(float, float(picture.constant())))
+    if (number := as_number(m, picture)) is not None and number.type is float:
+        return EitherPicture(False, None, number)
+    return picture if isinstance(picture, EitherPicture) and isinstance(picture.tensor, NumberPicture) else None
 
 
 def same_number(one: Value, other: Value) -> bool:
@@ -285,8 +311,17 @@ def join(m: Machine, f: Frame, i: Instr, condition: Value) -> bool:
         return False
     jumps = i.opname == "POP_JUMP_IF_TRUE"
     ways = (i.index + 1, i.target.index)
-    places = meeting_places(f.code, successors(i), Round.ends_in(m, f), i.index)
+    ends = Round.ends_in(m, f)
+    places = meeting_places(f.code, successors(i), ends, i.index)
+    if not places and not ends and is_nearly_over(f):
+        places = meeting_places(f.code, successors(i))
     return join_ways(m, f, ways if jumps else ways[::-1], f.stack[:-1], condition, places, m.steps)
+
+
+def is_nearly_over(f: Frame) -> bool:
+    """Has the loop that the frame is in only a few elements left?  What leaves it in their midst may be joined then."""
+    loops = [item for item in f.stack if isinstance(item, IteratorValue)]
+    return bool(loops) and type(loops[-1]) is SequenceIterator and len(loops[-1].all_items()) - loops[-1].index <= FEW
 
 
 def may_join(m: Machine, f: Frame, condition: Value) -> bool:

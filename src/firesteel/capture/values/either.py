@@ -1,10 +1,10 @@
-"""Either: a number or a tensor of no dimension, as the two ways of a branch on data left it (joins.py).
+"""Either: a number or a tensor of no dimension, or an int or a float, as the two ways of a branch on data left it (joins.py).
 
     ratio = 1 if norm == 0 else weight_norm / norm      # an int or a tensor
     step.mul_(-rate * ratio)                            # where(flag, -rate * 1, -rate * quotient)
 
-Arithmetic with numbers gives another one.  Beside tensors of its dtype, torch takes both alike, so it is given one tensor.  All else breaks: the run
-function decides then which of the two it is.
+Arithmetic with numbers gives another one.  Beside tensors of its dtype, torch takes both alike, so it is given one tensor.  Beside floats, an int
+or a float is a float.  All else breaks: the run function decides then which of the two it is.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from firesteel.capture.protocols import Args, Emitter, Machine
 from firesteel.capture.python_operators import OPERATORS
 from firesteel.capture.values.base import UserRaise, Value
-from firesteel.capture.values.number import is_number
+from firesteel.capture.values.number import SymNumber, is_number
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
@@ -68,3 +68,37 @@ class Either(Value):
 
     def rebuild(self, e: Emitter) -> str:
         return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.tensor)})"
+
+
+class IntOrFloat(Value):
+    """An int that is known, or a float; `value` is it as a float."""
+
+    words = "an int or a float"
+    is_argument = is_either = True
+
+    def __init__(self, flag: TensorValue, number: Value, value: SymNumber):
+        self.flag, self.number, self.value = flag, number, value
+
+    @staticmethod
+    def may_be(number: Value) -> bool:
+        return number.is_constant() and type(number.constant()) is int and abs(number.constant()) < 2 ** 53
+
+    def beside(self, m: Machine, others: Args) -> Value:
+        tensors = [other.abstract for other in others if isinstance(other, TensorValue)]
+        return self.value if tensors and all(tensor.is_floating_point() for tensor in tensors) else self
+
+    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
+        if isinstance(other, TensorValue):
+            return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
+        if not is_number(other) or other.python_type() is not float or op not in ("+", "-", "*", "/"):
+            raise Break("operator", name=op, value=self.describe())
+        return m.binary(op, other, self.value) if reflected else m.binary(op, self.value, other)
+
+    def truth(self, m: Machine) -> bool:
+        raise Break("data_branch", value=self.describe())
+
+    def decided_by(self, m: Machine) -> Value:
+        return self.value
+
+    def rebuild(self, e: Emitter) -> str:
+        return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.value)})"

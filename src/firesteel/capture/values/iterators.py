@@ -153,8 +153,11 @@ class SequenceIterator(IteratorValue):
         self.owner, self.index, self.items = owner, index, items
         self.size = owner.size_now()
 
+    def all_items(self) -> list[Value]:
+        return self.owner.items if self.items is None else self.items      # type: ignore[attr-defined]  # a sequence, without `items`
+
     def next(self, m: Machine) -> Value | None:
-        items = self.owner.items if self.items is None else self.items      # type: ignore[attr-defined]  # a sequence, without `items`
+        items = self.all_items()
         if self.owner.size_now() != self.size:
             raise m.raise_real(RuntimeError(f"{self.owner.size_name} changed size during iteration"))
         if self.index >= len(items):
