@@ -78,7 +78,7 @@ def test_sde_field(compile):
     return solved(field, y)
 
 
-@use("torchsde", breaks=28, graphs=16)
+@use("torchsde", breaks=27, graphs=16)
 def test_sde_solver(compile):
     import torchsde
     field = Field()
