@@ -27,6 +27,13 @@ def test_what_has_no_effect_is_named_once(keywords, word, caplog, monkeypatch):
     assert [record.getMessage().count(word) for record in caplog.records] == [1]
 
 
+def test_options_may_be_any_mapping():
+    """A configuration's own class of mappings."""
+    import collections
+    fn = fs.compile(lambda x: x + 1, options=collections.UserDict(fallback_random=True))
+    assert fn(torch.ones(1)) == 2
+
+
 @pytest.mark.parametrize("keywords", [{"mode": "default"}, {"options": {"triton.cudagraphs": False}}, {"options": {}}, {"options": {"fallback_random": True}}, {"options": {"shape_padding": False}}])
 def test_what_is_done_anyway_is_not_named(keywords, caplog):
     fs.compile(lambda x: x, **keywords)

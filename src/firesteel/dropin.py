@@ -29,7 +29,7 @@ from firesteel import api, backends
 from firesteel.artifacts import counters
 from firesteel.capture import entry, marks
 from firesteel.config import config
-from firesteel.errors import FiresteelError, UserError
+from firesteel.errors import FiresteelError, PackageError, UserError
 from firesteel.homes import LaterModule
 from firesteel.options import UNREAD, follow, say_once, settings_of_calls
 from firesteel.table import Table
@@ -225,7 +225,8 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> Any:
         try:
             caches.read_cache(path)
         except FiresteelError as error:
-            logger.warning("what was given to load_cache_artifacts is not used: %s", error)
+            why = "firesteel has not saved it" if isinstance(error, PackageError) else error
+            logger.warning("what was given to load_cache_artifacts is not used: %s", why)
             return None
         return _cache_info(path)
 

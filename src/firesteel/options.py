@@ -16,6 +16,7 @@ import os
 import pathlib
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,14 +66,14 @@ _said: set[str] = set()
 # keyword -> the types that it takes, in words; what is only asked whether it is true takes anything
 TAKES: dict[str, tuple[tuple[type, ...], str]] = {
     "dynamic": ((bool, int, types.NoneType), "True, False or None"), "name": ((str, types.NoneType), "a text"),
-    "options": ((dict, types.NoneType), "a dict of settings by their names"),
+    "options": ((Mapping, types.NoneType), "a dict of settings by their names"),
 }
 
 
 def check_types(**keywords: Any) -> None:
     for name, value in keywords.items():
         allowed, words = TAKES[name]
-        if not isinstance(value, allowed) or isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        if not isinstance(value, allowed) or isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
             raise UserError(f"{name}={value!r} is of no type that it can have.", hint=f"Give {words}.")
 
 
