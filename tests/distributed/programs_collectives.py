@@ -103,6 +103,15 @@ def program_reduce_scatter():
     return compared(f, X)
 
 
+def program_reduce_scatter_of_parts():
+    """Of a size for each rank."""
+    def f(x):
+        y = x.new_empty(2 + dist.get_rank(), 3)
+        dist.reduce_scatter(y, [x[:2] * 2, x[1:]])
+        return y + 1
+    return compared(f, X)
+
+
 def program_all_to_all():
     def f(x):
         got = torch.empty_like(x)

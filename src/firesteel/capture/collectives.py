@@ -196,7 +196,13 @@ def reduce_scatter_single(output: Tensor, input: Tensor, op: Any = None, group: 
 
 def reduce_scatter(output: Tensor, input_list: list[Tensor], op: Any = None, group: Any = None, async_op: bool = False) -> FinishedWork | None:
     c10d._check_tensor_list(input_list, "input_list")
-    return reduce_scatter_single(output, torch.stack([part.detach() for part in input_list]), op, group, async_op)
+    if all(part.shape == input_list[0].shape for part in input_list):
+        return reduce_scatter_single(output, torch.stack([part.detach() for part in input_list]), op, group, async_op)
+    if outside(group, "reduce_scatter"):
+        return None
+    group = group or c10d._get_default_group()
+    made = [own.reduce(part.detach(), reduction(op), place, group.group_name) for place, part in enumerate(input_list)]
+    return write(output, [ops.wait_tensor(result) for result in made][group.rank()], async_op)
 
 
 def all_to_all_single(output: Tensor, input: Tensor, output_split_sizes: list[int] | None = None, input_split_sizes: list[int] | None = None,
