@@ -181,6 +181,18 @@ def program_inputs_that_arrive_late():
     return compared(steps(f), WHOLE.sin().requires_grad_(), compiled=lambda eager: steps(fs.compile(f)), tolerance=1e-5)
 
 
+def program_sizes_of_dtensors():
+    """Constants, also where those of local tensors are symbols."""
+    weight = distribute_tensor(WHOLE.sin(), MESH, [Shard(0)])
+
+    def f(x):
+        return F.linear(DTensor.from_local(x * 2, MESH, [Replicate()]), weight).redistribute(placements=[Replicate()]).to_local() + x.shape[1]
+
+    def several(call):
+        return lambda: [call(torch.arange(8. * n).reshape(2, n, 4).cos()) for n in (3, 5, 7)]
+    return compared(several(f), compiled=lambda eager: several(fs.compile(f)), tolerance=1e-5)
+
+
 def program_masked_results():
     """What is still to be masked is eager's, whose placements keep the mask; eager's calls behind it find none of ours.  Likewise chunks, whose gradient
     torch wants for all of them."""

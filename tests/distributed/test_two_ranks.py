@@ -68,6 +68,7 @@ def around_modules(results):
     assert [results["loss_parallel_with_a_break"][what] for what in ("equal", "graphs", "left")] == [True, 2, True]
     backwards = results["backwards_of_dtensors"]
     assert backwards == {"results": [{**ONE_GRAPH, "traced": 1}] * 5, "of another layout": {**ONE_GRAPH, "traced": 2}}
+    assert results["sizes_of_dtensors"] == {**ONE_GRAPH, "graphs": 3}
     masked = results["masked_results"]
     assert masked["equal"] and {name: masked["by eager"].get(name) for name in ("masked_results", "aliasing_subclasses")} == {
         "masked_results": 1, "aliasing_subclasses": 1}

@@ -19,7 +19,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.services import STATES, TorchState
 from firesteel.capture.values.base import FixedObject, MethodOfOwner, Value
 from firesteel.capture.values.class_objects import INSTANTIATE
-from firesteel.capture.values.const import NONE
+from firesteel.capture.values.const import NONE, ConstValue
 from firesteel.capture.values.contexts import ContextValue
 from firesteel.capture.values.functions import Args, Handler, Kwargs
 from firesteel.capture.values.torch_calls import call_graph
@@ -83,7 +83,7 @@ def new_dtensor(m: Machine, cls: Any, args: Args, kwargs: Kwargs) -> Value | Non
     constants = {"spec": m.look(args[1]).identity(), **{name: m.known(value) for name, value in kwargs.items()}}
     if constants.get("requires_grad"):
         raise Break("instance", name="DTensor that requires a gradient")
-    return call_graph(m, "call_function", WithConstants(cls, constants), [args[0]], {})
+    return call_graph(m, "call_function", WithConstants(cls, constants), [of_fixed_size(m, args[0])], {})
 
 
 def conversion(name: str) -> Handler:
@@ -95,8 +95,16 @@ def conversion(name: str) -> Handler:
             raise Break("call", name="DTensor.from_local with the mesh of the context")
         if "async_op" in constants:
             constants["async_op"] = False       # waits are late in any case
-        return call_graph(m, "call_function", WithConstants(fn, constants), [tensor[1]], {})
+        return call_graph(m, "call_function", WithConstants(fn, constants), [of_fixed_size(m, tensor[1])], {})
     return call
+
+
+def of_fixed_size(m: Machine, value: Value) -> Value:
+    """A tensor that becomes a distributed one: torch plans the layout of each operator's results for sizes that are numbers."""
+    tensor = getattr(m.look(value), "abstract", None)
+    if tensor is None or not tensor._has_symbolic_sizes_strides:
+        return value
+    return call_graph(m, "call_method", "view", [value, *[ConstValue(int(size)) for size in tensor.shape]], {})
 
 
 for _name in ("from_local", "to_local", "redistribute", "full_tensor"):
