@@ -174,8 +174,8 @@ for _module in ("numpy._core._ufunc_config", "numpy.core._ufunc_config"):       
     PYTHON_MODULES.add(_module, breaks("call"))
 PYTHON_MODULES.row("traceback", "linecache", "pdb", "pickle", "subprocess", "glob", "shutil", "concurrent.futures", "pprint", "unittest.mock",
                    "timeit", "cProfile", "profile", "zipfile", "tarfile", "urllib.request", "http", "socket", "sqlite3")(breaks("outside"))
-# no tensors go through them
-PYTHON_MODULES.row("tqdm", "rich", "loguru", "pandas", "sklearn", "matplotlib", "PIL", "wandb", "mlflow")(breaks("outside"))
+WITHOUT_TENSORS = ("tqdm", "rich", "loguru", "pandas", "sklearn", "matplotlib", "PIL", "wandb", "mlflow")      # libraries of others
+PYTHON_MODULES.row(*WITHOUT_TENSORS)(breaks("outside"))
 NAMES_IN_CODE.row("_getframe", "_getframemodulename", "currentframe")(breaks("frames"))
 
 # -- torch ----------------------------------------------------------------------------------------------------------------
