@@ -11,6 +11,8 @@ from firesteel import dropin, options
 from firesteel.errors import UserError
 from firesteel_autoload import PATCHED, PATCHED_LATER
 
+on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="choices for a GPU have an effect there")
+
 
 @pytest.fixture
 def installed():
@@ -223,8 +225,9 @@ def test_artifacts_of_the_cache(installed, tmp_path, caplog):
         assert torch.compiler.save_cache_artifacts() is None and torch.compiler.load_cache_artifacts(saved) is None
 
 
-def test_functions_of_the_peer_itself(installed):
+def test_functions_of_the_peer_itself(installed, monkeypatch):
     import torch._dynamo as peer
+    monkeypatch.setattr(fs.capture.marks, "SUBSTITUTES", {})
     from torch._dynamo.utils import counters
     fs.reset()
     counters.clear()
@@ -284,6 +287,7 @@ def test_blocks_in_which_a_break_is_an_error():
     assert fs.compile(lambda x: breaks(x) * 3)(x) == 6
 
 
+@on_the_cpu
 def test_settings_of_the_peers_code_generator_are_read_by_each_call(installed, caplog):
     import torch._inductor.config as code
     options._said.clear()
@@ -303,6 +307,7 @@ def test_the_environment_turns_it_off(installed, monkeypatch, name):
     assert torch.compile(len) is len
 
 
+@on_the_cpu
 def test_the_peers_variables_of_the_environment(installed, monkeypatch, caplog):
     options._said.clear()
     kept = fs.config.cache_dir
@@ -328,6 +333,21 @@ def test_settings_of_the_peer_that_are_read_by_each_call(installed, caplog):
         torch.compile(lambda x: x * 10)(torch.zeros(1))
         assert fs.config.recompile_limit == 3
     assert "torch.compiler.config.dynamic_sources" in caplog.text
+
+
+def test_arguments_of_mark_dynamic_without_effect_are_named_once(caplog, monkeypatch):
+    import torch._dynamo
+    monkeypatch.setattr(fs.capture.marks, "_said", set())
+    for _ in range(2):
+        x = torch.ones(4)
+        torch._dynamo.mark_dynamic(x, 0, specialize_on=[lambda size: size == 8])
+        assert fs.compile(lambda x: x * 2)(x).tolist() == [2] * 4
+    assert caplog.text.count("specialize_on= of torch._dynamo.mark_dynamic has no effect") == 1
+    caplog.clear()
+    x = torch.ones(4)
+    torch._dynamo.mark_dynamic(x, 0)
+    fs.compile(lambda x: x * 3)(x)
+    assert not caplog.text
 
 
 def test_what_torch_export_sets_is_not_named(installed, caplog):
@@ -485,6 +505,7 @@ def test_operators_of_the_peers_graphs_are_one_graph(fn):
     assert graphs() == 1 and not fs.counters["graph_break"]
 
 
+@on_the_cpu
 def test_keywords_of_our_backend_under_the_peer(caplog):
     options._said.clear()
     assert torch.compile(lambda x: x * 2, backend=dropin.peer_backend, mode="reduce-overhead")(torch.ones(1)) == 2

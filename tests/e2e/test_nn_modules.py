@@ -58,7 +58,7 @@ def test_equals_eager(info, dynamic):
         fs.reset()
         try:
             got = run(module, fs.compile(module, fullgraph=True, dynamic=dynamic), args, kwargs)
-        except fs.errors.Unsupported:
+        except (fs.errors.Unsupported, fs.errors.DataDependentError):
             assert info.name in BREAKS
             continue
         for ours, theirs in zip(got, want, strict=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 import threading
 import types
@@ -22,6 +23,8 @@ import torch
 from firesteel import transaction
 from firesteel.errors import UserError
 from firesteel.homes import home_of, is_in_package
+
+logger = logging.getLogger("firesteel")
 
 DISABLED = "__firesteel_disabled__"
 ALLOWED = "__firesteel_allowed__"
@@ -234,11 +237,24 @@ PEER_WISHES = {"_dynamo_dynamic_indices": "dynamic", "_dynamo_weak_dynamic_indic
                "_dynamo_static_indices": "static"}
 
 
+IGNORED = {"_specialize_on": "specialize_on=", "_dynamo_hint_overrides": "hint_override="}      # attribute -> argument of mark_dynamic
+_said: set[str] = set()
+
+
+def name_ignored(own: dict[str, Any]) -> None:
+    for name in IGNORED.keys() & own.keys() - _said:
+        if any(own[name].values()):
+            _said.add(name)
+            logger.warning("%s of torch._dynamo.mark_dynamic has no effect: a size is a symbol or a constant, and programs are not tuned for hints",
+                           IGNORED[name])
+
+
 def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, int | None]]:
     """Dimension -> (wish, least, greatest)."""
     own = tensor.__dict__
     if not own:
         return {}
+    name_ignored(own)
     theirs: dict[int, Any] = {dim: (wish, None, None) for name, wish in PEER_WISHES.items() for dim in own.get(name, ())}
     theirs |= {limits.dim: ("dynamic", limits.min, limits.max) for limits in own.get("_dynamo_dynamic_range", ())}
     return {**theirs, **own.get(DIMENSIONS, {})}
