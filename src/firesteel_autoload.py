@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+# boundary: recognises torch.compile and torch._dynamo, where ours is put in place: never called
 # what fs.install() replaces, below torch; firesteel/dropin.py has the replacements
 PATCHED = ("compile", "compiler.compile", "compiler.reset", "compiler.set_stance", "compiler.disable", "compiler.allow_in_graph",
            "compiler.assume_constant_result", "compiler.substitute_in_graph", "compiler.list_backends", "compiler.set_default_backend",

@@ -48,6 +48,7 @@ _torchs: dict[str, Any] = {}            # what was there before the first time
 _followed: dict[str, Any] = {}          # settings taken over from the peer -> ours from before
 _default: Any = None                    # backend where none is named
 
+# boundary: recognises torch.compile and shows its signature as ours
 NATIVE = ("inductor", "firesteel")        # backends of the peer that mean our own code generator
 
 
