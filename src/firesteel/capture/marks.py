@@ -245,8 +245,7 @@ def name_ignored(own: dict[str, Any]) -> None:
     for name in IGNORED.keys() & own.keys() - _said:
         if any(own[name].values()):
             _said.add(name)
-            logger.warning("%s of torch._dynamo.mark_dynamic has no effect: a size is a symbol or a constant, and programs are not tuned for hints",
-                           IGNORED[name])
+            logger.warning("the %s %r has no effect: %s", "argument", f"mark_dynamic({IGNORED[name]})", "no program is tuned for one size or hint")
 
 
 def dimension_wishes(tensor: torch.Tensor) -> dict[int, tuple[str, int | None, int | None]]:
