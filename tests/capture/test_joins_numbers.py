@@ -118,6 +118,23 @@ def condition_written(x):
     return x
 
 
+def condition_written_through_data(x):
+    positive = x.sum() > 0
+    if positive:
+        positive.data.zero_()
+        return x * 2 if positive else x * 3
+    return x
+
+
+def condition_written_in_a_loop(x):
+    positive = x.sum() > 0
+    if positive:
+        while x.abs().sum() < 100:
+            x = x * 2 if positive else x * 3
+            positive.zero_()
+    return x
+
+
 def tuples_and_nothing(x):
     out, kept = None, [x]
     if x.sum() > 0:
@@ -126,7 +143,7 @@ def tuples_and_nothing(x):
 
 
 @pytest.mark.parametrize("fn", [counted, flag, flag_asked_for, number_in_a_question, attribute_of_an_object, cell, texts, nothing, nothing_returned,
-                                tuple_from_before, asked_again, layers_dropped, condition_written, tuples_and_nothing], ids=lambda fn: fn.__name__)
+                                tuple_from_before, asked_again, layers_dropped, condition_written, condition_written_through_data, tuples_and_nothing], ids=lambda fn: fn.__name__)
 def test_in_one_graph(fn):
     same(fn, (X,), (-X,), (X - 1.2,))
 
@@ -207,3 +224,31 @@ def test_a_way_that_takes_the_product_of_a_number_that_changes():
         holder.rate = rate
         for x in (X, X * 0):
             torch.testing.assert_close(compiled(holder, x), f(holder, x))
+
+
+def undecided_by_what_was_written(x):
+    positive, out = x.sum() > 0, None
+    if positive:
+        out = x * 2
+    positive.data.zero_()
+    return out
+
+
+def a_draw_that_was_written(x):
+    p = torch.rand([]) < 0
+    p.data.fill_(1)
+    return x * 2 if p else x * 3
+
+
+def joined_and_written(x):
+    y = x * 2
+    z = y if x.sum() > 0 else x * 3
+    z.data.zero_()
+    return z, y
+
+
+@pytest.mark.parametrize("fn", [undecided_by_what_was_written, a_draw_that_was_written, joined_and_written, condition_written_in_a_loop], ids=lambda fn: fn.__name__)
+def test_writes_that_raise_no_version(fn):
+    compiled = fs.compile(fn)
+    for x in (X, -X, X):
+        torch.testing.assert_close(compiled(x), fn(x))

@@ -268,12 +268,12 @@ class AtJump:
 
     def follow_round(self, one: Round, slots: dict[str, Value], stack: list[Value]) -> Arm:
         """A round of a loop, from values that may be others than those at the jump."""
-        m, outer = self.m, self.m.round
-        m.round = one
+        m, outer, known = self.m, self.m.round, self.m.answers
+        m.round, m.answers = one, ()        # an earlier round may have written a condition
         try:
             return self._follow(one.start, one.ends, slots, stack, lambda _: one.end(m), moving=True)
         finally:
-            m.round = outer
+            m.round, m.answers = outer, known
 
     def _follow(self, start: int, stops: frozenset[int] | None, slots: dict[str, Value], stack: list[Value],
                 left: Callable[[Value], tuple[dict[str, Value], list[Value]]], moving: bool = False) -> Arm:

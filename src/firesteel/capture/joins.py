@@ -62,7 +62,8 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.either import Either, IntOrFloat
 from firesteel.capture.values.iterators import IteratorValue, SequenceIterator
-from firesteel.capture.values.number import SymNumber, fits, symbolic_call, version_of
+from firesteel.capture.values.known_data import writes
+from firesteel.capture.values.number import SymNumber, fits, symbolic_call, writes_to
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
 from firesteel.capture.values.wrappers import is_wrapper_class
@@ -228,7 +229,7 @@ class Merge:
                  for t in self._sharing(m.world.memory(picture.abstract), tensors,
                                         [m.world.memory(p.abstract) if isinstance(p, TensorPicture) else None for p in arm], vals, n)]
         if found:
-            m.aliases.append((self.step, [(t, t._version) for t in found]))
+            m.aliases.append((self.step, [(t, writes(t)) for t in found]))
 
     def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int | None], vals: tuple[Any, ...],
                  n: int) -> list[torch.Tensor]:
@@ -368,7 +369,7 @@ def _joined_at(m: Machine, f: Frame, ways: Sequence[int], stack: list[Value], co
 def _followed(before: AtJump, way: int, meet: int, condition: Value, answer: bool) -> Arm:
     """One way; a later question about the same condition has the same answer there."""
     m, known = before.m, before.m.answers
-    m.answers = (*known, (condition, version_of(condition), answer))
+    m.answers = (*known, (condition, writes_to(condition), answer))
     try:
         return before.follow(way, meet)
     finally:
@@ -409,7 +410,9 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     contents = {key: merge.placed(place, *(arm.changes[key][1] if key in arm.changes else before.content(place, {}) for arm in merge.arms))
                 for key, place in places.items()}
     if any(isinstance(held, UndecidedPicture) for held in (*stack, *slots.values(), *contents.values())) and isinstance(merge.condition, TensorValue):
-        m.aliases.append((merge.step, [(merge.condition.abstract, merge.condition.abstract._version)]))
+        if (count := writes_to(merge.condition)) is None:       # the run function asks it at the end
+            raise NotJoined
+        m.aliases.append((merge.step, [(merge.condition.abstract, count)]))
     made = merge.call(condition) if merge.results or any(arm.copies.keys() - arm.lifted.keys() for arm in merge.arms) else []
     for key, place in places.items():
         place.write(m, merge.finished(contents[key], made))
@@ -445,5 +448,5 @@ def truth_of(m: Machine, condition: Value, negated: bool) -> Value:
 def refuse_written(m: Machine) -> None:
     """No write behind a branch may touch a tensor that is, perhaps, one of its results and one of its inputs."""
     for step, tensors in m.aliases:
-        if any(t._version != version for t, version in tensors):
+        if any(writes(t) != count for t, count in tensors):
             raise Unjoinable(step)

@@ -140,7 +140,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     unjoined: frozenset[int]
     imported: dict[str, tuple[str, ...]]
     joining: int
-    answers: tuple[tuple[Value, int, bool], ...]
+    answers: tuple[tuple[Value, int | None, bool], ...]
     round: Any
     regions: dict[Any, Any]
     aliases: list[Any]

@@ -82,9 +82,14 @@ def is_plain(node: Node) -> bool:
                and all(type(size) is int for size in t.shape) and t.numel() <= LARGEST for t in tree_leaves(node.meta.get("val")))
 
 
+def writes(t: torch.Tensor) -> int | None:
+    """How often it was written; None where that is not known: x.data, over the same memory, raises no version."""
+    return None if getattr(t, "uncounted", False) else t._version
+
+
 def is_written(t: torch.Tensor) -> bool:
-    """Perhaps: x.data, over the same memory, raises no version."""
-    return t._version > 0 or getattr(t, "uncounted", False)
+    """Perhaps."""
+    return writes(t) != 0
 
 
 def described(found: Any) -> Any:

@@ -16,6 +16,7 @@ from firesteel.capture.protocols import Emitter, Machine
 from firesteel.capture.python_operators import OPERATORS, UNARY_OPERATORS
 from firesteel.capture.values.base import Value
 from firesteel.capture.values.const import ConstValue, fold, is_constant_object
+from firesteel.capture.values.known_data import writes
 from firesteel.errors import Break, DataDependentError
 from firesteel.records import dataclass
 from firesteel.sym.expr import free_symbols
@@ -67,15 +68,15 @@ def ask(fn: Callable[..., Any], *args: Any) -> Any:
         raise Break("data_branch", error=error, value=error.reason) from None
 
 
-def version_of(value: Value) -> int:
-    """How often a tensor was written; what was known of it holds until then."""
+def writes_to(value: Value) -> int | None:
+    """How often it was written, of a tensor: what was known of it holds until then."""
     tensor = getattr(value, "abstract", None)
-    return 0 if tensor is None else tensor._version
+    return 0 if tensor is None else writes(tensor)
 
 
 def answered(m: Machine, value: Value) -> bool | None:
     """Its truth, where one of the ways of a branch on it is followed."""
-    return next((truth for one, version, truth in m.answers if one is value and version == version_of(value)), None)
+    return next((truth for one, count, truth in m.answers if one is value and count is not None and count == writes_to(value)), None)
 
 
 def converted(m: Machine, value: Value, cls: type) -> Value:

@@ -27,7 +27,7 @@ from firesteel.capture.values.const import NONE, ConstValue, is_constant_object
 from firesteel.capture.values.containers import ListValue, SizeValue, TupleValue
 from firesteel.capture.values.functions import BoundMethodValue, function_value
 from firesteel.capture.values.iterators import IteratorValue
-from firesteel.capture.values.known_data import known_data
+from firesteel.capture.values.known_data import is_written, known_data
 from firesteel.capture.values.messages import call_warn
 from firesteel.capture.values.number import SymNumber, answered, ask, converted, number
 from firesteel.capture.values.torch_calls import METHOD_CALLS, beside_each_other, call_graph, call_or_inline
@@ -514,10 +514,10 @@ OF_DRAWS = {operator.lt: (False, True), operator.ge: (True, False)}
 def truth_of_draw(value: TensorValue) -> bool | None:
     """Of `torch.rand([]) < p` for a p that every draw is below, or none: layerdrop that is off."""
     node = value.node
-    if node.target not in OF_DRAWS or any(type(size) is not int or size != 1 for size in value.abstract.shape) or value.abstract._version:
+    if node.target not in OF_DRAWS or any(type(size) is not int or size != 1 for size in value.abstract.shape) or is_written(value.abstract):
         return None
     draw, bound = node.args
-    if not isinstance(draw, torch.fx.Node) or draw.target is not torch.rand or draw.meta["val"]._version or not isinstance(bound, (int, float)):
+    if not isinstance(draw, torch.fx.Node) or draw.target is not torch.rand or is_written(draw.meta["val"]) or not isinstance(bound, (int, float)):
         return None
     low, high = OF_DRAWS[node.target]
     return low if bound <= 0 else high if bound >= 1 else None
