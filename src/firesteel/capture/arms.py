@@ -22,7 +22,7 @@ from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import NULL, Unjoinable, UserRaise, Value
 from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import ListValue, TupleValue, drop_last
-from firesteel.capture.values.either import Either, IntOrFloat
+from firesteel.capture.values.either import OfTwo
 from firesteel.capture.values.functions import CellValue
 from firesteel.capture.values.iterators import IteratorValue
 from firesteel.capture.values.mappings import MISSING, DictValue, restore_entry
@@ -324,9 +324,8 @@ class AtJump:
             return value
         if isinstance(value, SymNumber):
             return NumberPicture(value.python_type(), value.as_arg(self.m)[0])
-        if isinstance(value, (Either, IntOrFloat)):
-            part = value.tensor if isinstance(value, Either) else value.value
-            return EitherPicture(self.picture(value.flag, seen), value.number, self.picture(part, seen))
+        if isinstance(value, OfTwo):
+            return EitherPicture(self.picture(value.flag, seen), value.number, self.picture(value.other, seen))
         if isinstance(value, (TupleValue, ListValue)) and type(value) in (TupleValue, ListValue):
             return self._sequence(value, seen)
         return Other(value)

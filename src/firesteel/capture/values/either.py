@@ -15,7 +15,7 @@ import torch
 from firesteel.capture.protocols import Args, Emitter, Machine
 from firesteel.capture.python_operators import OPERATORS
 from firesteel.capture.values.base import UserRaise, Value
-from firesteel.capture.values.number import SymNumber, is_number
+from firesteel.capture.values.number import is_number
 from firesteel.capture.values.tensor import TensorValue
 from firesteel.capture.values.torch_calls import call_graph
 from firesteel.errors import Break
@@ -23,42 +23,25 @@ from firesteel.errors import Break
 DTYPES = frozenset({torch.float32, torch.float64})      # in which torch computes with numbers as they are
 
 
-class Either(Value):
-    """See the module's text; `flag` is a tensor that says that it is the number."""
+class OfTwo(Value):
+    """A number, or `other` where `flag`, a tensor, is false."""
 
-    words = "a number or a tensor"
     is_argument = is_either = True
 
-    def __init__(self, flag: TensorValue, number: Value, tensor: TensorValue):
-        self.flag, self.number, self.tensor = flag, number, tensor
-
-    @staticmethod
-    def may_be(number: Value, tensor: torch.Tensor) -> bool:
-        return is_number(number) and number.python_type() is not bool and not tensor.dim() and tensor.dtype in DTYPES
+    def __init__(self, flag: TensorValue, number: Value, other: Any):
+        self.flag, self.number, self.other = flag, number, other
 
     def one(self, m: Machine) -> Value:
-        return call_graph(m, "call_function", torch.where, [self.flag, self.number, self.tensor], {})
-
-    def beside(self, m: Machine, others: Args) -> Value:
-        dtypes = {other.abstract.dtype for other in others if isinstance(other, TensorValue)}
-        return self.one(m) if dtypes == {self.tensor.abstract.dtype} else self
+        """Both as one value, for whoever makes no difference between them."""
+        raise NotImplementedError
 
     def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
-        return self._with(m, op, other, reflected, m.binary)
-
-    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
-        return self._with(m, op, other, False, m.compare)
-
-    def _with(self, m: Machine, op: str, other: Value, reflected: bool, operate: Any) -> Value | None:
         if isinstance(other, TensorValue):
             return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
-        if not is_number(other):
-            return None
-        try:
-            number, tensor = (operate(op, *((other, mine) if reflected else (mine, other))) for mine in (self.number, self.tensor))
-        except UserRaise:       # of one of the two
-            raise Break("operator", name=op, value=self.describe()) from None
-        return Either(self.flag, number, tensor)
+        return self.with_number(m, op, other, reflected, m.binary) if is_number(other) else None
+
+    def with_number(self, m: Machine, op: str, other: Value, reflected: bool, operate: Any) -> Value | None:
+        raise NotImplementedError
 
     def truth(self, m: Machine) -> bool:
         raise Break("data_branch", value=self.describe())
@@ -67,38 +50,55 @@ class Either(Value):
         return self.one(m)
 
     def rebuild(self, e: Emitter) -> str:
-        return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.tensor)})"
+        return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.other)})"
 
 
-class IntOrFloat(Value):
-    """An int that is known, or a float; `value` is it as a float."""
+class Either(OfTwo):
+    """A number, or a tensor of no dimension."""
+
+    words = "a number or a tensor"
+
+    @staticmethod
+    def may_be(number: Value, tensor: torch.Tensor) -> bool:
+        return is_number(number) and number.python_type() is not bool and not tensor.dim() and tensor.dtype in DTYPES
+
+    def one(self, m: Machine) -> Value:
+        return call_graph(m, "call_function", torch.where, [self.flag, self.number, self.other], {})
+
+    def beside(self, m: Machine, others: Args) -> Value:
+        dtypes = {other.abstract.dtype for other in others if isinstance(other, TensorValue)}
+        return self.one(m) if dtypes == {self.other.abstract.dtype} else self
+
+    def compare(self, m: Machine, op: str, other: Value) -> Value | None:
+        if isinstance(other, TensorValue):
+            return self.binary(m, op, other)
+        return self.with_number(m, op, other, False, m.compare) if is_number(other) else None
+
+    def with_number(self, m: Machine, op: str, other: Value, reflected: bool, operate: Any) -> Value | None:
+        try:
+            number, tensor = (operate(op, *((other, mine) if reflected else (mine, other))) for mine in (self.number, self.other))
+        except UserRaise:       # of one of the two
+            raise Break("operator", name=op, value=self.describe()) from None
+        return Either(self.flag, number, tensor)
+
+
+class IntOrFloat(OfTwo):
+    """An int that is known, or a float; `other` is it as a float."""
 
     words = "an int or a float"
-    is_argument = is_either = True
-
-    def __init__(self, flag: TensorValue, number: Value, value: SymNumber):
-        self.flag, self.number, self.value = flag, number, value
 
     @staticmethod
     def may_be(number: Value) -> bool:
         return number.is_constant() and type(number.constant()) is int and abs(number.constant()) < 2 ** 53
 
+    def one(self, m: Machine) -> Value:
+        return self.other
+
     def beside(self, m: Machine, others: Args) -> Value:
         tensors = [other.abstract for other in others if isinstance(other, TensorValue)]
-        return self.value if tensors and all(tensor.is_floating_point() for tensor in tensors) else self
+        return self.other if tensors and all(tensor.is_floating_point() for tensor in tensors) else self
 
-    def binary(self, m: Machine, op: str, other: Value, reflected: bool = False) -> Value | None:
-        if isinstance(other, TensorValue):
-            return call_graph(m, "call_function", OPERATORS[op], [other, self] if reflected else [self, other], {})
-        if not is_number(other) or other.python_type() is not float or op not in ("+", "-", "*", "/"):
+    def with_number(self, m: Machine, op: str, other: Value, reflected: bool, operate: Any) -> Value | None:
+        if other.python_type() is not float or op not in ("+", "-", "*", "/"):
             raise Break("operator", name=op, value=self.describe())
-        return m.binary(op, other, self.value) if reflected else m.binary(op, self.value, other)
-
-    def truth(self, m: Machine) -> bool:
-        raise Break("data_branch", value=self.describe())
-
-    def decided_by(self, m: Machine) -> Value:
-        return self.value
-
-    def rebuild(self, e: Emitter) -> str:
-        return f"({e.expr(self.number)} if {e.graph_output(self.flag)} else {e.expr(self.value)})"
+        return operate(op, *((other, self.other) if reflected else (self.other, other)))
