@@ -93,7 +93,7 @@ def with_tracing_context(compiler: GraphCompiler) -> GraphCompiler:
     return compile_graph
 
 
-# boundary: the fake tensors and sizes of torch's own tracers, found where such a compiler has loaded them
+# boundary: recognises torch._subclasses.fake_tensor and its sizes where a compiler that wants these has loaded them; nothing here imports them
 TRACERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch._dynamo.source")
 
 
