@@ -62,7 +62,6 @@ from firesteel.capture.values.const import ConstValue
 from firesteel.capture.values.containers import TupleValue
 from firesteel.capture.values.either import Either, IntOrFloat
 from firesteel.capture.values.iterators import IteratorValue, SequenceIterator
-from firesteel.capture.values.known_data import writes
 from firesteel.capture.values.number import SymNumber, fits, symbolic_call, writes_to
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import call_graph, run_abstract
@@ -229,7 +228,7 @@ class Merge:
                  for t in self._sharing(m.world.memory(picture.abstract), tensors,
                                         [m.world.memory(p.abstract) if isinstance(p, TensorPicture) else None for p in arm], vals, n)]
         if found:
-            m.aliases.append((self.step, [(t, writes(t)) for t in found]))
+            m.aliases.append((self.step, [(t, t._version) for t in found]))
 
     def _sharing(self, memory: int, inputs: list[tuple[int, torch.Tensor]], others: list[int | None], vals: tuple[Any, ...],
                  n: int) -> list[torch.Tensor]:
@@ -412,7 +411,7 @@ def _go_on(m: Machine, f: Frame, meet: int, before: AtJump, merge: Merge, condit
     if any(isinstance(held, UndecidedPicture) for held in (*stack, *slots.values(), *contents.values())) and isinstance(merge.condition, TensorValue):
         if (count := writes_to(merge.condition)) is None:       # the run function asks it at the end
             raise NotJoined
-        m.aliases.append((merge.step, [(merge.condition.abstract, count)]))
+        m.undecided.append((merge.step, merge.condition, count))
     made = merge.call(condition) if merge.results or any(arm.copies.keys() - arm.lifted.keys() for arm in merge.arms) else []
     for key, place in places.items():
         place.write(m, merge.finished(contents[key], made))
@@ -446,7 +445,11 @@ def truth_of(m: Machine, condition: Value, negated: bool) -> Value:
 
 
 def refuse_written(m: Machine) -> None:
-    """No write behind a branch may touch a tensor that is, perhaps, one of its results and one of its inputs."""
+    """No write behind a branch may touch a tensor that is, perhaps, one of its results and one of its inputs, or a condition that the run function
+    asks at the end."""
     for step, tensors in m.aliases:
-        if any(writes(t) != count for t, count in tensors):
+        if any(t._version != version for t, version in tensors):
+            raise Unjoinable(step)
+    for step, condition, count in m.undecided:
+        if writes_to(condition) != count:
             raise Unjoinable(step)

@@ -105,7 +105,8 @@ class SymbolicMachine(Reader):
         self.answers: tuple[tuple[Value, int | None, bool], ...] = ()     # of branches whose ways are followed now: condition, writes to it, truth
         self.regions: dict[Any, Any] = {}               # nested ones by their prints (values/nested_regions.py)
         self.round: Any = None                          # of a loop, while it is followed (rounds.py)
-        self.aliases: list[Any] = []                    # (step, tensors, how often written) of branches whose results may be inputs
+        self.aliases: list[Any] = []                    # (step, tensors with their versions) of branches whose results may be inputs
+        self.undecided: list[tuple[int, Value, int]] = []   # (step, condition, writes to it) of branches that the run function decides
         self.exit: Callable[[int], Any] | None = None   # writes how the program leaves the graph (translate.py)
         self.executed: dict[types.CodeType, dict[str, Any]] = {}    # with the globals
         self.imported: dict[str, tuple[str, ...]] = {}      # modules, and which names of them

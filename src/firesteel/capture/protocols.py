@@ -140,6 +140,7 @@ class Machine(FrameRunner, Operations, Objects, Protocol):
     unjoined: frozenset[int]
     imported: dict[str, tuple[str, ...]]
     joining: int
+    undecided: list[tuple[int, Value, int]]
     answers: tuple[tuple[Value, int | None, bool], ...]
     round: Any
     regions: dict[Any, Any]

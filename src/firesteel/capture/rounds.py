@@ -28,7 +28,6 @@ from firesteel.capture.liveness import live_slots
 from firesteel.capture.protocols import Machine
 from firesteel.capture.values.base import Unjoinable, Value
 from firesteel.capture.values.const import ConstValue
-from firesteel.capture.values.known_data import writes
 from firesteel.capture.values.number import SymNumber
 from firesteel.capture.values.tensor import TensorValue, wrap_item
 from firesteel.capture.values.torch_calls import run_abstract
@@ -191,7 +190,7 @@ class Loop:
         found = [t for val, (first, _) in zip(out, pairs) if isinstance(val, torch.Tensor) for t in (val, first.abstract)]
         found += [t for one, val in shared for other, t in (*tensors, *shared) if t is not val and one == other]
         if found:
-            self.m.aliases.append((self.step, [(t, writes(t)) for t in found]))
+            self.m.aliases.append((self.step, [(t, t._version) for t in found]))
 
 
 def shape_of(nest: Any) -> Any:
